@@ -1,0 +1,3 @@
+"""Conformance and corruption suite for training checkpoint managers."""
+
+__version__ = "0.1.0"
