@@ -1,0 +1,102 @@
+"""The reference manager of this project, in both of its formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import __version__
+from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+from ckpt_conformance.reference_impl import CheckpointError, CheckpointManager, DirectoryMirror, rehydrate
+from ckpt_conformance.reference_impl.trainer import parts
+
+if TYPE_CHECKING:
+    from ckpt_conformance.contract import OpenOptions, TrainingJob
+
+
+class ReferenceManager:
+    """Drives one `CheckpointManager`."""
+
+    def __init__(self, manager: CheckpointManager, root: Path) -> None:
+        """Keep the manager."""
+        self.manager, self.root = manager, root
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        """Save with the job's extra dict."""
+        self.manager.save(step, **parts(job), extra=job.extra.state_dict())
+
+    def load(self, job: TrainingJob, step: int | None = None, **given: Any) -> int:  # noqa: ANN401
+        """Load and hand the extra dict back to the job."""
+        result = self.manager.load(step=step, **parts(job), **given)
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def load_path(self, job: TrainingJob, path: Path) -> int:
+        """Load what a path refers to."""
+        result = self.manager.load(path, **parts(job))
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def load_kind(self, job: TrainingJob, step: int, kind: str) -> int:
+        """Load a step in one format."""
+        return self.load(job, step, require_kind=kind)
+
+    def save_kind(self, job: TrainingJob, step: int, kind: str) -> None:
+        """Save a step in one format, whatever the manager's own is."""
+        other = type(self.manager)(self.root, use_dcp=kind == "dcp", keep_last=0)
+        ReferenceManager(other, self.root).save(job, step)
+        other.close()
+
+    def load_without(self, job: TrainingJob, step: int, component: str) -> int:
+        """Load and leave one component cold, on request."""
+        return self.load(job, step, allow_missing={component})
+
+    def export(self, step: int, destination: Path) -> Path:
+        """Write the step as one per-rank model file and give its path."""
+        folder = Path(destination)
+        rehydrate(self.root / f"dcp_{step:06d}", folder)
+        return folder / f"model_{step:06d}.pt"
+
+    def steps(self) -> list[int]:
+        """Ask discovery."""
+        return self.manager.steps()
+
+    def close(self) -> None:
+        """Wait for uploads and let go."""
+        self.manager.close()
+
+
+@dataclass(frozen=True)
+class Reference(AdapterBase):
+    """Adapter of the reference manager; mutants put their own class in `manager`."""
+
+    manager: type[CheckpointManager] = CheckpointManager
+    use_dcp: bool = False
+
+    def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
+        """Open on a directory, with the mirror and the retention that are asked for."""
+        mirror = DirectoryMirror(options.mirror, gate=options.upload_gate) if options.mirror else None
+        use_dcp = self.use_dcp if options.kind is None else options.kind == "dcp"
+        keep = 0 if options.keep_last is None else options.keep_last
+        return ReferenceManager(self.manager(root, use_dcp=use_dcp, keep_last=keep, mirror=mirror), root)
+
+
+def make(name: str, *, use_dcp: bool, manager: type[CheckpointManager] = CheckpointManager) -> Reference:
+    """Make the adapter of one format."""
+    capabilities = {c for c in Capability if c is not Capability.EXPORT or use_dcp}
+    return Reference(
+        name=name,
+        version=__version__,
+        capabilities=frozenset(capabilities),
+        holds=EVERYTHING | {"gradients"},
+        refusals=(CheckpointError,),
+        library="ckpt-conformance reference_impl",
+        recipe="",
+        manager=manager,
+        use_dcp=use_dcp,
+    )
+
+
+per_rank = make("reference", use_dcp=False)
+dcp_directory = make("reference-dcp", use_dcp=True)

@@ -1,0 +1,108 @@
+"""The catalogue of invariants: the one place is `catalogue.toml`; this module reads it."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FAMILIES: Mapping[str, str] = {
+    "SMOK": "smoke",
+    "RTRP": "round trip",
+    "COMP": "completeness of state",
+    "RSUM": "resumed trajectory",
+    "ATOM": "atomicity under kill",
+    "CORR": "damage detection",
+    "IOER": "I/O errors and full disk",
+    "DISC": "discovery and latest",
+    "RETN": "retention",
+    "MIRR": "mirror and upload",
+    "INTN": "explicit intent",
+    "SHRD": "shards",
+    "VERS": "versions and formats",
+    "SECU": "untrusted input",
+    "SIDE": "save has no side effects",
+}
+
+PROFILES: Mapping[str, str] = {
+    "smoke": "the adapter works and its claims hold; the first ten seconds",
+    "resume": "a resumed run is the run that never stopped, bit for bit",
+    "crash": "a killed process costs at most the step that was being saved",
+    "damage": "damaged bytes are never served as a checkpoint",
+    "io-error": "a failed save reaches the caller and destroys nothing",
+    "retention": "rotation deletes what it should and nothing else",
+    "mirror": "no only copy is deleted while its upload is on the way",
+    "intent": "an explicit request is honoured or refused, never replaced",
+    "security": "a checkpoint is data: it runs no code and leads nowhere else",
+}
+
+BASES = ("contract", "promise", "practice")
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """One promise that a manager is held to."""
+
+    id: str
+    statement: str
+    why: str
+    basis: str
+    profiles: tuple[str, ...]
+    incidents: tuple[str, ...] = ()
+    checklist: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ("manager", "trainer")
+    since: int = 1
+
+    @property
+    def family(self) -> str:
+        """The four letters."""
+        return self.id.split("-")[1]
+
+    @property
+    def level(self) -> str:
+        """MUST for contract and promise, SHOULD for practice."""
+        return "SHOULD" if self.basis == "practice" else "MUST"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Every invariant of a version, by id."""
+
+    version: int
+    invariants: Mapping[str, Invariant]
+
+
+class CatalogueError(ValueError):
+    """The catalogue does not read, or a version was asked for that does not exist."""
+
+
+@lru_cache(maxsize=8)
+def load_catalogue(version: int | None = None) -> Catalogue:
+    """Read the catalogue; with a version, only what that version had. Raises CatalogueError."""
+    raw = tomllib.loads((Path(__file__).parent / "catalogue.toml").read_text("utf-8"))
+    for path in sorted((Path(__file__).parent / "catalogue.d").glob("*.toml")):
+        raw["invariant"] |= tomllib.loads(path.read_text("utf-8"))["invariant"]
+    newest = int(raw["version"])
+    if version is not None and not 1 <= version <= newest:
+        msg = f"catalogue {version} does not exist; versions 1 to {newest} do"
+        raise CatalogueError(msg)
+    found = [_invariant(name, entry) for name, entry in raw["invariant"].items()]
+    chosen = {entry.id: entry for entry in found if entry.since <= (version or newest)}
+    return Catalogue(version or newest, chosen)
+
+
+def _invariant(name: str, entry: dict[str, object]) -> Invariant:
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    invariant = Invariant(id=name, **values)  # type: ignore[arg-type]
+    unknown = set(invariant.profiles) - PROFILES.keys()
+    if unknown or invariant.basis not in BASES or invariant.family not in FAMILIES:
+        msg = f"{name}: unknown profile {sorted(unknown)}, basis {invariant.basis!r} or family {invariant.family!r}"
+        raise CatalogueError(msg)
+    return invariant

@@ -1,0 +1,24 @@
+"""How a suite says which invariant a check verifies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MARKER = "ckpt"
+
+
+def check(invariant: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a test as the check of one invariant, by its id."""
+    return pytest.mark.ckpt(invariant)
+
+
+def invariant_of(item: pytest.Item) -> str | None:
+    """Give the id that a collected test verifies, or None for an ordinary test."""
+    marker = item.get_closest_marker(MARKER)
+    return str(marker.args[0]) if marker else None

@@ -1,0 +1,185 @@
+"""The harness's end of the fork server: start one, send programs, read how each life ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ckpt_conformance import journal
+
+# One thread and one code path, so that a resumed run can be compared bit for bit (DESIGN section 4).
+FIXED_MACHINE = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_CBWR": "COMPATIBLE",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or went away; the message says why."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a life ended and what it left: results of its operations, journal, output."""
+
+    how: str  # ended, killed, hang, memory, crashed
+    results: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    output: str
+    code: int = 0
+    baseline_kib: int = 0
+    peak_kib: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    program: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The first error of an operation, or None."""
+        return next((result["error"] for result in self.results if "error" in result), None)
+
+    def result(self, op: str, index: int = -1) -> dict[str, Any]:
+        """Give the result of the n-th operation of a name; empty if it was not reached."""
+        found = [result for result in self.results if result["op"] == op]
+        return found[index] if found and -len(found) <= index < len(found) else {}
+
+    def steps_of(self, event: str) -> list[int]:
+        """Give the steps of the journal's events of a name, in order."""
+        return [entry["step"] for entry in self.events if entry["event"] == event]
+
+
+class Server:
+    """A running fork server; a context manager."""
+
+    def __init__(self, adapters: tuple[str, ...] = ()) -> None:
+        """Start it and wait until it is ready; raises ServerError with its reason."""
+        self.folder = Path(tempfile.mkdtemp(prefix="ckc-server-"))
+        self.socket = str(self.folder / "s")
+        command = [sys.executable, *_flags(), "-m", "ckpt_conformance.server", self.socket, *adapters]
+        environment = os.environ | FIXED_MACHINE
+        self.log = (self.folder / "log").open("w+")
+        self.process = subprocess.Popen(  # noqa: S603  our own module
+            command, stdout=subprocess.PIPE, stderr=self.log, env=environment, text=True, start_new_session=True
+        )
+        line = self.process.stdout.readline() if self.process.stdout else ""
+        answer = _parse(line)
+        if "ready" not in answer:
+            self.log.seek(0)
+            reason = answer.get("error") or self.log.read()[-2000:] or "it ended without a word"
+            self.close()
+            msg = f"the fork server did not start: {reason}"
+            raise ServerError(msg)
+
+    def close(self) -> None:
+        """Stop it and remove its folder."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.close()
+
+
+def _flags() -> list[str]:
+    return ["-O"] if sys.flags.optimize else []
+
+
+def _parse(line: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        parsed: dict[str, Any] = json.loads(line)
+        return parsed
+    return {}
+
+
+class Client:
+    """One connection; runs one life at a time."""
+
+    def __init__(self, path: str) -> None:
+        """Connect; raises ServerError if nobody listens."""
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.connect(path)
+        except OSError as error:
+            msg = f"no fork server at {path}: {error}"
+            raise ServerError(msg) from error
+        self.reader = self.socket.makefile("r")
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.reader.close()
+        self.socket.close()
+
+    def run(self, program: dict[str, Any]) -> Ending:
+        """Run a life and wait for its end; the result file is read and removed."""
+        start = Path(program["journal"])
+        skip = start.stat().st_size if start.exists() else 0
+        self.socket.sendall(json.dumps(program).encode() + b"\n")
+        answer = _parse(self.reader.readline())
+        if not answer:
+            msg = "the fork server went away"
+            raise ServerError(msg)
+        return _ending(program, answer, skip)
+
+
+def _ending(program: dict[str, Any], answer: dict[str, Any], skip: int) -> Ending:
+    path = Path(program["result"])
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    path.unlink(missing_ok=True)
+    output = Path(program["output"])
+    text = output.read_text(errors="replace")[-4000:] if output.exists() else ""
+    all_events = journal.read(Path(program["journal"]))
+    before = _count_events(Path(program["journal"]), skip)
+    return Ending(
+        how=_how(answer, report, text),
+        results=report.get("results", []),
+        events=all_events[before:],
+        output=text,
+        code=answer["code"],
+        baseline_kib=report.get("baseline_kib", 0),
+        peak_kib=report.get("peak_kib", 0),
+        seconds=answer["seconds"],
+        cpu=answer["cpu"],
+        program=program,
+    )
+
+
+def _count_events(path: Path, size: int) -> int:
+    if not size or not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(1 for line in file.read(size).split(b"\n") if line.endswith(b"}"))
+
+
+def _how(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:
+    """Name the way a life ended; out of memory is told by the exception or by a failed allocation."""
+    if answer["hang"]:
+        return "hang"
+    if report:
+        errors = [result["error"] for result in report["results"] if "error" in result]
+        return "memory" if any(error["memory"] for error in errors) else "ended"
+    if answer["code"] == -signal.SIGKILL:
+        return "killed"
+    return "memory" if "MemoryError" in text or "can't allocate memory" in text else "crashed"

@@ -1,0 +1,207 @@
+"""The contract: what a checkpoint manager is to this suite (DESIGN section 4).
+
+Three shapes. A `Manager` saves and loads while the harness runs the loop. A `Trainer` owns the loop.
+A script has no adapter. An adapter is an object that opens one of the first two on a directory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from torch import Tensor, nn, optim
+
+
+class Capability(StrEnum):
+    """What an adapter declares. Undeclared makes its checks NOT_APPLICABLE, never a pass."""
+
+    EXPLICIT_STEP = "explicit_step"  # load(step=k) serves step k although newer ones exist
+    STEPS = "steps"  # discovery can be asked: steps()
+    RETENTION = "retention"  # options.keep_last is honoured
+    MIRROR = "mirror"  # options.mirror: committed steps are copied there in the background
+    KINDS = "kinds"  # several formats of one step: save_kind, load_kind
+    REFERENCE = "reference"  # load_path: a file, a checkpoint directory or its parent
+    EXPORT = "export"  # export(step, destination): one torch file with the model's state_dict
+    COLD_START = "cold_start"  # load_without: a named component is left cold on request
+    PLANT = "plant"  # plant(step): a payload-less step that discovery advertises, written by Python only
+
+
+class Stateful(Protocol):
+    """What torch calls Stateful."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:  # noqa: ANN401  torch's own signature
+        """Take the state."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one training step did, bit for bit."""
+
+    step: int
+    loss: str  # the loss's bytes in hex
+    learning_rates: tuple[str, ...]  # float.hex of each parameter group
+    batch: tuple[int, ...]  # sample ids
+    draws: tuple[str, ...]  # one draw of each generator: python, numpy, torch (cuda)
+    parameters: str  # digest of model parameters and buffers after the step
+
+
+class TrainingJob(Protocol):
+    """The deterministic workload that is saved and resumed."""
+
+    kind: str
+    step: int
+    rank: int
+    world_size: int
+    device: str
+    model: nn.Module
+    optimizers: Mapping[str, optim.Optimizer]
+    schedulers: Mapping[str, optim.lr_scheduler.LRScheduler]
+    loader: Iterable[tuple[Tensor, Tensor, Tensor]]
+    extra: Stateful
+
+    @property
+    def components(self) -> Mapping[str, Stateful]:
+        """Every stateful part by name: model, optimizer, scheduler, scaler, ema, loader, rng, extra, ..."""
+        ...
+
+    def loss(self, batch: Any) -> Tensor:  # noqa: ANN401  what the loader yields
+        """Run the forward pass; the first call of a life records what was resumed."""
+        ...
+
+    def after_step(self, loss: Tensor) -> StepRecord:
+        """Count the step and record it; a framework's loop calls this after its optimizer step."""
+        ...
+
+    def train(self, n: int) -> list[StepRecord]:
+        """Train n steps with the job's own loop."""
+        ...
+
+    def digest(self) -> Mapping[str, str]:
+        """Give one digest per component, bit for bit."""
+        ...
+
+
+class Journal(Protocol):
+    """Events outside the manager's directory; one O_APPEND write each, so they survive SIGKILL."""
+
+    def begun(self, step: int) -> None:
+        """Note that a save of `step` starts."""
+        ...
+
+    def acknowledged(self, step: int) -> None:
+        """Note that the save of `step` returned success."""
+        ...
+
+    def failed(self, step: int, error: BaseException) -> None:
+        """Note that the save of `step` raised."""
+        ...
+
+    def record(self, step_record: StepRecord) -> None:
+        """Note one training step."""
+        ...
+
+
+class Manager(Protocol):
+    """One live manager on one directory."""
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        """Save; to return is to acknowledge."""
+        ...
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        """Load in place and give the step; None is the latest; raise to refuse."""
+        ...
+
+    def steps(self) -> Sequence[int]:
+        """Give what discovery advertises, ascending."""
+        ...
+
+    def close(self) -> None:
+        """Finish background work and let go."""
+        ...
+
+
+class Trainer(Protocol):
+    """A framework that runs the loop itself, in a process that the harness started."""
+
+    def fit(
+        self,
+        job: TrainingJob,
+        until: int,
+        save_at: Collection[int],
+        resume: bool | int | Path,  # noqa: FBT001  the frameworks' own word
+        journal: Journal,
+    ) -> None:
+        """Train to step `until`, save at the steps of `save_at`.
+
+        `resume` True means the latest, an int that step, a path that checkpoint; raise to refuse.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How to open a manager. An adapter ignores what it does not declare.
+
+    `upload_gate` is called before each file that a background mirror copies: it may block (a slow
+    network) or raise OSError (a failing one).
+    """
+
+    keep_last: int | None = None
+    mirror: Path | None = None
+    upload_gate: Callable[[str], None] | None = None
+    kind: str | None = None
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """What a maintainer writes: about 30 lines."""
+
+    name: str
+    version: str
+    shape: Literal["manager", "trainer"]
+    capabilities: frozenset[Capability]
+    holds: frozenset[str]
+    isolation: Literal["fork", "spawn"]
+
+    def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
+        """Open a live manager on `root`, which exists."""
+        ...
+
+
+@dataclass(frozen=True)
+class AdapterBase:
+    """Fields most adapters share; subclassing it is a convenience, not a duty.
+
+    `refusals` are the exceptions that the manager documents for a refused load. `library` and
+    `recipe` say what is certified; `promises` maps an invariant id to the quoted documentation.
+    """
+
+    name: str = ""
+    version: str = ""
+    shape: Literal["manager", "trainer"] = "manager"
+    capabilities: frozenset[Capability] = frozenset({Capability.STEPS})
+    holds: frozenset[str] = frozenset()
+    isolation: Literal["fork", "spawn"] = "fork"
+    refusals: tuple[type[BaseException], ...] = ()
+    library: str = ""
+    recipe: str = ""
+    promises: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
+        """Open a live manager on `root`; every adapter defines it."""
+        msg = f"{type(self).__name__}.open is not defined ({root}, {options})"
+        raise NotImplementedError(msg)
+
+
+EVERYTHING = frozenset({"model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra"})

@@ -1,0 +1,94 @@
+"""Digests of state, bit for bit: dtype, shape and bytes; strides and NaN payloads do not lie.
+
+Containers keep their type (a tuple is not a list), mappings ignore order, floats keep their bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+SIZE = 16  # bytes of BLAKE2b; enough to tell states apart, short enough to print
+
+
+def hash_bytes(*parts: bytes) -> str:
+    """Hash parts with their lengths, so that no two splits collide."""
+    h = hashlib.blake2b(digest_size=SIZE)
+    for part in parts:
+        h.update(struct.pack("<q", len(part)))
+        h.update(part)
+    return h.hexdigest()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """Give the elements' bytes in row-major order, whatever the strides and the device."""
+    if tensor.numel() == 0:
+        return b""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.resolve_conj().resolve_neg().view(torch.uint8).numpy().tobytes()
+
+
+def hash_tensor(tensor: torch.Tensor) -> str:
+    """Hash dtype, shape and bytes."""
+    head = f"{tensor.dtype}{list(tensor.shape)}".encode()
+    return hash_bytes(head, tensor_bytes(tensor))
+
+
+def hash_leaf(value: object) -> str:
+    """Hash one value that is no container."""
+    if isinstance(value, torch.Tensor):
+        return hash_tensor(value)
+    if isinstance(value, np.ndarray):
+        return hash_bytes(b"ndarray", f"{value.dtype}{value.shape}".encode(), value.tobytes())
+    if isinstance(value, float):
+        return hash_bytes(b"float", struct.pack("<d", value))
+    return hash_bytes(type(value).__name__.encode(), repr(value).encode())
+
+
+def leaves(state: object, path: str = "") -> dict[str, str]:
+    """Map the path of each leaf to its digest, for evidence that names what differs.
+
+    An empty container is a leaf of its own, so that losing one shows.
+    """
+    items = _children(state)
+    if items is None:
+        return {path: hash_leaf(state)}
+    found = {f"{path}()": type(state).__name__ if isinstance(state, list | tuple) else "map"}
+    for key, value in items:
+        found |= leaves(value, f"{path}.{key}" if path else key)
+    return found
+
+
+def _children(state: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401  any state tree
+    if isinstance(state, Mapping):
+        pairs = ((_key(key), value) for key, value in state.items())
+        return sorted(pairs, key=lambda pair: pair[0])
+    if isinstance(state, list | tuple):
+        return [(str(index), value) for index, value in enumerate(state)]
+    return None
+
+
+def _key(key: object) -> str:
+    return key if isinstance(key, str) else f"<{type(key).__name__} {key!r}>"
+
+
+def combine(found: Mapping[str, str]) -> str:
+    """Digest of a component from its leaves."""
+    return hash_bytes(*(part.encode() for pair in sorted(found.items()) for part in pair))
+
+
+def digest(state: object) -> str:
+    """Digest of a whole state tree."""
+    return combine(leaves(state))
+
+
+def differing(left: Mapping[str, str], right: Mapping[str, str], limit: int = 8) -> list[str]:
+    """Name the leaves that differ, at most `limit`, then how many more."""
+    names = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+    more = [f"... and {len(names) - limit} more"] if len(names) > limit else []
+    return [f"{name}: {left.get(name, 'absent')[:8]} != {right.get(name, 'absent')[:8]}" for name in names[:limit]] + more

@@ -1,0 +1,39 @@
+"""Facts of an adapter, read in a life: the pytest process imports no manager and no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import registry
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.client import Client
+
+
+def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
+    """Ask for an adapter's facts; raises Unknown if even that fails."""
+    program: dict[str, Any] = {
+        "adapter": name,
+        "root": str(folder),
+        "journal": str(folder / "journal"),
+        "result": str(folder / "result"),
+        "output": str(folder / "output"),
+        "job": {"kind": "mixed", "seed": 0},
+        "ops": [{"op": "probe", "probe": "ckpt_conformance.facts:probe"}],
+    }
+    ending = client.run(program)
+    value = ending.result("probe").get("value")
+    if value is None:
+        reason = ending.error["message"] if ending.error else ending.output[-500:]
+        msg = f"adapter {name!r} does not say what it is: {reason}"
+        raise Unknown(msg)
+    return registry.AdapterInfo(**value)
+
+
+def probe(life: Any) -> dict[str, Any]:  # noqa: ANN401  a Life
+    """Run in the life: describe its adapter."""
+    return asdict(registry.describe(life.program["adapter"]))

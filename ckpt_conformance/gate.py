@@ -1,0 +1,39 @@
+"""The gate that background uploads pass: open, shut (a slow network), or failing. No sleeps."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+PATIENCE = 30.0  # seconds that a shut gate or a waiting harness holds before it gives up
+
+
+class Gate:
+    """Uploads call `pass_through` before each file; the harness sets the state."""
+
+    def __init__(self) -> None:
+        """Start open."""
+        self.state = "open"
+        self._condition = threading.Condition()
+        self._arrived = 0
+
+    def set(self, state: str) -> str:
+        """Set the state and wake whoever waits."""
+        with self._condition:
+            self.state = state
+            self._condition.notify_all()
+        return state
+
+    def pass_through(self, name: str) -> None:
+        """Wait while the gate is shut; raise OSError(EIO) while it fails."""
+        with self._condition:
+            self._arrived += 1
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self.state != "shut", PATIENCE)
+            if self.state == "fail":
+                raise OSError(errno.EIO, "injected upload failure", name)
+
+    def wait_for_upload(self) -> bool:
+        """Wait until an upload has come to the gate; False if none does."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._arrived > 0, PATIENCE)

@@ -1,0 +1,144 @@
+"""The training job: deterministic to the bit on CPU, small, and built so that every hole shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance import digests, kinds
+from ckpt_conformance.contract import StepRecord
+from ckpt_conformance.rng import RngState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ckpt_conformance.contract import Stateful
+    from ckpt_conformance.loader import Batch
+
+
+class Job:
+    """A job of a kind (see `kinds.KINDS`), from a seed.
+
+    The same kind and seed give the same run, bit for bit. Another seed gives other weights, other
+    generators and another data order: loading into it shows whatever is not put back. `variant`
+    alters the destination: `drift` (other hyper-parameters), `dtype`, `shape`, `missing` (a
+    parameter that no checkpoint holds), `unexpected` (a parameter less), `reordered` (parameter
+    groups in another order).
+    """
+
+    def __init__(self, kind: str, seed: int, *, variant: str = "") -> None:
+        """Seed every generator, then build; raises KeyError for an unknown kind."""
+        self.kind, self.seed, self.variant = kind, seed, variant
+        self.step, self.rank, self.world_size, self.device = 0, 0, 1, "cpu"
+        RngState.seed(seed)
+        parts = kinds.build(kind, seed, variant)
+        self.model, self.optimizers, self.schedulers = parts.model, parts.optimizers, parts.schedulers
+        self.scaler, self.ema, self.loader = parts.scaler, parts.ema, parts.loader
+        self.extra, self.gradients, self.accumulate = parts.extra, parts.gradients, parts.accumulate
+        self.rng = RngState()
+        self.on_loss: Callable[[Job], None] | None = None
+        self.on_record: Callable[[StepRecord], None] | None = None
+        self._iterator: Iterator[Batch] | None = None
+        self._generation = -1
+        self._batch: tuple[int, ...] = ()
+        self._draws: tuple[str, ...] = ()
+
+    @property
+    def components(self) -> Mapping[str, Stateful]:
+        """Every stateful part by name; several optimizers are `optimizer`, `optimizer.second`."""
+        fixed: dict[str, Stateful] = {"model": self.model, **self.optimizers, **self.schedulers}
+        fixed |= {"scaler": self.scaler, "ema": self.ema, "loader": self.loader}
+        fixed |= {"rng": self.rng, "extra": self.extra}
+        return fixed | ({"gradients": self.gradients} if self.gradients else {})
+
+    def next_batch(self) -> Batch:
+        """Give the next batch; a loader whose state was loaded starts a new iterator."""
+        while True:
+            if self._iterator is None or self._generation != self.loader.generation:
+                self._iterator, self._generation = iter(self.loader), self.loader.generation
+            batch = next(self._iterator, None)
+            if batch is not None:
+                return batch
+            self._iterator = None
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Run the forward pass of a batch (ids [B], features [B, 8], classes [B]); draw from every generator."""
+        if self.on_loss:
+            self.on_loss(self)
+        ids, features, classes = batch
+        self._batch, self._draws = tuple(ids.tolist()), RngState.draw()
+        noise = sum(float.fromhex(draw) for draw in self._draws) * 0.01
+        return kinds.loss(self.model, features + noise, classes)
+
+    def optimize(self, loss: torch.Tensor) -> None:
+        """Run backward and, unless in the middle of an accumulation, step everything."""
+        self.scaler.scale(loss).backward()
+        if self.gradients:
+            self.gradients.micro = (self.gradients.micro + 1) % self.accumulate
+            if self.gradients.micro:
+                return
+        for optimizer in self.optimizers.values():
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+        for scheduler in self.schedulers.values():
+            scheduler.step()
+
+    def after_step(self, loss: torch.Tensor) -> StepRecord:
+        """Count the step; update EMA and extra; record."""
+        self.step += 1
+        self.ema.update()
+        self.extra.update(self.step, loss.detach().item())
+        record = StepRecord(
+            step=self.step,
+            loss=digests.tensor_bytes(loss).hex(),
+            learning_rates=tuple(float(g["lr"]).hex() for o in self.optimizers.values() for g in o.param_groups),
+            batch=self._batch,
+            draws=self._draws,
+            parameters=digests.digest(self.model.state_dict()),
+        )
+        if self.on_record:
+            self.on_record(record)
+        return record
+
+    def train(self, n: int) -> list[StepRecord]:
+        """Train n steps with the job's own loop."""
+        return [self._train_one() for _ in range(n)]
+
+    def _train_one(self) -> StepRecord:
+        loss = self.loss(self.next_batch())
+        self.optimize(loss)
+        return self.after_step(loss)
+
+    def leaves(self) -> dict[str, dict[str, str]]:
+        """Give the digest of every leaf of every component."""
+        return {name: digests.leaves(part.state_dict()) for name, part in self.components.items()}
+
+    def digest(self) -> Mapping[str, str]:
+        """Give one digest per component, bit for bit."""
+        return {name: digests.combine(found) for name, found in self.leaves().items()}
+
+    def ties(self) -> list[list[str]]:
+        """Give the groups of parameter names that share one storage."""
+        groups: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if parameter.numel():
+                groups.setdefault(parameter.data_ptr(), []).append(name)
+        return sorted(sorted(names) for names in groups.values() if len(names) > 1)
+
+    def perturb(self) -> None:
+        """Change every tensor of model, optimizer and EMA in place, and draw from every generator."""
+        tensors = [*self.model.state_dict().values(), *self.ema.shadow.values()]
+        tensors += [v for o in self.optimizers.values() for s in o.state.values() for v in s.values()]
+        with torch.no_grad():
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor) and tensor.numel():
+                    tensor.detach().reshape(-1).view(torch.uint8).bitwise_xor_(1) if tensor.is_contiguous() else None
+        RngState.draw()
+
+    def needles(self) -> list[dict[str, Any]]:
+        """Give bytes that must stand in any uncompressed payload: name and the first 64 bytes of each large tensor."""
+        found = ((name, digests.tensor_bytes(t)) for name, t in self.model.state_dict().items() if isinstance(t, torch.Tensor))
+        return [{"name": name, "bytes": data[:64].hex(), "size": len(data)} for name, data in found if len(data) >= 64]

@@ -1,0 +1,65 @@
+"""The journal: what happened, written so that it survives SIGKILL.
+
+One JSON line per event, one write on an O_APPEND descriptor, outside the manager's directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ckpt_conformance.contract import StepRecord
+
+
+class LifeJournal:
+    """The journal of one life; hooks run after the event is written."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file for appending."""
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.on_begun: Callable[[int], None] = lambda _: None
+        self.on_acknowledged: Callable[[int], None] = lambda _: None
+        self.on_failed: Callable[[int], None] = lambda _: None
+        self.records: list[StepRecord] = []
+
+    def note(self, event: str, **fields: Any) -> None:  # noqa: ANN401  JSON-plain fields
+        """Write one event."""
+        line = json.dumps({"event": event, **fields}, default=str)
+        os.write(self.descriptor, line.encode() + b"\n")
+
+    def begun(self, step: int) -> None:
+        """Note that a save of `step` starts."""
+        self.note("begun", step=step)
+        self.on_begun(step)
+
+    def acknowledged(self, step: int) -> None:
+        """Note that the save of `step` returned success."""
+        self.note("acknowledged", step=step)
+        self.on_acknowledged(step)
+
+    def failed(self, step: int, error: BaseException) -> None:
+        """Note that the save of `step` raised."""
+        self.on_failed(step)
+        self.note("failed", step=step, error=f"{type(error).__name__}: {error}"[:300])
+
+    def record(self, step_record: StepRecord) -> None:
+        """Note one training step."""
+        self.records.append(step_record)
+        self.note("trained", **asdict(step_record))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Read the events of a journal; a torn last line is dropped, a missing file is no event."""
+    if not path.exists():
+        return []
+    events: list[dict[str, Any]] = []
+    for line in path.read_bytes().split(b"\n"):
+        if line.endswith(b"}"):
+            events.append(json.loads(line))
+    return events

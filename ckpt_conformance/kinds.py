@@ -1,0 +1,144 @@
+"""Kinds of job: which model, optimizers, schedule and loader a job is built from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn, optim
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import lr_scheduler
+
+from ckpt_conformance import models
+from ckpt_conformance.loader import FEATURES, ShuffledLoader
+from ckpt_conformance.state import Ema, Extra, Gradients, MasterSgd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.optim.optimizer import Optimizer
+
+HORIZON = 24  # steps that the schedules are laid out for
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How to build a job."""
+
+    model: Callable[[], nn.Module] = models.Mixed
+    optimizer: str = "adamw"
+    schedule: str = "warmup"
+    workers: int = 0
+    accumulate: int = 1
+    shows: str = ""  # what only this kind shows
+
+
+KINDS: dict[str, Kind] = {
+    "mixed": Kind(shows="tied, frozen, lazy, bf16, 0-dim and empty parameters; two groups; every generator"),
+    "transformer": Kind(models.Transformer, shows="attention with tied embedding and head"),
+    "conv": Kind(models.Convolution, shows="batch norm: running statistics and their counter"),
+    "two-optimizers": Kind(optimizer="two", shows="several optimizers with different numbers of keys"),
+    "accumulate": Kind(accumulate=3, shows="a save between two micro-batches: held gradients are state"),
+    "dtypes": Kind(models.Dtypes, "master", shows="fp8, complex, bool, int8, views, extra state, fp32 masters of bf16"),
+    "workers": Kind(workers=2, shows="a loader with two worker processes that prefetch"),
+    "cosine": Kind(schedule="cosine", shows="CosineAnnealingLR"),
+    "linear": Kind(schedule="linear", shows="LinearLR"),
+    "wsd": Kind(schedule="wsd", shows="warm-up, stable, decay in sequence (SequentialLR)"),
+    "rex": Kind(schedule="rex", shows="REX as a LambdaLR callable"),
+    "constant": Kind(schedule="constant", shows="ConstantLR"),
+    "steps": Kind(schedule="steps", shows="MultiStepLR: an integer-keyed Counter in its state"),
+}
+
+SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "warmup": lambda o: lr_scheduler.LambdaLR(o, lambda n: min(1.0, (n + 1) / 6) * 0.97**n),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, HORIZON),
+    "linear": lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, HORIZON),
+    "wsd": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LinearLR(o, 0.1, 1.0, 3), lr_scheduler.ConstantLR(o, 1.0, 1), lr_scheduler.LinearLR(o, 1.0, 0.0, 9)],
+        [3, 6],
+    ),
+    "rex": lambda o: lr_scheduler.LambdaLR(o, lambda n: (1 - n / HORIZON) / (1 - n / HORIZON + 0.5 * n / HORIZON)),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 5),
+    "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 3, 5], 0.5),
+}
+
+
+@dataclass
+class Parts:
+    """What a job is made of; optimizers and schedulers are keyed by component name."""
+
+    model: nn.Module
+    optimizers: dict[str, Optimizer]
+    schedulers: dict[str, LRScheduler]
+    scaler: GradScaler
+    ema: Ema
+    loader: ShuffledLoader
+    extra: Extra
+    gradients: Gradients | None
+    accumulate: int = field(default=1)
+
+
+def build(name: str, seed: int, variant: str) -> Parts:
+    """Build the parts of a kind from the global generators (seeded by the caller) and `seed`."""
+    kind = KINDS[name]
+    model = _varied(kind.model(), variant)
+    rate = 0.02 * (3.0 if variant == "drift" else 1.0)
+    optimizers = _optimizers(kind.optimizer, model, rate, variant)
+    schedulers = {f"scheduler{key[9:]}": SCHEDULES[kind.schedule](o) for key, o in optimizers.items()}
+    scaler = GradScaler("cpu", init_scale=64.0 + 8 * (seed % 7), growth_interval=3)
+    gradients = Gradients(model) if kind.accumulate > 1 else None
+    loader = ShuffledLoader(seed, workers=kind.workers)
+    return Parts(model, optimizers, schedulers, scaler, Ema(model), loader, Extra(seed), gradients, kind.accumulate)
+
+
+def loss(model: nn.Module, features: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """Run the model and give the mean cross entropy, a float32 scalar."""
+    return models.cross_entropy(model(features, classes), classes)
+
+
+def _varied(model: nn.Module, variant: str) -> nn.Module:
+    """Alter the destination, so that what was saved no longer fits it."""
+    inner: Any = model.get_submodule("inner") if hasattr(model, "inner") else None
+    if variant == "dtype":
+        inner.to(torch.float64 if inner.weight.dtype != torch.float64 else torch.float32)
+    elif variant == "shape":
+        inner.weight = nn.Parameter(torch.randn(FEATURES + 1, FEATURES))
+    elif variant == "missing":
+        model.register_parameter("newcomer", nn.Parameter(torch.randn(FEATURES)))
+    elif variant == "unexpected":
+        del model.lazy
+    return model
+
+
+def _groups(model: nn.Module, variant: str) -> list[dict[str, Any]]:
+    named = list(model.named_parameters())
+    decay = [(n, p) for n, p in named if p.ndim >= 2]  # noqa: PLR2004  matrices decay, vectors do not
+    rest = [(n, p) for n, p in named if p.ndim < 2]  # noqa: PLR2004
+    if variant == "reordered":
+        decay.reverse()
+    wd = 0.3 if variant == "drift" else 0.1
+    return [{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0, "betas": (0.8, 0.95)}]
+
+
+def _optimizers(choice: str, model: nn.Module, rate: float, variant: str) -> dict[str, Optimizer]:
+    if choice == "master":
+        return {"optimizer": MasterSgd([p for p in model.parameters() if p.requires_grad], rate)}
+    groups = _groups(model, variant)
+    if choice == "two":
+        second = optim.SGD([p for _, p in groups[1]["params"]], rate, momentum=0.9, nesterov=True)
+        return {"optimizer": optim.AdamW(groups[:1], rate), "optimizer.second": second}
+    return {"optimizer": optim.AdamW(groups, rate)}
+
+
+def describe() -> dict[str, str]:
+    """Give each kind and what only it shows."""
+    return {name: kind.shows for name, kind in KINDS.items()}
+
+
+def is_finite(value: float) -> bool:
+    """Tell whether a loss is a number one can train on."""
+    return math.isfinite(value)

@@ -1,0 +1,85 @@
+"""A shuffled, stateful data loader that can stop in the middle of an epoch.
+
+Its state is (seed, epoch, batches that the training step consumed). A batch that a worker has
+prefetched is not consumed. Its generators are its own: it draws nothing from the global ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DATA_SEED = 20_011
+FEATURES = 8
+CLASSES = 16
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Samples(Dataset[Batch]):
+    """`size` samples: id (int64 scalar), features (float32, [8]), class (int64 scalar)."""
+
+    def __init__(self, size: int) -> None:
+        """Draw the table from a fixed seed: the data set never depends on the run."""
+        generator = torch.Generator().manual_seed(DATA_SEED)
+        self.features = torch.randn(size, FEATURES, generator=generator)
+        self.classes = torch.randint(CLASSES, (size,), generator=generator)
+
+    def __len__(self) -> int:
+        """Count the samples."""
+        return len(self.classes)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Give one sample."""
+        return torch.tensor(index), self.features[index], self.classes[index]
+
+
+class ShuffledLoader:
+    """Yields what is left of the current epoch; `len` is the number of batches of a whole one."""
+
+    def __init__(self, seed: int, *, size: int = 20, batch: int = 4, workers: int = 0) -> None:
+        """Start at epoch 0, batch 0."""
+        self.samples, self.batch, self.workers = Samples(size), batch, workers
+        self.seed, self.epoch, self.position, self.generation = seed, 0, 0, 0
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch; the last one may be short."""
+        return -(-len(self.samples) // self.batch)
+
+    def order(self) -> list[list[int]]:
+        """Give the batches of the current epoch, as sample ids."""
+        generator = torch.Generator().manual_seed(self.seed * 1009 + self.epoch)
+        ids: list[int] = torch.randperm(len(self.samples), generator=generator).tolist()
+        return [ids[at : at + self.batch] for at in range(0, len(ids), self.batch)]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the rest of this epoch, then step to the next."""
+        rest = self.order()[self.position :]
+        for batch in self._batches(rest):
+            self.position += 1
+            yield batch
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def _batches(self, rest: list[list[int]]) -> Iterator[Batch]:
+        if not self.workers:
+            return ((torch.tensor(ids), self.samples.features[ids], self.samples.classes[ids]) for ids in rest)
+        own = torch.Generator().manual_seed(0)  # else DataLoader draws a base seed from the global one
+        loader = DataLoader(
+            self.samples, batch_sampler=rest, num_workers=min(self.workers, len(rest)), generator=own
+        )
+        return iter(loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the position of the consumer."""
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the position; a live iterator is stale from now on."""
+        self.seed, self.epoch = state_dict["seed"], state_dict["epoch"]
+        self.position = state_dict["position"]
+        self.generation += 1

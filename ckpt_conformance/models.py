@@ -1,0 +1,137 @@
+"""Small models built so that every hole of a checkpoint shows (DESIGN section 4, Job)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ckpt_conformance.loader import CLASSES, FEATURES
+
+
+class Mixed(nn.Module):
+    """The default model: one of each thing that checkpoints lose.
+
+    Tied weights, buffers that are no parameters, a frozen parameter, bf16 beside fp32, a 0-dim and
+    an empty parameter, a parameter that never gets a gradient, two of equal shape, dropout.
+    """
+
+    def __init__(self) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, FEATURES)
+        self.inner = nn.Linear(FEATURES, FEATURES)
+        self.twin = nn.Linear(FEATURES, FEATURES)
+        self.narrow = nn.Linear(FEATURES, FEATURES, dtype=torch.bfloat16)
+        self.head = nn.Linear(FEATURES, CLASSES, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.rand(()) + 0.5)
+        self.empty = nn.Parameter(torch.empty(0, FEATURES))
+        self.lazy = nn.Parameter(torch.randn(4))
+        self.frozen = nn.Parameter(torch.randn(FEATURES), requires_grad=False)
+        self.register_buffer("constant", torch.randn(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("average", torch.zeros(FEATURES))
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to logits [B, 16]."""
+        with torch.no_grad():
+            self.seen += len(x)
+            self.average.lerp_(x.mean(0), 0.1)
+        h = torch.tanh(self.inner(x) + self.embed(classes.roll(1)) + self.empty.sum())
+        h = self.dropout(torch.tanh(self.twin(h)) * self.scale + self.frozen + self.average)
+        h = h + self.narrow(h.bfloat16()).float()
+        logits: Tensor = self.head(h)
+        return logits
+
+
+class Transformer(nn.Module):
+    """One attention block with tied embedding and head."""
+
+    def __init__(self) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, FEATURES)
+        self.block = nn.TransformerEncoderLayer(FEATURES, 2, 16, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(FEATURES, CLASSES, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to logits [B, 16]."""
+        tokens = torch.stack([x, self.embed(classes.roll(1))], dim=1)
+        logits: Tensor = self.head(self.block(tokens)[:, 0])
+        return logits
+
+
+class Convolution(nn.Module):
+    """Convolution and batch norm: running statistics and their counter are state too."""
+
+    def __init__(self) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm1d(4, momentum=None)  # cumulative: uses num_batches_tracked
+        self.head = nn.Linear(4 * FEATURES, CLASSES)
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] to logits [B, 16]; classes are not used."""
+        del classes
+        h = torch.relu(self.norm(self.conv(x.unsqueeze(1))))
+        logits: Tensor = self.head(h.flatten(1) + self.norm.running_mean.mean())
+        return logits
+
+
+class Dtypes(nn.Module):
+    """Every dtype and storage shape: fp8, bf16, int, bool, complex, views of one storage, extra state.
+
+    `cache` is a non-persistent buffer that is derived from `table`; `amax` is what an fp8 recipe keeps
+    beside the weights, through `get_extra_state`.
+    """
+
+    def __init__(self) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, FEATURES, dtype=torch.bfloat16)
+        self.head = nn.Linear(FEATURES, CLASSES)
+        flat = torch.randn(24)
+        self.register_buffer("left", flat[:8])
+        self.register_buffer("right", flat[8:16])
+        self.register_buffer("strided", torch.randn(4, 6).t())
+        self.register_buffer("eighth", torch.randn(8).to(torch.float8_e4m3fn))
+        self.register_buffer("mask", torch.rand(8) > 0.5)
+        self.register_buffer("turns", torch.randn(4, dtype=torch.complex64))
+        self.register_buffer("counts", torch.randint(-128, 127, (8,), dtype=torch.int8))
+        self.register_buffer("table", torch.randn(FEATURES))
+        self.register_buffer("cache", self.table * 2, persistent=False)
+        self.amax = [float(torch.rand(()))]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Give the fp8 amax history."""
+        return {"amax": list(self.amax)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take the fp8 amax history."""
+        self.amax = list(state["amax"])
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] to logits [B, 16]; classes are not used."""
+        del classes
+        with torch.no_grad():
+            self.amax = [*self.amax[-3:], float(x.abs().max())]
+            self.counts += 1
+            self.left += 0.125
+            self.eighth.copy_((self.eighth.float() * 0.5).to(torch.float8_e4m3fn))
+            self.table *= 1.0 + self.right.mean() * 0.01
+            self.cache.copy_(self.table * 2)
+        h = self.inner((x / self.amax[-1] + self.left).bfloat16()).float()
+        h = h * self.mask.float() + self.cache + self.turns.real.sum() + self.eighth.float()
+        logits: Tensor = self.head(h)
+        return logits
+
+
+def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """Give the mean loss, a float32 scalar."""
+    return functional.cross_entropy(logits.float(), classes)

@@ -1,0 +1,78 @@
+"""Mutants: managers broken in one named way, each made from a real bug. They test the suite.
+
+One module per bug class. A mutant is a subclass of the reference manager or trainer with one change,
+registered by `@mutant`. A mutant must violate exactly the ids that it names, and no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.registry import AdapterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+
+@dataclass(frozen=True)
+class MutantInfo:
+    """One mutant: its bug, the thread that evidences it, the change, and what it must violate."""
+
+    id: str
+    bug: str
+    url: str
+    change: str
+    base: str  # the adapter it is made from
+    violates: frozenset[str]
+    broken: type[Any]
+
+
+_MUTANTS: dict[str, MutantInfo] = {}
+
+
+def mutant(
+    name: str, *, url: str, change: str, violates: Collection[str], base: str = "reference"
+) -> Callable[[type[Any]], type[Any]]:
+    """Register a broken class under a name that starts with its bug's id, for example `B10` or `B10-dcp`.
+
+    `base` is the adapter whose manager (or trainer) class is replaced: reference, reference-dcp or
+    reference-trainer. `url` is `owner/repository#number` of the thread.
+    """
+    repository, _, number = url.partition("#")
+
+    def register(broken: type[Any]) -> type[Any]:
+        if name in _MUTANTS:
+            msg = f"mutant {name!r} is registered twice"
+            raise ValueError(msg)
+        thread = f"https://github.com/{repository}/issues/{number}"
+        _MUTANTS[name] = MutantInfo(name, name.partition("-")[0], thread, change, base, frozenset(violates), broken)
+        return broken
+
+    return register
+
+
+@lru_cache(maxsize=1)
+def all_mutants() -> Mapping[str, MutantInfo]:
+    """Import every module of this package and give the mutants by id, sorted."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_MUTANTS.items()))
+
+
+def adapter(name: str) -> Any:  # noqa: ANN401  an Adapter
+    """Give the adapter of a mutant; raises AdapterError for an unknown id."""
+    found = all_mutants().get(name)
+    if found is None:
+        msg = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
+        raise AdapterError(msg)
+    if found.base == "reference-trainer":
+        from ckpt_conformance.adapters import reference_trainer  # noqa: PLC0415
+
+        return reference_trainer.make(f"mutant:{name}", trainer=found.broken)
+    from ckpt_conformance.adapters import reference  # noqa: PLC0415
+
+    return reference.make(f"mutant:{name}", use_dcp=found.base == "reference-dcp", manager=found.broken)

@@ -1,0 +1,68 @@
+"""The two oracles (DESIGN section 4): identity, and what an undamaged load of a legal step gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import digests
+from ckpt_conformance.verdicts import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from ckpt_conformance.client import Ending
+
+State = dict[str, dict[str, str]]  # component -> leaf -> digest
+
+
+def held(state: Mapping[str, dict[str, str]], holds: Collection[str]) -> State:
+    """Keep the components that the manager saves; `optimizer.second` belongs to `optimizer`."""
+    return {name: found for name, found in state.items() if name.partition(".")[0] in holds}
+
+
+def same(left: Mapping[str, Any], right: Mapping[str, Any], holds: Collection[str]) -> bool:
+    """Tell whether two states are equal on the held components."""
+    return held(left, holds) == held(right, holds)
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any], holds: Collection[str], limit: int = 8) -> list[str]:
+    """Name the leaves that differ, component first."""
+    a, b = held(left, holds), held(right, holds)
+    flat_a = {f"{c}/{leaf}": value for c, found in a.items() for leaf, value in found.items()}
+    flat_b = {f"{c}/{leaf}": value for c, found in b.items() for leaf, value in found.items()}
+    return digests.differing(flat_a, flat_b, limit)
+
+
+def arrival(ending: Ending) -> tuple[int | None, dict[str, Any]]:
+    """Give the step and the state at the first training step of a life; (None, {}) if it trained none."""
+    found = ending.result("run")
+    step = found.get("arrived", {}).get("step")
+    return step, found.get("states", {}).get(str(step), {})
+
+
+def classify(
+    ending: Ending,
+    legal: Mapping[int, Mapping[str, Any]],
+    *,
+    holds: Collection[str],
+    newest: int,
+    acknowledged: Collection[int],
+) -> Outcome:
+    """Classify a resume.
+
+    `legal` maps each step that may be served to the state an undamaged load of it gives; `newest` is
+    the newest step that was begun. LOST_ALL is for the caller: a refusal may be right.
+    """
+    failed = {"hang": Outcome.HANG, "memory": Outcome.OUT_OF_MEMORY, "crashed": Outcome.CRASHED, "killed": Outcome.CRASHED}
+    if ending.how in failed:
+        return failed[ending.how]
+    if ending.error is not None:
+        return Outcome.REFUSED_TYPED if ending.error["typed"] else Outcome.REFUSED_UNTYPED
+    step, state = arrival(ending)
+    if not step:
+        return Outcome.COLD_START
+    if step not in legal or not same(state, legal[step], holds):
+        return Outcome.SILENT_WRONG
+    if step == newest:
+        return Outcome.NEW
+    return Outcome.PREVIOUS if step >= max(acknowledged, default=0) else Outcome.LOST_STEP

@@ -1,0 +1,88 @@
+"""From what a check raised to its outcome, and to what pytest shows."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckpt_conformance.plugin import adapter_of
+from ckpt_conformance.verdicts import CheckOutcome, NotApplicable, Unknown, Verdict, Violation
+
+if TYPE_CHECKING:
+    from ckpt_conformance.catalogue import Invariant
+    from ckpt_conformance.subject import Subject
+
+
+def require(subject: Subject, invariant: Invariant) -> None:
+    """Raise NotApplicable if the adapter lacks a capability, a component or the shape."""
+    subject.need(*invariant.capabilities, holds=invariant.needs)
+    if subject.info.shape not in invariant.shapes:
+        msg = f"asks for the {' or '.join(invariant.shapes)} shape; this adapter is a {subject.info.shape}"
+        raise NotApplicable(msg)
+
+
+def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
+    """Give a PASS."""
+    return CheckOutcome(adapter_of(item), invariant, _name(item), Verdict.PASS, seed=_seed(item))
+
+
+def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
+    """Give the outcome of an exception; what is no verdict of ours is a fault of the harness: UNKNOWN."""
+    common: dict[str, Any] = {"adapter": adapter_of(item), "invariant": invariant, "check": _name(item), "seed": _seed(item)}
+    if isinstance(error, Violation):
+        verdict = Verdict.VIOLATION if _is_must(item, invariant) else Verdict.NOT_MET
+        return CheckOutcome(**common, verdict=verdict, reason=str(error), evidence=error.evidence, rate=error.rate)
+    if isinstance(error, NotApplicable):
+        return CheckOutcome(**common, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
+    if isinstance(error, Unknown):
+        return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=str(error))
+    lines = traceback.format_exception(error)[-6:]
+    return CheckOutcome(
+        **common, verdict=Verdict.UNKNOWN, reason=f"the harness failed: {type(error).__name__}: {error}", evidence={"trace": lines}
+    )
+
+
+def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
+    """Choose what pytest sees: a failure, a skip, or for an unclaimed SHOULD an expected failure."""
+    if outcome.verdict is Verdict.NOT_APPLICABLE:
+        return pytest.skip.Exception(outcome.reason, allow_module_level=False)
+    if outcome.verdict is Verdict.NOT_MET:
+        return pytest.xfail.Exception(outcome.reason)
+    return error
+
+
+def block(outcome: dict[str, Any]) -> str:
+    """Print a violation for a terminal: id, promise, reason, evidence, how to reproduce it."""
+    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+
+    invariant = load_catalogue().invariants.get(outcome.get("invariant", ""))
+    lines = [f"{outcome.get('verdict')} {outcome.get('invariant')}  {outcome.get('adapter')}"]
+    if invariant:
+        lines += [f"  promise   {invariant.statement}", f"  why       {invariant.why}"]
+    lines.append(f"  found     {outcome.get('reason')}")
+    lines += [f"  {key:<9} {value}" for key, value in outcome.get("evidence", {}).items()]
+    lines.append(f"  reproduce: {reproduce(outcome)}")
+    return "\n".join(lines)
+
+
+def reproduce(outcome: dict[str, Any]) -> str:
+    """Give the one command that runs this check again."""
+    return f"ckpt-conformance certify {outcome.get('adapter')} --only {outcome.get('invariant')} --seed {outcome.get('seed')}"
+
+
+def _is_must(item: pytest.Item, invariant: str) -> bool:
+    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+
+    entry = load_catalogue(item.config.getoption("--ckpt-catalogue")).invariants[invariant]
+    claims = set(item.config.getoption("--ckpt-claim"))
+    return entry.level == "MUST" or bool(claims & set(entry.profiles))
+
+
+def _seed(item: pytest.Item) -> int:
+    return int(item.config.getoption("--ckpt-seed"))
+
+
+def _name(item: pytest.Item) -> str:
+    return f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"

@@ -1,0 +1,222 @@
+"""The pytest plugin: options, the `subject` fixture, verdicts.
+
+It stays light: `pytest --help` in a project that merely has the package installed imports no torch.
+The suites themselves import none either; lives are forked by the server (see `server.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckpt_conformance.checks import MARKER, invariant_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from ckpt_conformance.subject import Subject
+
+PROPERTY = "ckpt"  # the user property under which an outcome travels, also through xdist
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options; every one is prefixed, so that it can't meet another plugin's."""
+    group = parser.getgroup("ckpt_conformance", "conformance of training checkpoint managers")
+    add = group.addoption
+    add("--ckpt-adapter", action="append", default=[], metavar="NAME", help="adapter: a bundled name or module:attr (repeatable)")
+    add("--ckpt-profile", action="append", default=[], metavar="P", help="only invariants of this profile (repeatable)")
+    add("--ckpt-claim", action="append", default=[], metavar="P", help="make the practice of this profile a MUST (repeatable)")
+    add("--ckpt-only", action="append", default=[], metavar="ID", help="only this invariant (repeatable)")
+    add("--ckpt-budget", choices=("quick", "full"), default="quick", help="how much a check samples")
+    add("--ckpt-seed", type=int, default=0, metavar="N", help="seed of every choice; the same seed gives the same run")
+    add("--ckpt-catalogue", type=int, default=None, metavar="N", help="pin the version of the catalogue of invariants")
+    add("--ckpt-server", default=None, metavar="SOCKET", help="use a running fork server")
+    parser.addini("ckpt_adapters", "adapters to certify when --ckpt-adapter is not given", type="args", default=[])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and the session's state."""
+    config.addinivalue_line("markers", f"{MARKER}(invariant): this test is the check of one invariant of the catalogue")
+    if not hasattr(config, "workerinput"):
+        pytest.register_assert_rewrite("ckpt_conformance.suites")
+    config.stash[STATE] = State(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the server that this session started."""
+    if STATE in config.stash:
+        config.stash[STATE].close()
+
+
+class State:
+    """What a session shares: adapters, the server, one subject per adapter."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Read the options; nothing starts yet."""
+        self.config = config
+        self.adapters: list[str] = config.getoption("--ckpt-adapter") or list(config.getini("ckpt_adapters"))
+        self.server: Any = None
+        self.subjects: dict[str, Subject] = {}
+
+    def socket(self) -> str:
+        """Give the server's socket; the first one to ask starts it."""
+        given = getattr(self.config, "workerinput", {}).get("ckpt_server") or self.config.getoption("--ckpt-server")
+        if given:
+            return str(given)
+        if self.server is None:
+            from ckpt_conformance.client import Server  # noqa: PLC0415  light until a suite runs
+
+            self.server = Server(tuple(self.adapters))
+        return str(self.server.socket)
+
+    def subject(self, name: str, factory: pytest.TempPathFactory) -> Subject:
+        """Give the subject of an adapter, made once per process."""
+        if name not in self.subjects:
+            from ckpt_conformance import facts  # noqa: PLC0415
+            from ckpt_conformance.client import Client  # noqa: PLC0415
+            from ckpt_conformance.subject import Subject  # noqa: PLC0415
+
+            get = self.config.getoption
+            client = Client(self.socket())
+            self.subjects[name] = Subject(
+                facts.read(client, name, factory.mktemp("facts")),
+                client,
+                factory.mktemp("subject"),
+                seed=get("--ckpt-seed"),
+                budget=get("--ckpt-budget"),
+            )
+        return self.subjects[name]
+
+    def close(self) -> None:
+        """Let go of clients and stop the server."""
+        for subject in self.subjects.values():
+            subject.client.close()
+        if self.server is not None:
+            self.server.close()
+
+
+STATE: pytest.StashKey[State] = pytest.StashKey()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerController
+    """Start the one server of an xdist session and tell each worker where it listens."""
+    state = node.config.stash[STATE]
+    if state.adapters:
+        node.workerinput["ckpt_server"] = state.socket()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every check on every adapter."""
+    if "subject" in metafunc.fixturenames and metafunc.definition.get_closest_marker(MARKER):
+        adapters = metafunc.config.stash[STATE].adapters
+        if not adapters:
+            msg = "no adapter was named: add --ckpt-adapter my_package.module:make (see docs/adapter-guide.md)"
+            raise pytest.UsageError(msg)
+        metafunc.parametrize("subject", adapters, indirect=True, scope="function")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select by profile, id and catalogue version; group what shares golden runs."""
+    get = config.getoption
+    profiles, only, version = set(get("--ckpt-profile")), set(get("--ckpt-only")), get("--ckpt-catalogue")
+    if not any(invariant_of(item) for item in items):
+        return
+    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+
+    known = load_catalogue(version).invariants
+    dropped = [item for item in items if not _selected(invariant_of(item), known, profiles, only)]
+    gone = set(map(id, dropped))
+    items[:] = [item for item in items if id(item) not in gone]
+    config.hook.pytest_deselected(items=dropped)
+    coarse = len(config.stash[STATE].adapters) > 12  # noqa: PLR2004  many adapters: one worker each is balance enough
+    for item in items:
+        if invariant_of(item):
+            group = adapter_of(item) if coarse else f"{adapter_of(item)}-{item.path.stem}"
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _selected(name: str | None, known: Any, profiles: set[str], only: set[str]) -> bool:  # noqa: ANN401
+    if name is None:
+        return not (profiles or only)
+    if name not in known:
+        return False
+    return (not only or name in only) and (not profiles or bool(profiles & set(known[name].profiles)))
+
+
+def adapter_of(item: pytest.Item) -> str:
+    """Give the adapter that a check runs on."""
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("subject", "")) if callspec else ""
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    """Give the adapter under test, in an empty folder; skips what it does not declare."""
+    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+
+    state = request.config.stash[STATE]
+    found = state.subject(request.param, tmp_path_factory)
+    found.reset()
+    name = invariant_of(request.node)
+    if name:
+        invariant = load_catalogue(request.config.getoption("--ckpt-catalogue")).invariants[name]
+        request.node.stash[NEEDS] = (found, invariant)
+    yield found
+
+
+NEEDS: pytest.StashKey[Any] = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Turn what a check raises into a verdict."""
+    name = invariant_of(pyfuncitem)
+    if name is None:
+        return (yield)
+    from ckpt_conformance import outcomes  # noqa: PLC0415
+
+    try:
+        subject, invariant = pyfuncitem.stash[NEEDS]
+        outcomes.require(subject, invariant)
+        result = yield
+    except BaseException as error:
+        outcome = outcomes.of_error(pyfuncitem, name, error)
+        pyfuncitem.user_properties.append((PROPERTY, outcome.to_json()))
+        raise outcomes.as_pytest(outcome, error) from error
+    pyfuncitem.user_properties.append((PROPERTY, outcomes.passed(pyfuncitem, name).to_json()))
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Give a check whose set-up failed its UNKNOWN; print a violation as a block, not as a traceback."""
+    report = yield
+    name = invariant_of(item)
+    if name is None:
+        return report
+    from ckpt_conformance import outcomes  # noqa: PLC0415
+
+    if call.when == "setup" and report.failed and call.excinfo:
+        outcome = outcomes.of_error(item, name, call.excinfo.value)
+        report.user_properties.append((PROPERTY, outcome.to_json()))
+    if call.when == "call" and report.failed:
+        report.longrepr = outcomes.block(outcome_of(report))
+    return report
+
+
+def outcome_of(report: Any) -> dict[str, Any]:  # noqa: ANN401  TestReport
+    """Give the outcome that a report carries; empty if none."""
+    found = [value for key, value in report.user_properties if key == PROPERTY]
+    return found[-1] if found else {}
+
+
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:  # noqa: ANN401  TestReport
+    """Name the verdicts in pytest's own summary."""
+    verdict = outcome_of(report).get("verdict")
+    if report.when == "call" and verdict in {"VIOLATION", "UNKNOWN", "NOT_MET"}:
+        letters = {"VIOLATION": "V", "UNKNOWN": "U", "NOT_MET": "n"}
+        category = "failed" if verdict != "NOT_MET" else "not met"
+        return category, letters[verdict], verdict
+    return None

@@ -1,0 +1,138 @@
+"""Adapters by name: bundled ones, `module:attr`, entry points, and mutants.
+
+Nothing is imported before it is asked for; third-party managers are imported by their adapter's `make`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+GROUP = "ckpt_conformance.adapters"
+
+# name -> (module below ckpt_conformance.adapters, attribute). An attribute is an adapter or makes one.
+BUNDLED: dict[str, tuple[str, str]] = {
+    "reference": ("reference", "per_rank"),
+    "reference-dcp": ("reference", "dcp_directory"),
+    "reference-trainer": ("reference_trainer", "make"),
+    "torch-save-inplace": ("torch_save", "inplace"),
+    "torch-save-atomic-fixed-name": ("torch_save", "atomic_fixed_name"),
+    "torch-save-atomic-per-step": ("torch_save", "atomic_per_step"),
+    "dcp-per-step": ("dcp", "per_step"),
+    "dcp-overwrite": ("dcp", "overwrite"),
+    "safetensors-per-step": ("safetensors_file", "per_step"),
+    "accelerate": ("accelerate_state", "make"),
+    "lightning": ("lightning_checkpoint", "make"),
+}
+
+
+class AdapterError(ValueError):
+    """An adapter's name or object is not usable; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """What a certificate says about an adapter; plain values only."""
+
+    name: str
+    version: str
+    shape: str
+    capabilities: list[str]
+    holds: list[str]
+    library: str
+    recipe: str
+    owner: str
+    notes: str
+    isolation: str = "fork"
+
+
+def bundled() -> list[str]:
+    """Name the bundled adapters."""
+    return list(BUNDLED)
+
+
+def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
+    """Import and give the adapter of a name.
+
+    Raises AdapterError for an unknown name, a module that does not import, a missing attribute, or
+    an object that is no adapter.
+    """
+    if name.startswith("mutant:"):
+        mutants = importlib.import_module("ckpt_conformance.mutants")
+        return _check(name, mutants.adapter(name.removeprefix("mutant:")))
+    if name in BUNDLED:
+        module, attribute = BUNDLED[name]
+        return _check(name, _load(name, f"ckpt_conformance.adapters.{module}", attribute))
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        return _check(name, _load(name, module, attribute))
+    for entry in metadata.entry_points(group=GROUP):
+        if entry.name == name:
+            return _check(name, _load(name, entry.module, entry.attr))
+    near = difflib.get_close_matches(name, known(), n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known())}"
+    msg = f"unknown adapter {name!r}: {hint} Your own manager is named as my_package.module:attribute."
+    raise AdapterError(msg)
+
+
+def known() -> list[str]:
+    """Name every adapter that can be asked for by a plain name."""
+    return [*BUNDLED, *(entry.name for entry in metadata.entry_points(group=GROUP))]
+
+
+def _load(name: str, module: str, attribute: str) -> Any:  # noqa: ANN401
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        extra = name if name in {"accelerate", "lightning"} else "reference"
+        hint = f"install it with: pip install 'ckpt-conformance[{extra}]'" if name in BUNDLED else "is it installed here?"
+        msg = f"adapter {name!r}: module {module!r} does not import ({error}); {hint}"
+        raise AdapterError(msg) from error
+    if not hasattr(loaded, attribute):
+        public = [key for key in vars(loaded) if not key.startswith("_")]
+        near = difflib.get_close_matches(attribute, public, n=3) or public[:5]
+        msg = f"adapter {name!r}: module {module!r} has no {attribute!r}; it has {', '.join(near)}"
+        raise AdapterError(msg)
+    return getattr(loaded, attribute)
+
+
+def _check(name: str, found: Any) -> Any:  # noqa: ANN401
+    """Make the adapter if a factory was named, and look at its fields."""
+    try:
+        adapter = found() if isinstance(found, type) or not hasattr(found, "open") else found
+    except ImportError as error:
+        msg = f"adapter {name!r} needs a package that is not installed: {error}"
+        raise AdapterError(msg) from error
+    except TypeError as error:
+        msg = f"adapter {name!r}: {found!r} is neither an adapter nor a factory without arguments ({error})"
+        raise AdapterError(msg) from error
+    for field in ("name", "version", "shape", "capabilities", "holds", "isolation", "open"):
+        if not hasattr(adapter, field):
+            msg = f"adapter {name!r}: {type(adapter).__name__} lacks {field!r}; see docs/adapter-guide.md"
+            raise AdapterError(msg)
+    if adapter.shape not in {"manager", "trainer"}:
+        msg = f"adapter {name!r}: shape is {adapter.shape!r}; it must be 'manager' or 'trainer'"
+        raise AdapterError(msg)
+    return adapter
+
+
+def describe(name: str) -> AdapterInfo:
+    """Give an adapter's plain facts; raises AdapterError as `get` does."""
+    adapter = get(name)
+    recipe = str(getattr(adapter, "recipe", ""))
+    return AdapterInfo(
+        name=name,
+        version=str(adapter.version),
+        shape=adapter.shape,
+        capabilities=sorted(str(capability) for capability in adapter.capabilities),
+        holds=sorted(adapter.holds),
+        library=str(getattr(adapter, "library", "")),
+        recipe=recipe,
+        owner=str(getattr(adapter, "owner", "")) or ("recipe" if recipe else "adapter"),
+        notes=str(getattr(adapter, "notes", "")),
+        isolation=adapter.isolation,
+    )

@@ -1,0 +1,165 @@
+"""The fork server: imports once, asserts that it has one thread, forks every life.
+
+pytest never forks. The server is started by exec, listens on a Unix socket, takes one program per
+line and answers with one line when that life has ended. A life past its deadline is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 60.0  # seconds
+
+
+def preload(adapters: list[str]) -> None:
+    """Import what every life needs and train one tiny job, so that no life pays for it."""
+    import torch  # noqa: PLC0415  imports belong to the server, not to whoever imports this module
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+
+    torch.set_num_threads(1)
+    from ckpt_conformance import life, registry  # noqa: PLC0415
+    from ckpt_conformance.job import Job  # noqa: PLC0415
+
+    _ = life.MEMORY
+    Job("mixed", 0).train(2)
+    Job("dtypes", 0).train(1)
+    for name in adapters:
+        adapter = registry.get(name)
+        threads = len(os.listdir("/proc/self/task"))
+        if threads != 1 and adapter.isolation == "fork":
+            msg = f"adapter {name!r} starts {threads - 1} thread(s) when imported; declare isolation = 'spawn'"
+            raise registry.AdapterError(msg)
+
+
+class Server:
+    """Serves lives to any number of clients from one thread."""
+
+    def __init__(self, path: str) -> None:
+        """Listen on a Unix socket."""
+        self.selector = selectors.DefaultSelector()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(path)
+        self.listener.listen(64)
+        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self.buffers: dict[socket.socket, bytes] = {}
+        self.deadlines: dict[int, tuple[float, int]] = {}  # pidfd -> (when, pid)
+        self.owners: dict[int, tuple[socket.socket, int, dict[str, Any], float]] = {}
+
+    def serve(self, watch: int) -> None:
+        """Serve until the process `watch` is gone; then nothing is left behind."""
+        while os.getppid() == watch:
+            due = min((when for when, _ in self.deadlines.values()), default=time.monotonic() + 1.0)
+            for key, _ in self.selector.select(max(0.0, min(1.0, due - time.monotonic()))):
+                key.data(key.fileobj)
+            for descriptor, (when, pid) in list(self.deadlines.items()):
+                if time.monotonic() > when:
+                    self.deadlines[descriptor] = (float("inf"), pid)
+                    self.owners[descriptor][2]["hang"] = True
+                    _kill_group(pid)
+        for _, pid in self.deadlines.values():
+            _kill_group(pid)
+
+    def _accept(self, listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        self.buffers[client] = b""
+        self.selector.register(client, selectors.EVENT_READ, self._read)
+
+    def _read(self, client: socket.socket) -> None:
+        data = client.recv(1 << 16)
+        if not data:
+            self.selector.unregister(client)
+            self.buffers.pop(client)
+            client.close()
+            return
+        self.buffers[client] += data
+        while b"\n" in self.buffers.get(client, b""):
+            line, _, self.buffers[client] = self.buffers[client].partition(b"\n")
+            self._begin(client, json.loads(line))
+
+    def _begin(self, client: socket.socket, program: dict[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._child(program)
+        descriptor = os.pidfd_open(pid)
+        self.deadlines[descriptor] = (time.monotonic() + program.get("deadline", DEADLINE), pid)
+        self.owners[descriptor] = (client, pid, program, time.monotonic())
+        self.selector.register(descriptor, selectors.EVENT_READ, self._ended)
+
+    def _child(self, program: dict[str, Any]) -> None:
+        """Become the life; never returns."""
+        code = 70
+        try:
+            os.setsid()  # its helpers (loader workers) die with it
+            out = os.open(program["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            self.listener.close()
+            if program.get("isolation") == "spawn":
+                source = Path(program["result"]).with_suffix(".program")
+                source.write_text(json.dumps(program))
+                os.execv(sys.executable, [sys.executable, "-m", "ckpt_conformance.life", str(source)])
+            from ckpt_conformance import life  # noqa: PLC0415
+
+            life.live(program)
+            code = 0
+        except BaseException:  # noqa: BLE001  a child must never return into the server's loop
+            import traceback  # noqa: PLC0415
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _ended(self, descriptor: int) -> None:
+        client, pid, program, begun = self.owners.pop(descriptor)
+        self.deadlines.pop(descriptor)
+        self.selector.unregister(descriptor)
+        os.close(descriptor)
+        _kill_group(pid)
+        _, status, usage = os.wait4(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        answer = {"code": code, "hang": bool(program.get("hang")), "seconds": time.monotonic() - begun,
+                  "cpu": usage.ru_utime + usage.ru_stime}
+        with contextlib.suppress(OSError):
+            client.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve: `python -m ckpt_conformance.server SOCKET [ADAPTER ...]`; prints one line when ready."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("socket")
+    parser.add_argument("adapters", nargs="*")
+    given = parser.parse_args()
+    try:
+        preload(given.adapters)
+        server = Server(given.socket)
+    except Exception as error:  # noqa: BLE001  the client prints it
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)  # noqa: T201
+        sys.exit(1)
+    print(json.dumps({"ready": os.getpid()}), flush=True)  # noqa: T201
+    server.serve(os.getppid())
+
+
+if __name__ == "__main__":
+    main()

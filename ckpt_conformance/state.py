@@ -1,0 +1,120 @@
+"""Stateful parts of a job that torch does not bring: EMA, extra, held gradients, master-weight optimizer."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn, optim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Ema:
+    """Exponential moving average of the trainable parameters, by name."""
+
+    def __init__(self, model: nn.Module, decay: float = 0.9) -> None:
+        """Start at the model's values."""
+        self.model, self.decay, self.updates = model, decay, 0
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move toward the model."""
+        self.updates += 1
+        for name, parameter in self.model.named_parameters():
+            self.shadow[name].lerp_(parameter.detach(), 1 - self.decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give shadow tensors and the count."""
+        return {"shadow": dict(self.shadow), "updates": self.updates, "decay": self.decay}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy into the shadow's own memory."""
+        for name, value in state_dict["shadow"].items():
+            self.shadow[name].copy_(value)
+        self.updates, self.decay = state_dict["updates"], state_dict["decay"]
+
+
+class Extra:
+    """The user's own nested dict: counters, history, a best score, keys that are not strings."""
+
+    def __init__(self, seed: int) -> None:
+        """Differ by seed, so that a value that is not restored shows."""
+        self.value: dict[str, Any] = {
+            "tokens": seed,
+            "phase": {"index": 0, "history": [], "span": (0, seed)},
+            "best": float("inf"),
+            "by_id": {7: "seven", 11: float(seed)},
+            "note": f"läuft {seed} ✓",
+            "flag": None,
+        }
+
+    def update(self, step: int, loss: float) -> None:
+        """Count one step."""
+        self.value["tokens"] += 4
+        self.value["phase"]["history"].append(step)
+        self.value["phase"]["span"] = (step, step + 1)
+        self.value["best"] = min(self.value["best"], loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give a copy: later steps must not change what was handed out."""
+        return copy.deepcopy(self.value)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a copy."""
+        self.value = copy.deepcopy(dict(state_dict))
+
+
+class Gradients:
+    """Gradients that are held between micro-batches: state when a save falls inside an accumulation."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Watch the model's parameters."""
+        self.model, self.micro = model, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the gradients by name and the count of micro-batches."""
+        held = {n: p.grad.detach().clone() for n, p in self.model.named_parameters() if p.grad is not None}
+        return {"micro": self.micro, "held": held}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the gradients."""
+        self.micro = state_dict["micro"]
+        for name, parameter in self.model.named_parameters():
+            held = state_dict["held"].get(name)
+            parameter.grad = None if held is None else held.clone()
+
+
+class MasterSgd(optim.Optimizer):
+    """SGD with momentum and fp32 master weights for bf16 parameters.
+
+    torch's own `load_state_dict` casts such state to the parameter's dtype (bug K01), so masters and
+    momentum lose their low bits unless the manager minds.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
+        """Keep state lazily, as torch's optimizers do."""
+        super().__init__(params, {"lr": lr, "momentum": 0.9, "weight_decay": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update masters in fp32, then round into the parameters."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, group)
+
+    def _update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["master"] = p.detach().float().clone()
+            state["momentum"] = torch.zeros_like(state["master"])
+            state["step"] = torch.tensor(100_001.0)  # beyond what bf16 can count
+        assert_grad = p.grad if p.grad is not None else torch.zeros_like(p)
+        state["momentum"].mul_(group["momentum"]).add_(assert_grad.float() + group["weight_decay"] * state["master"])
+        state["master"].add_(state["momentum"], alpha=-group["lr"])
+        state["step"] += 1
+        p.copy_(state["master"].to(p.dtype))

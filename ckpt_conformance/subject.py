@@ -1,0 +1,241 @@
+"""The subject: what suites speak to. They see neither shape of adapter, nor any manager's name."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckpt_conformance import oracle, trees
+from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.client import Client, Ending
+    from ckpt_conformance.registry import AdapterInfo
+
+T = TypeVar("T")
+SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
+JOB_SEED, OTHER_SEED = 11, 97
+
+
+@dataclass
+class Golden:
+    """A run without faults: a snapshot of the directory after each save, and what loads of them give.
+
+    `at` maps a step to the state at that step's loss call in the run that never stopped; `served`
+    (filled by controls) to the state that this manager's own undamaged load gives.
+    """
+
+    saves: tuple[int, ...]
+    kind: str
+    folder: Path
+    at: dict[int, dict[str, Any]]
+    records: list[dict[str, Any]]
+    ties: list[list[str]]
+    needles: list[dict[str, Any]]
+    served: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+
+    def snapshot(self, step: int) -> Path:
+        """Give the directory as it was when the save of `step` had returned."""
+        return self.folder / str(step)
+
+
+@dataclass
+class Subject:
+    """One adapter under test, in a folder of its own.
+
+    `root` is the manager's directory: always the same absolute path, because managers may write it
+    down. `scratch` is ours.
+    """
+
+    info: AdapterInfo
+    client: Client
+    folder: Path
+    seed: int = 0
+    budget: str = "quick"
+    goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
+    lives: int = 0
+    programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def __post_init__(self) -> None:
+        """Make the folders."""
+        self.root = self.folder / "run" / "checkpoints"
+        self.scratch = self.folder / "scratch"
+        trees.clear(self.root)
+        trees.clear(self.scratch)
+
+    # -- what the adapter is ----------------------------------------------------------------------
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """The components that the manager saves."""
+        return frozenset(self.info.holds)
+
+    def need(self, *capabilities: str, holds: Collection[str] = (), shape: str = "") -> None:
+        """Raise NotApplicable unless everything named is declared."""
+        lacking = [c for c in capabilities if c not in self.info.capabilities]
+        lacking += [f"holds {part}" for part in holds if part not in self.holds]
+        if shape and self.info.shape != shape:
+            lacking.append(f"the {shape} shape")
+        if lacking:
+            msg = f"the adapter does not declare {', '.join(lacking)}"
+            raise NotApplicable(msg)
+
+    @property
+    def rng(self) -> random.Random:
+        """A generator for the choices of a check; the same seed gives the same choices."""
+        return random.Random(self.seed)  # noqa: S311
+
+    def sample(self, items: Sequence[T], quick: int) -> list[T]:
+        """Choose `quick` items by the seed, in order; all of them at the full budget."""
+        if self.budget == "full" or len(items) <= quick:
+            return list(items)
+        return [items[at] for at in sorted(self.rng.sample(range(len(items)), quick))]
+
+    # -- lives --------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Empty the manager's directory, its mirror and the scratch."""
+        trees.clear(self.root)
+        trees.clear(self.scratch)
+        self.programs.clear()
+
+    def life(self, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  program fields
+        """Run operations in one fresh life; a crash of the harness itself is UNKNOWN.
+
+        Fields: kind, seed, variant (of the job), options, deadline (s), memory (bytes), snapshots.
+        """
+        self.lives += 1
+        job = {
+            "kind": given.pop("kind", "mixed"),
+            "seed": given.pop("seed", JOB_SEED),
+            "variant": given.pop("variant", ""),
+        }
+        program = {
+            "adapter": self.info.name,
+            "isolation": self.info.isolation,
+            "root": str(given.pop("root", self.root)),
+            "journal": str(self.folder / "journal"),
+            "result": str(self.folder / "result"),
+            "output": str(self.folder / "output"),
+            "job": job,
+            "ops": list(ops),
+            **given,
+        }
+        self.programs.append(program)
+        return self.client.run(program)
+
+    def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
+        """Train to a step with saves; `resume`, `stop_after`, `watch`, `faults`, `fault_step`, `final`."""
+        keys = ("resume", "stop_after", "watch", "faults", "fault_step", "final", "continue")
+        op = {"op": "run", "until": until, "save_at": list(save_at)}
+        op |= {key: given.pop(key) for key in keys if key in given}
+        tail = given.pop("then", [])
+        return self.life(op, *tail, **given)
+
+    def resume(self, step: int | str | None = None, **given: Any) -> Ending:  # noqa: ANN401
+        """Load into a job of another seed and digest at its first training step."""
+        given = {"seed": OTHER_SEED, "stop_after": 0, **given}
+        return self.run(None, resume=True if step is None else step, **given)
+
+    def steps(self, **given: Any) -> list[int]:  # noqa: ANN401
+        """Ask discovery in a fresh life; raises Violation if it raises."""
+        self.need("steps")
+        ending = self.life({"op": "steps"}, **given)
+        if "value" not in ending.result("steps"):
+            raise Violation("discovery does not answer", evidence=self.evidence(ending))
+        found: list[int] = ending.result("steps")["value"]
+        return found
+
+    # -- golden runs and controls -------------------------------------------------------------------
+
+    def golden(self, saves: tuple[int, ...] = SAVES, kind: str = "mixed", **given: Any) -> Golden:  # noqa: ANN401
+        """Give a run without faults, made once per adapter, saves, kind and options."""
+        key = (saves, kind, repr(sorted(given.items())))
+        if key not in self.goldens:
+            self.goldens[key] = self._record(saves, kind, given)
+        trees.clear(self.root)
+        return self.goldens[key]
+
+    def _record(self, saves: tuple[int, ...], kind: str, given: dict[str, Any]) -> Golden:
+        folder = self.folder / "golden" / str(len(self.goldens))
+        trees.clear(folder)
+        trees.clear(self.root)
+        ending = self.run(max(saves) + 4, saves, kind=kind, watch=True, snapshots=str(folder),
+                          then=[{"op": "needles"}, {"op": "close"}], **given)
+        if ending.how != "ended" or ending.error:
+            raise Unknown(f"control failed: a run without faults does not end well: {self.tell(ending)}")
+        found = ending.result("run")
+        at = {int(step): state for step, state in found["states"].items()}
+        needles = ending.result("needles").get("value", [])
+        return Golden(saves, kind, folder, at, found["records"], found["arrived"]["ties"], needles)
+
+    def served(self, golden: Golden, step: int, **given: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Give the state that an undamaged load of `step` gives: the control of every fault check."""
+        if step not in golden.served:
+            self.lay_out(golden, step)
+            ending = self.resume(kind=golden.kind, **given)
+            arrived, state = oracle.arrival(ending)
+            if arrived != step:
+                raise Unknown(f"control failed: an undamaged load of step {step} gives {self.tell(ending)}")
+            golden.served[step] = state
+        return golden.served[step]
+
+    def legal(self, golden: Golden, *steps: int, **given: Any) -> dict[int, dict[str, Any]]:  # noqa: ANN401
+        """Give the states of several steps."""
+        return {step: self.served(golden, step, **given) for step in steps or golden.saves}
+
+    def lay_out(self, golden: Golden, step: int | None = None) -> None:
+        """Make the directory what it was after the save of `step` (the last by default)."""
+        trees.lay_out(golden.snapshot(golden.saves[-1] if step is None else step), self.root)
+
+    # -- judging -----------------------------------------------------------------------------------
+
+    def classify(self, ending: Ending, legal: Mapping[int, Any], *, newest: int, acknowledged: Collection[int]) -> Outcome:
+        """Classify a resume on the held components."""
+        return oracle.classify(ending, legal, holds=self.holds, newest=newest, acknowledged=acknowledged)
+
+    def tell(self, ending: Ending) -> str:
+        """Say in one line how a life ended."""
+        if ending.how != "ended":
+            last = ending.output.strip().splitlines()[-1:] or [""]
+            return f"{ending.how} (exit code {ending.code}) {last[0][:200]}".strip()
+        if ending.error:
+            return f"{ending.error['type']}: {ending.error['message'][:200]}"
+        step, _ = oracle.arrival(ending)
+        return f"step {step}" if step is not None else "no training step"
+
+    def evidence(self, ending: Ending, state: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Collect what a reader needs: how the life ended, the error, the leaves that differ."""
+        found: dict[str, Any] = {"life": self.tell(ending), **more}
+        if ending.error:
+            found["where"] = ending.error["where"]
+        step, arrived = oracle.arrival(ending)
+        if state is not None and arrived:
+            found["step"] = step
+            found["differs"] = oracle.differences(arrived, state, self.holds)
+        return found
+
+    def judge(
+        self,
+        ending: Ending,
+        legal: Mapping[int, Any],
+        allowed: Collection[Outcome],
+        message: str,
+        *,
+        newest: int,
+        acknowledged: Collection[int],
+        **more: Any,  # noqa: ANN401  further evidence
+    ) -> Outcome:
+        """Raise Violation unless the outcome is allowed; give the outcome."""
+        outcome = self.classify(ending, legal, newest=newest, acknowledged=acknowledged)
+        if outcome in REFUSALS and not REFUSALS & set(allowed):
+            outcome = Outcome.LOST_ALL
+        if outcome not in allowed:
+            step, _ = oracle.arrival(ending)
+            wanted = legal.get(step or 0)
+            raise Violation(f"{message}: {outcome}", evidence=self.evidence(ending, wanted, outcome=str(outcome), **more))
+        return outcome

@@ -1,0 +1,203 @@
+"""What reaches the disk, and when: the few file system operations that a commit is made of.
+
+Facts that the order of calls rests on (Linux; each was seen on real images):
+
+- a rename without an fsync of the file before it leaves a new name with 0 bytes (ext4, xfs);
+- an fsync of a file does not make its name durable: the directory needs its own fsync;
+- `os.fsync` on bytes that still sit in Python's buffer syncs nothing (bugs.md A04).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from blake3 import blake3
+
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Bytes = bytes | bytearray | memoryview
+
+CHUNK = 4 << 20
+"""Bytes per read. Small against any state, large against the cost of a call."""
+
+_PARALLEL_FROM = 16 << 20
+"""Bytes of one file from which hashing uses all cores; below it no thread is ever started."""
+
+
+class Hasher:
+    """BLAKE3 over a stream of bytes; 32 bytes, written as 64 hex digits.
+
+    The thread pool of BLAKE3 starts at the first call that asks for it and then stays. A job that
+    saves little should not get threads for it, so only a stream that is known to be large asks.
+    """
+
+    def __init__(self, expected_bytes: int = 0) -> None:
+        """Begin an empty digest; `expected_bytes` decides whether cores are shared."""
+        threads = blake3.AUTO if expected_bytes >= _PARALLEL_FROM else 1
+        self._hasher = blake3(max_threads=threads)
+
+    def update(self, data: Bytes) -> None:
+        """Add bytes."""
+        self._hasher.update(data)
+
+    def hexdigest(self) -> str:
+        """The digest so far, 64 hex digits."""
+        return self._hasher.hexdigest()
+
+
+def digest_bytes(data: Bytes) -> str:
+    """The digest of bytes in memory, 64 hex digits."""
+    hasher = Hasher()
+    hasher.update(data)
+    return hasher.hexdigest()
+
+
+class HashingWriter:
+    """A file that is hashed while it is written, so that no byte is read back for its digest.
+
+    It has what `torch.save` and the DCP writer ask of a stream: write, flush, tell, and a name.
+
+    Attributes:
+        name: the path, for messages.
+        size: bytes written so far.
+    """
+
+    def __init__(self, file: BinaryIO, expected_bytes: int = 0) -> None:
+        """Wrap a file that is open for writing at its start."""
+        self.file = file
+        self.name = str(file.name)
+        self.size = 0
+        self._hasher = Hasher(expected_bytes)
+
+    def write(self, data: Bytes) -> int:
+        """Write all of `data`.
+
+        A buffered file retries short writes and EINTR itself (A07), so the count is never short.
+        """
+        view = memoryview(data).cast("B")
+        self._hasher.update(view)
+        self.file.write(view)
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """The position in the file, in bytes."""
+        return self.size
+
+    def flush(self) -> None:
+        """Hand what Python still buffers to the kernel."""
+        self.file.flush()
+
+    def hexdigest(self) -> str:
+        """The digest of everything written, 64 hex digits."""
+        return self._hasher.hexdigest()
+
+
+def fsync_file(file: BinaryIO) -> None:
+    """Make a file's content durable: first Python's buffer, then the kernel's pages (A04)."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_root(root: Path) -> list[Path]:
+    """Create a root and its missing parents.
+
+    Returns:
+        The directories whose names changed and need an fsync, innermost first.
+    """
+    missing = [path for path in (root, *root.parents) if not path.is_dir()]
+    root.mkdir(parents=True, exist_ok=True)
+    return [path.parent for path in missing]
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file of a checkpoint for reading, unbuffered.
+
+    A symbolic link may lead out of the checkpoint, and a FIFO or a device would block or never
+    end (L01), so neither is opened.
+
+    Raises:
+        CheckpointDamaged: the name is absent, or is not a regular file.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"{path.name} is missing") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointDamaged(f"{path.name} cannot be opened: {error}") from error
+    file = os.fdopen(descriptor, "rb", buffering=0)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise CheckpointDamaged(f"{path.name} is not a regular file")
+    return file
+
+
+def file_size(file: BinaryIO) -> int:
+    """The size of an open file, in bytes."""
+    return os.fstat(file.fileno()).st_size
+
+
+def hash_file(file: BinaryIO) -> str:
+    """The digest of an open file, read in chunks: never a mapping, which counts as the job's."""
+    size = file_size(file)
+    hasher = Hasher(size)
+    buffer = memoryview(bytearray(min(CHUNK, max(size, 1))))
+    file.seek(0)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        hasher.update(buffer[:count])
+    return hasher.hexdigest()
+
+
+def read_exact(file: BinaryIO, offset: int, length: int) -> bytes:
+    """Bytes [offset, offset + length) of an open file.
+
+    Raises:
+        CheckpointDamaged: the range is not inside the file. It is compared with the real
+            size before anything is allocated: a header may claim 10**15 bytes.
+    """
+    if offset < 0 or length < 0 or offset + length > file_size(file):
+        raise CheckpointDamaged(
+            f"{Path(str(file.name)).name} claims bytes {offset}..{offset + length} "
+            f"of a file of {file_size(file)} bytes",
+        )
+    parts = bytearray()
+    while len(parts) < length:
+        part = os.pread(file.fileno(), length - len(parts), offset + len(parts))
+        if not part:
+            raise CheckpointDamaged(f"{file.name} ended early")
+        parts += part
+    return bytes(parts)
+
+
+@contextmanager
+def create(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for writing; the name must be free, since staging names are unique."""
+    with path.open("xb") as file:
+        yield file
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory or a file of ours; links are unlinked, not followed."""
+    with suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

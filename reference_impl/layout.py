@@ -1,0 +1,177 @@
+"""The names on disk, and nothing else: no function here touches the file system.
+
+Two formats in one root (sources: MegaCpp "Two Formats, One Manager", checklist E1 and MX9):
+
+    root/run_id                              the id of the run that writes here
+    root/latest                              a hint: the relative name of the newest commit
+    root/model_000200.pt                     per-rank format: the model's state_dict
+    root/optim_000200_rank0.pt               ... the optimizers of rank 0
+    root/extra_000200.pt                     ... the train state: scheduler, RNG, data position
+    root/meta_000200.json                    ... the manifest: its rename is the commit
+    root/dcp_000200/                         DCP format: the rename of the directory is the commit
+        .metadata  __0_0.distcp  extra_state.pt  meta.json
+
+Names of work in progress are `<final name>.<tag>.<unique>.<state>`. The tag is the start of the
+run's id, so that a save reclaims what its own dead predecessors left, and nobody else's files.
+
+    .tmp    staged, not committed
+    .old    a DCP directory set aside while its replacement is renamed in: still whole, still served
+    .del    a commit that was withdrawn: its files are being unlinked
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Kind = Literal["model", "dcp"]
+
+LATEST = "latest"
+RUN_ID = "run_id"
+DCP_METADATA = ".metadata"
+DCP_EXTRA = "extra_state.pt"
+DCP_MANIFEST = "meta.json"
+TAG_LENGTH = 12
+
+_FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
+_FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|optim_(\d{6,18})_rank\d+\.pt")
+_MODEL = re.compile(r"model_(\d{1,18})\.pt")
+_DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_(\d{6,18})")
+_WORK = re.compile(
+    r"(?P<final>.+)\.(?P<tag>[0-9a-z]{1,12})\.(?P<unique>[0-9a-f]{12})\.(?P<state>tmp|old|del)",
+)
+
+
+@dataclass(frozen=True)
+class CheckpointReference:
+    """One checkpoint on disk: where, which step, which format.
+
+    Attributes:
+        directory: what holds the manifest. The root for kind `model`, the DCP directory itself
+            for kind `dcp`.
+        step: the training step, a count of optimizer steps.
+        kind: `model` (per-rank files) or `dcp`.
+    """
+
+    directory: Path
+    step: int
+    kind: Kind
+
+    @property
+    def manifest_path(self) -> Path:
+        """The manifest: the file whose presence commits the checkpoint."""
+        name = flat_manifest_name(self.step) if self.kind == "model" else DCP_MANIFEST
+        return self.directory / name
+
+    @property
+    def path(self) -> Path:
+        """What a user would name: the model file, or the DCP directory."""
+        return self.directory / model_name(self.step) if self.kind == "model" else self.directory
+
+    @property
+    def root(self) -> Path:
+        """The directory that the run writes its checkpoints into."""
+        return self.directory if self.kind == "model" else self.directory.parent
+
+    @property
+    def commit_name(self) -> str:
+        """The name, relative to the root, whose rename commits the checkpoint."""
+        return flat_manifest_name(self.step) if self.kind == "model" else self.directory.name
+
+
+class Refusal(NamedTuple):
+    """A checkpoint that was not served, and why."""
+
+    reference: CheckpointReference
+    reason: str
+
+
+class WorkName(NamedTuple):
+    """The parts of a name of work in progress."""
+
+    final: str
+    tag: str
+    state: str
+
+
+def model_name(step: int) -> str:
+    """`model_000200.pt`: six digits or more, so that names sort as numbers do (M001)."""
+    return f"model_{step:06d}.pt"
+
+
+def optim_name(step: int, rank: int = 0) -> str:
+    """`optim_000200_rank0.pt`."""
+    return f"optim_{step:06d}_rank{rank}.pt"
+
+
+def extra_name(step: int) -> str:
+    """`extra_000200.pt`."""
+    return f"extra_{step:06d}.pt"
+
+
+def flat_manifest_name(step: int) -> str:
+    """`meta_000200.json`."""
+    return f"meta_{step:06d}.json"
+
+
+def directory_name(step: int) -> str:
+    """`dcp_000200`."""
+    return f"dcp_{step:06d}"
+
+
+def _step_of(pattern: re.Pattern[str], name: str) -> int | None:
+    """The step in a name that we could have written; None for any other spelling.
+
+    `meta_0000005.json` beside `meta_000005.json` would be two names of one step, so only the
+    spelling that `:06d` gives counts.
+    """
+    match = pattern.fullmatch(name)
+    if match is None or not name.isascii():
+        return None
+    digits = next(group for group in match.groups() if group is not None)
+    return int(digits) if f"{int(digits):06d}" == digits else None
+
+
+def flat_manifest_step(name: str) -> int | None:
+    """The step of `meta_000200.json`, else None."""
+    return _step_of(_FLAT_MANIFEST, name)
+
+
+def flat_data_step(name: str) -> int | None:
+    """The step of a model, optim or extra file, else None."""
+    return _step_of(_FLAT_DATA, name)
+
+
+def directory_step(name: str) -> int | None:
+    """The step of `dcp_000200` or of the older `dist_ckpt_000200`, else None (M002)."""
+    return _step_of(_DIRECTORY, name)
+
+
+def model_file_step(name: str) -> int | None:
+    """The step of a model file in any padding, as people type and older tools write it (MX9)."""
+    match = _MODEL.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def tag_of(run_id: str) -> str:
+    """The part of a run's id that its names of work in progress carry."""
+    kept = re.sub(r"[^0-9a-z]", "", run_id.lower())[:TAG_LENGTH]
+    return kept or "run"
+
+
+def work_name(final: str, tag: str, state: Literal["tmp", "old", "del"]) -> str:
+    """A unique name for work in progress on `final`.
+
+    Unique names need no lock file, which a crash would leave behind for ever (PX10). The id comes
+    from the kernel, not from `random`: a save must not draw from the job's generators (G02).
+    """
+    return f"{final}.{tag}.{uuid.uuid4().hex[:12]}.{state}"
+
+
+def parse_work_name(name: str) -> WorkName | None:
+    """The parts of a name of work in progress; None for any other name."""
+    match = _WORK.fullmatch(name)
+    return WorkName(match["final"], match["tag"], match["state"]) if match else None

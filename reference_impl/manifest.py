@@ -1,0 +1,232 @@
+"""The manifest: what a checkpoint consists of, written last, read first.
+
+One JSON object in one spelling: sorted keys, no spaces, ASCII. Its last word is a digest of all
+the rest, and the bytes must be exactly what this module would write, so any flipped bit shows.
+Names are relative and plain, so that a checkpoint stays valid after it is moved (B12, V050).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from ckpt_conformance.reference_impl.durable import digest_bytes, file_size, open_regular
+from ckpt_conformance.reference_impl.encode import DTYPES
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl.layout import Kind
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 128 << 20
+"""Bytes of manifest that are read at most: about 500,000 tensors."""
+
+_DIGEST = "manifest_digest"
+_HEX_DIGITS = 64
+_MAX_NAME = 255
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: its size in bytes and its BLAKE3 digest, 64 hex digits."""
+
+    size: int
+    blake3: str
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor's bytes are: file, first byte, length; dtype as `float32`; shape."""
+
+    file: str
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known about a checkpoint before its files are read.
+
+    Attributes:
+        run_id: the run that wrote it; retention deletes no other run's.
+        save_id: unique to this save; files of another save have other digests (A10).
+        framework: name and version that wrote the tensors, as `torch 2.13.0`.
+        kind: `model` or `dcp`.
+        step: optimizer steps done.
+        tokens_seen: cumulative, over all data-parallel ranks.
+        world_size: processes that took part in the save.
+        config: the job's own, plain JSON.
+        components: what was saved, by id: `model`, `optimizer`, `optimizer/adam`, `scheduler`,
+            `dataloader`, `rng`, `extra`, `stateful/ema`; with facts that the load needs.
+        files: every file but the manifest itself.
+        tensors: key -> place.
+        ties: groups of model keys whose tensors share memory.
+    """
+
+    run_id: str
+    save_id: str
+    framework: str
+    kind: Kind
+    step: int
+    tokens_seen: int
+    world_size: int
+    config: Mapping[str, Any]
+    components: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, FileEntry]
+    tensors: Mapping[str, TensorEntry]
+    ties: list[list[str]] = field(default_factory=list[list[str]])
+
+    def to_bytes(self) -> bytes:
+        """The file's content, in its one spelling."""
+        body: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        body[_DIGEST] = digest_bytes(canonical(body))
+        return canonical(body)
+
+    @property
+    def digest(self) -> str:
+        """What names this save: the digest of the manifest's content, 64 hex digits."""
+        return digest_bytes(self.to_bytes())
+
+
+def canonical(value: object) -> bytes:
+    """JSON in one spelling, with a newline at its end."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii") + b"\n"
+
+
+def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the job's configuration, as JSON gives it back.
+
+    Raises:
+        SaveRefused: a value that JSON does not keep.
+    """
+    for key, value in config.items():
+        _check_json(value, f"config.{key}")
+        _check_json(str(key) if type(key) is str else key, f"config.{key}")
+    return cast("dict[str, Any]", json.loads(canonical(dict(config))))
+
+
+def _check_json(value: object, path: str) -> None:
+    """Refuse what JSON would change or reject, by name."""
+    if isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            if type(key) is not str:
+                raise SaveRefused(f"{path} has the key {key!r}: keys of a config are strings")
+            _check_json(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(cast("list[object]", value)):
+            _check_json(item, f"{path}.{index}")
+    elif value is not None and type(value) not in (bool, int, float, str):
+        raise SaveRefused(f"{path} is a {type(value).__qualname__}, which JSON does not keep")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SaveRefused(f"{path} is {value}, which JSON does not keep")
+
+
+def framework() -> str:
+    """The name and version of what writes the tensors."""
+    return f"torch {torch.__version__.partition('+')[0]}"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check a manifest.
+
+    Raises:
+        CheckpointDamaged: absent, too large, not JSON in its one spelling, duplicate keys, a
+            digest that does not match, or values that no save could have written.
+    """
+    with open_regular(path) as file:
+        size = file_size(file)
+        if size > MAX_BYTES:
+            raise CheckpointDamaged(f"{path.name} is {size} bytes long: no manifest is")
+        data = file.read(size + 1)
+    return parse_manifest(data, path.name)
+
+
+def parse_manifest(data: bytes, name: str) -> Manifest:
+    """Check a manifest's bytes and give its content; `name` is for messages."""
+    try:
+        body = json.loads(data.decode("ascii"), object_pairs_hook=_no_duplicates)
+        digest = body.pop(_DIGEST)
+        if digest != digest_bytes(canonical(body)):
+            raise CheckpointDamaged(f"{name} does not match its own digest")
+        if canonical({**body, _DIGEST: digest}) != data:
+            raise CheckpointDamaged(f"{name} is not in the spelling that this manager writes")
+        return _manifest(body)
+    except (UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointDamaged(f"{name} is not a manifest: {error}") from error
+    except RecursionError as error:
+        raise CheckpointDamaged(f"{name} is nested too deep") from error
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, in which a key that occurs twice is an error."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _manifest(body: dict[str, Any]) -> Manifest:
+    """The content, with every value checked."""
+    if body.pop("schema_version") != SCHEMA_VERSION:
+        raise ValueError("its schema version is unknown to this manager")
+    files = {_plain_name(name): _file_entry(entry) for name, entry in body.pop("files").items()}
+    tensors = {
+        key: _tensor_entry(entry, files) for key, entry in body.pop("tensors").items()
+    }
+    kind: Literal["model", "dcp"] = body.pop("kind")
+    if kind not in ("model", "dcp"):
+        raise ValueError(f"its kind {kind!r} is unknown")
+    numbers = {key: _count(body.pop(key), key) for key in ("step", "tokens_seen", "world_size")}
+    texts = {key: _text(body.pop(key), key) for key in ("run_id", "save_id", "framework")}
+    return Manifest(kind=kind, files=files, tensors=tensors, **numbers, **texts, **body)
+
+
+def _plain_name(name: str) -> str:
+    """A name of a file inside the checkpoint; anything that leads elsewhere is refused (L01)."""
+    if name in ("", ".", "..") or any(sign in name for sign in "/\\\0") or len(name) > _MAX_NAME:
+        raise ValueError(f"the file name {name!r} leaves the checkpoint")
+    return name
+
+
+def _count(value: object, what: str) -> int:
+    """A number of things."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{what} is {value!r}")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    """A short text."""
+    if not isinstance(value, str) or len(value) > _MAX_NAME:
+        raise ValueError(f"{what} is not a short text")
+    return value
+
+
+def _file_entry(entry: dict[str, Any]) -> FileEntry:
+    """A file's size and digest."""
+    found = FileEntry(**entry)
+    _count(found.size, "a size")
+    if len(_text(found.blake3, "a digest")) != _HEX_DIGITS:
+        raise ValueError("a digest is not 64 hex digits")
+    return found
+
+
+def _tensor_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> TensorEntry:
+    """A tensor's place, inside its file and as long as its shape says."""
+    shape = tuple(_count(size, "a dimension") for size in entry["shape"])
+    found = TensorEntry(**{**entry, "shape": shape})
+    nbytes = math.prod(shape) * DTYPES[found.dtype].itemsize
+    end = _count(found.offset, "an offset") + _count(found.nbytes, "a length")
+    if found.nbytes != nbytes or end > files[found.file].size:
+        raise ValueError(f"a tensor claims bytes {found.offset}..{end} of {found.file}")
+    return found

@@ -1,0 +1,336 @@
+"""The zip files of `torch.save`, read by index and without running anything.
+
+`torch.load` allocates what a header claims, verifies no checksum, and brings a whole file into
+new memory. Here the zip directory is checked against the real file first, the pickled structure
+is rebuilt from a list of harmless types, and each tensor stays a `TensorRef`, a place in the
+file, until its bytes are read straight into the job's own memory.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import struct
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from ckpt_conformance.reference_impl.durable import file_size, read_exact
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.reference_impl.durable import HashingWriter
+    from ckpt_conformance.reference_impl.encode import Tree
+
+_END = struct.Struct("<IHHHHIIH")  # end of central directory
+_END64_LOCATOR = struct.Struct("<IIQI")
+_END64 = struct.Struct("<IQHHIIQQQQ")
+_CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
+_LOCAL = struct.Struct("<IHHHHHIIIHH")
+_MAX32 = 0xFFFFFFFF
+_MAX16 = 0xFFFF
+_MAX_STRUCTURE = 256 << 20  # bytes of pickled structure, about 200 per tensor
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A tensor that is still in its file.
+
+    Attributes:
+        file: the name of the file inside the checkpoint.
+        offset: the first byte of the data.
+        nbytes: its length: the product of the shape times the size of an element.
+        dtype: of the elements, in C order, little endian.
+        shape: of the tensor.
+    """
+
+    file: str
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """A storage record: where its bytes are, and of what type."""
+
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+
+
+def write_tree(tree: Tree, stream: HashingWriter) -> None:
+    """Write an encoded tree as plain `torch.load(weights_only=True)` reads it."""
+    torch.save(tree, stream)  # type: ignore[arg-type] # any object with write() and flush() serves
+
+
+def read_directory(file: BinaryIO, start: int, length: int) -> dict[str, tuple[int, int]]:
+    """The records of the zip file that occupies [start, start + length) of `file`.
+
+    Returns:
+        Each record's name, without the archive's own prefix, with the offset of its data in
+        `file` and its size, both in bytes.
+
+    Raises:
+        CheckpointDamaged: not a zip file, compressed or encrypted records, records that overlap
+            the end, or sizes that the file does not have. Nothing is allocated by a claim.
+    """
+    try:
+        count, at, size = _end_of_directory(file, start, length)
+        return _records(file, start, length, (count, at, size))
+    except (struct.error, UnicodeDecodeError, IndexError) as error:
+        raise _damaged(file, f"its zip directory is malformed: {error}") from error
+
+
+def _damaged(file: BinaryIO, why: str) -> CheckpointDamaged:
+    """The error for a file of this format."""
+    return CheckpointDamaged(f"{Path(str(file.name)).name}: {why}")
+
+
+def _end_of_directory(file: BinaryIO, start: int, length: int) -> tuple[int, int, int]:
+    """Number of records, offset of the directory relative to `start`, and its size."""
+    if length < _END.size:
+        raise _damaged(file, f"{length} bytes are too few for a zip file")
+    tail = read_exact(file, start + length - _END.size, _END.size)
+    signature, _, _, _, count, size, at, comment = _END.unpack(tail)
+    if signature != 0x06054B50 or comment:
+        raise _damaged(file, "no end of a zip file where it should be: truncated or overwritten")
+    if count != _MAX16 and size != _MAX32 and at != _MAX32:
+        return count, at, size
+    locator = read_exact(file, start + length - _END.size - _END64_LOCATOR.size, 20)
+    signature, _, end64, _ = _END64_LOCATOR.unpack(locator)
+    if signature != 0x07064B50 or end64 + _END64.size > length:
+        raise _damaged(file, "its zip64 locator is wrong")
+    fields = _END64.unpack(read_exact(file, start + end64, _END64.size))
+    if fields[0] != 0x06064B50:
+        raise _damaged(file, "its zip64 end is wrong")
+    return fields[7], fields[9], fields[8]
+
+
+def _records(
+    file: BinaryIO,
+    start: int,
+    length: int,
+    directory: tuple[int, int, int],
+) -> dict[str, tuple[int, int]]:
+    """Walk the central directory."""
+    count, at, size = directory
+    if at + size > length or count * _CENTRAL.size > size:
+        raise _damaged(file, f"its zip directory claims {size} bytes at {at} of {length}")
+    data = read_exact(file, start + at, size)
+    records: dict[str, tuple[int, int]] = {}
+    position = 0
+    for _ in range(count):
+        fields = _CENTRAL.unpack_from(data, position)
+        if fields[0] != 0x02014B50:
+            raise _damaged(file, "a record of its zip directory has no signature")
+        name_end = position + _CENTRAL.size + fields[10]
+        extra_end = name_end + fields[11]
+        name = data[position + _CENTRAL.size : name_end].decode()
+        extra = data[name_end:extra_end]
+        position = extra_end + fields[12]
+        short = name.partition("/")[2]
+        if short in records:
+            raise _damaged(file, f"the record {name!r} is there twice")
+        records[short] = _locate(file, start, at, (name, fields, extra))
+    return records
+
+
+def _locate(
+    file: BinaryIO,
+    start: int,
+    limit: int,
+    entry: tuple[str, tuple[int, ...], bytes],
+) -> tuple[int, int]:
+    """Offset in the file and size of one record; checked against the file, not believed."""
+    name, fields, extra = entry
+    flags, method, packed, size, at = fields[3], fields[4], fields[8], fields[9], fields[16]
+    if method != 0 or flags & 0x41:
+        raise _damaged(file, f"the record {name!r} is compressed or encrypted")
+    packed, size, at = _zip64_sizes(extra, packed, size, at)
+    if packed != size or at + _LOCAL.size > limit:
+        raise _damaged(file, f"the record {name!r} claims {size} bytes at {at}")
+    local = _LOCAL.unpack(read_exact(file, start + at, _LOCAL.size))
+    data_at = at + _LOCAL.size + local[9] + local[10]
+    if local[0] != 0x04034B50 or data_at + size > limit:
+        raise _damaged(file, f"the record {name!r} claims {size} bytes at {data_at} of {limit}")
+    return start + data_at, size
+
+
+def _zip64_sizes(extra: bytes, packed: int, size: int, at: int) -> tuple[int, int, int]:
+    """The 64-bit values of a large record, where its 32-bit fields say that there are any."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, position)
+        if kind == 1:
+            values = list(struct.unpack_from(f"<{length // 8}Q", extra, position + 4))
+            size = values.pop(0) if size == _MAX32 else size
+            packed = values.pop(0) if packed == _MAX32 else packed
+            at = values.pop(0) if at == _MAX32 else at
+        position += 4 + length
+    return packed, size, at
+
+
+def check_opcodes(data: bytes, allowed: frozenset[str]) -> None:
+    """Look at a pickle's instructions before any is carried out.
+
+    The C unpickler allocates its memo by the largest index it is told: one instruction of five
+    bytes could ask for 64 GiB. So indices are bounded by the number of bytes.
+
+    Raises:
+        CheckpointDamaged: an instruction that is not allowed, or an index out of bounds.
+    """
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name not in allowed:
+                raise CheckpointDamaged(f"a pickled structure uses {opcode.name}")
+            if "PUT" in opcode.name and not 0 <= argument <= len(data):
+                raise CheckpointDamaged(f"a pickled structure asks for memo index {argument}")
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CheckpointDamaged(f"a pickled structure is malformed: {error}") from error
+
+
+# What the C pickler writes at protocol 2, the protocol of torch.save.
+_OPCODES = frozenset(
+    "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
+    "SHORT_BINSTRING EMPTY_DICT EMPTY_LIST EMPTY_TUPLE EMPTY_SET TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "APPEND APPENDS SETITEM SETITEMS GLOBAL REDUCE BUILD BINGET LONG_BINGET BINPUT LONG_BINPUT "
+    "BINPERSID".split(),
+)
+
+
+class StructureUnpickler(pickle.Unpickler):
+    """Rebuilds the structure of a torch file; tensors become `TensorRef`.
+
+    A pickle can call only what `find_class` gives it: constructors of plain types, and our own
+    stand-ins for torch's rebuild functions. Anything else is refused by name.
+    """
+
+    def __init__(self, data: bytes, file: str, records: dict[str, tuple[int, int]]) -> None:
+        """Prepare to read `data`, the record data.pkl of `file`."""
+        super().__init__(io.BytesIO(data))
+        self._file = file
+        self._records = records
+
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        """The constructor behind a name of the list; CheckpointDamaged for any other."""
+        if module == "torch._utils" and name == "_rebuild_tensor_v2":
+            return self._rebuild_typed
+        if module == "torch._utils" and name == "_rebuild_tensor_v3":
+            return self._rebuild_untyped
+        found = _CONSTRUCTORS.get((module, name)) or _torch_constant(module, name)
+        if found is None:
+            raise CheckpointDamaged(f"{self._file} asks for {module}.{name}: refused, not run")
+        return found
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        """A storage, by its record: `("storage", type, key, device, number of elements)`."""
+        _, kind, key, _, count = pid
+        offset, size = self._records[f"data/{key}"]
+        if not isinstance(kind, _StorageType) or size != count * kind.dtype.itemsize:
+            raise CheckpointDamaged(f"{self._file}: storage {key} does not have the claimed size")
+        return _Storage(offset, size, kind.dtype)
+
+    def _rebuild_typed(self, *arguments: Any) -> TensorRef:
+        """Stand-in for `_rebuild_tensor_v2`: the storage has the dtype."""
+        storage, first, shape, stride = arguments[:4]
+        return self._reference(storage, storage.dtype, first, (shape, stride))
+
+    def _rebuild_untyped(self, *arguments: Any) -> TensorRef:
+        """Stand-in for `_rebuild_tensor_v3`: newer dtypes, over a storage of plain bytes."""
+        storage, first, shape, stride, _, _, dtype = arguments[:7]
+        return self._reference(storage, dtype, first, (shape, stride))
+
+    def _reference(
+        self,
+        storage: _Storage,
+        dtype: torch.dtype,
+        first: int,
+        layout: tuple[tuple[int, ...], tuple[int, ...]],
+    ) -> TensorRef:
+        """The place of a tensor, if it lies inside its storage and in C order."""
+        shape, stride = layout
+        numel = 1
+        for size, step in zip(reversed(shape), reversed(stride), strict=True):
+            if size < 0 or (step != numel and size > 1):
+                raise CheckpointDamaged(f"{self._file} holds a tensor that is not contiguous")
+            numel *= size
+        offset, nbytes = first * dtype.itemsize, numel * dtype.itemsize
+        if first < 0 or offset + nbytes > storage.nbytes:
+            raise CheckpointDamaged(f"{self._file} holds a tensor larger than its storage")
+        return TensorRef(self._file, storage.offset + offset, nbytes, dtype, tuple(shape))
+
+
+@dataclass(frozen=True)
+class _StorageType:
+    """Stand-in for `torch.FloatStorage` and its like."""
+
+    dtype: torch.dtype
+
+
+_CONSTRUCTORS: dict[tuple[str, str], Callable[..., object]] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "Counter"): Counter,
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
+    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how protocol 2 writes bytes
+    ("__builtin__", "set"): set,
+    ("__builtin__", "complex"): complex,
+    ("__builtin__", "bytearray"): bytearray,
+}
+
+
+def _torch_constant(module: str, name: str) -> Any:
+    """A dtype of torch, or the stand-in for a class of storage; None for anything else."""
+    if module in ("torch", "torch.storage") and name in _STORAGE_TYPES:
+        return _STORAGE_TYPES[name]
+    value = getattr(torch, name, None) if module == "torch" else None
+    return value if isinstance(value, torch.dtype) else None
+
+
+_STORAGE_TYPES = {
+    f"{name}Storage": _StorageType(dtype)
+    for name, dtype in {
+        "Float": torch.float32,
+        "Double": torch.float64,
+        "Half": torch.float16,
+        "BFloat16": torch.bfloat16,
+        "Long": torch.int64,
+        "Int": torch.int32,
+        "Short": torch.int16,
+        "Char": torch.int8,
+        "Byte": torch.uint8,
+        "Bool": torch.bool,
+        "ComplexFloat": torch.complex64,
+        "ComplexDouble": torch.complex128,
+        "Untyped": torch.uint8,
+    }.items()
+}
+
+
+def read_tree(file: BinaryIO, name: str) -> Tree:
+    """The structure of a `torch.save` file, with a `TensorRef` for each tensor.
+
+    Raises:
+        CheckpointDamaged: anything that `torch.save` of plain types would not have written. No
+            code of the file is run, and nothing is allocated by a claim in it.
+    """
+    records = read_directory(file, 0, file_size(file))
+    offset, size = records.get("data.pkl", (0, -1))
+    if not 0 <= size <= _MAX_STRUCTURE or records.get("byteorder", (0, 6))[1] != len("little"):
+        raise _damaged(file, "it has no structure of a sensible size")
+    data = read_exact(file, offset, size)
+    check_opcodes(data, _OPCODES)
+    try:
+        return StructureUnpickler(data, name, records).load()
+    except CheckpointDamaged:
+        raise
+    except Exception as error:
+        raise _damaged(file, f"its structure cannot be rebuilt: {error!r}") from error
