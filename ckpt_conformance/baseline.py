@@ -1,7 +1,8 @@
-"""A baseline: the violations a project knows about, so that CI fails on new ones only.
+"""What is expected to be violated: by a manager's baseline, or by each mutant.
 
-Entries are keyed by adapter and invariant id. An entry that is no longer violated is listed as
-turned green, so that the file can shrink; UNKNOWN is not green.
+A baseline holds the violations a project knows about, so that CI fails on new ones only. Its
+entries are keyed by adapter and invariant id. One that is no longer violated is listed as turned
+green, so that the file can shrink; UNKNOWN is not green.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance import __version__
-from ckpt_conformance.certificate import as_table, write_json
+from ckpt_conformance.certificate import MACHINE_LIMIT, as_table, plain, write_json
 from ckpt_conformance.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.certificate import Json
+    from ckpt_conformance.mutants import MutantInfo
+    from ckpt_conformance.verdicts import CheckOutcome
 
 SCHEMA = "ckpt-conformance/baseline/v1"
+MATRIX_SCHEMA = "ckpt-conformance/kill-matrix/v1"
 GREEN = frozenset({Verdict.PASS, Verdict.NOT_MET, Verdict.NOT_APPLICABLE, Verdict.WAIVED})
 
 
@@ -57,6 +61,19 @@ def violated(result: Json) -> dict[str, str]:
         for name, one in sorted(invariants.items())
         if one["verdict"] == Verdict.VIOLATION
     }
+
+
+def asides(result: Json, old: Baseline | None) -> dict[str, list[str]]:
+    """List what nobody has to act on: unmet SHOULDs, and what the baseline knows."""
+    invariants: dict[str, Json] = result["invariants"]
+    unmet = [name for name, one in invariants.items() if one["verdict"] == Verdict.NOT_MET]
+    lists = {"SHOULD not met": sorted(unmet)}
+    if old:
+        known = old.known(result["adapter"]["name"])
+        green = old.turned_green(result).items()
+        lists["known, in the baseline"] = sorted(violated(result).keys() & known.keys())
+        lists["turned green, take out of the baseline"] = [f"{i} ({now})" for i, now in green]
+    return lists
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -130,3 +147,55 @@ def write_baseline(path: Path, results: Iterable[Json]) -> int:
     suite = {"version": __version__}
     write_json(path, {"schema": SCHEMA, "suite": suite, "violations": filled})
     return sum(map(len, filled.values()))
+
+
+def kill_matrix(
+    mutants: Mapping[str, MutantInfo], outcomes: Mapping[str, Sequence[CheckOutcome]]
+) -> Json:
+    """Compare what each mutant violates with what it was built to break.
+
+    `outcomes` are by adapter; those that belong to no mutant are controls. UNKNOWN is shown and
+    does not spare a mutant; in a control it is a fault, because "violates nothing" was not shown.
+    """
+    rows = {f"mutant:{name}": info for name, info in mutants.items()}
+    controls = {name: _control(ones) for name, ones in outcomes.items() if name not in rows}
+    killed = {rows[name].id: _kill(rows[name], outcomes[name]) for name in rows if name in outcomes}
+    exact = all(row["exact"] for row in (*controls.values(), *killed.values()))
+    return {
+        "schema": MATRIX_SCHEMA,
+        "suite": {"version": __version__},
+        "exact": exact,
+        "controls": controls,
+        "mutants": killed,
+    }
+
+
+def _kill(info: MutantInfo, outcomes: Sequence[CheckOutcome]) -> Json:
+    row = _row(outcomes, info.violates)
+    facts = {"bug": info.bug, "url": info.url, "change": info.change, "base": info.base}
+    return row | facts | {"exact": not row["missed"] and not row["extra"]}
+
+
+def _control(outcomes: Sequence[CheckOutcome]) -> Json:
+    row = _row(outcomes, frozenset())
+    limits = {one.invariant for one in outcomes if one.reason.startswith(MACHINE_LIMIT)}
+    clean = bool(outcomes) and not row["extra"] and limits.issuperset(row["unknown"])
+    return row | {"bug": "", "url": "", "change": "", "base": "", "exact": clean}
+
+
+def _row(outcomes: Sequence[CheckOutcome], expected: frozenset[str]) -> Json:
+    found = {one: _reasons(outcomes, one) for one in (Verdict.VIOLATION, Verdict.UNKNOWN)}
+    got, unknown = found[Verdict.VIOLATION], found[Verdict.UNKNOWN]
+    return {
+        "expected": sorted(expected),
+        "got": sorted(got),
+        "missed": sorted(expected - got.keys()),
+        "extra": sorted(got.keys() - expected),
+        "unknown": sorted(unknown.keys() - got.keys()),
+        "reasons": {name: plain(reason) for name, reason in sorted((unknown | got).items())},
+    }
+
+
+def _reasons(outcomes: Sequence[CheckOutcome], verdict: Verdict) -> dict[str, str]:
+    """Give the first reason for each invariant with this verdict."""
+    return {one.invariant: one.reason for one in reversed(outcomes) if one.verdict == verdict}

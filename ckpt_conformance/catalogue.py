@@ -99,7 +99,9 @@ def load_catalogue(version: int | None = None) -> Catalogue:
 
 
 def _invariant(name: str, entry: dict[str, object]) -> Invariant:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+    }
     invariant = Invariant(id=name, **values)  # type: ignore[arg-type]
     unknown = set(invariant.profiles) - PROFILES.keys()
     if unknown or invariant.basis not in BASES or invariant.family not in FAMILIES:

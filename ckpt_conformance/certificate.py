@@ -6,6 +6,7 @@ from that file alone. An invariant that was selected and has no outcome is UNKNO
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ from ckpt_conformance import __version__
 from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.catalogue import Catalogue, Invariant
@@ -40,6 +41,10 @@ Json = dict[str, Any]
 
 class ResultError(ValueError):
     """A result file that cannot be judged."""
+
+
+class RequestError(ValueError):
+    """A request that cannot be run: a usage error."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,46 @@ def selected(catalogue: Catalogue, options: SessionOptions) -> list[Invariant]:
         and (not profiles or profiles.intersection(invariant.profiles))
         and (not options.only or invariant.id in options.only)
     ]
+
+
+def check_request(options: SessionOptions, catalogue: Catalogue, profiles: Collection[str]) -> None:
+    """Refuse a request for what does not exist, before anything runs.
+
+    Raises:
+        RequestError: names the value, the reason and the nearest valid names.
+
+    """
+    if options.catalogue is not None and options.catalogue > catalogue.version:
+        raise RequestError(
+            f"--catalogue {options.catalogue} does not exist; the newest is {catalogue.version}"
+        )
+    check_names("profile", (*options.profiles, *options.claims), profiles)
+    check_names("invariant", options.only, catalogue.invariants)
+    if not selected(catalogue, options):
+        raise RequestError(
+            "nothing is left to judge: no invariant fits --profile, --only and --catalogue at "
+            "once; leave one of them out"
+        )
+
+
+def check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that does not exist.
+
+    Raises:
+        RequestError: names it, and the nearest that do exist.
+
+    """
+    for name in given:
+        if name not in known:
+            hint = f"{nearest(name, known)}`ckpt-conformance list {kind}s` names all"
+            raise RequestError(f"unknown {kind} {name!r}; {hint}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Write a hint with the valid names nearest to `name`, or nothing."""
+    folded = {one.casefold(): one for one in known}
+    found = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.55)
+    return f"did you mean {' or '.join(folded[one] for one in found)}? " if found else ""
 
 
 def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFacts) -> Json:

@@ -69,11 +69,23 @@ class Server:
         """Start it and wait until it is ready; raises ServerError with its reason."""
         self.folder = Path(tempfile.mkdtemp(prefix="ckc-server-"))
         self.socket = str(self.folder / "s")
-        command = [sys.executable, *_flags(), "-m", "ckpt_conformance.server", self.socket, *adapters]
+        command = [
+            sys.executable,
+            *_flags(),
+            "-m",
+            "ckpt_conformance.server",
+            self.socket,
+            *adapters,
+        ]
         environment = os.environ | FIXED_MACHINE
         self.log = (self.folder / "log").open("w+")
         self.process = subprocess.Popen(  # noqa: S603  our own module
-            command, stdout=subprocess.PIPE, stderr=self.log, env=environment, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env=environment,
+            text=True,
+            start_new_session=True,
         )
         line = self.process.stdout.readline() if self.process.stdout else ""
         answer = _parse(line)

@@ -204,4 +204,6 @@ class AdapterBase:
         raise NotImplementedError(msg)
 
 
-EVERYTHING = frozenset({"model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra"})
+EVERYTHING = frozenset(
+    {"model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra"}
+)

@@ -64,6 +64,16 @@ def leaves(state: object, path: str = "") -> dict[str, str]:
     return found
 
 
+def tensors(state: object, path: str = "") -> list[tuple[str, torch.Tensor]]:
+    """List the tensors of a state tree with their paths."""
+    if isinstance(state, torch.Tensor):
+        return [(path, state)]
+    found: list[tuple[str, torch.Tensor]] = []
+    for key, value in _children(state) or []:
+        found += tensors(value, f"{path}.{key}" if path else key)
+    return found
+
+
 def _children(state: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401  any state tree
     if isinstance(state, Mapping):
         pairs = ((_key(key), value) for key, value in state.items())
@@ -91,4 +101,7 @@ def differing(left: Mapping[str, str], right: Mapping[str, str], limit: int = 8)
     """Name the leaves that differ, at most `limit`, then how many more."""
     names = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
     more = [f"... and {len(names) - limit} more"] if len(names) > limit else []
-    return [f"{name}: {left.get(name, 'absent')[:8]} != {right.get(name, 'absent')[:8]}" for name in names[:limit]] + more
+    return [
+        f"{name}: {left.get(name, 'absent')[:8]} != {right.get(name, 'absent')[:8]}"
+        for name in names[:limit]
+    ] + more

@@ -1,4 +1,4 @@
-"""Where a run took place: what the numbers and the crash states of a certificate depend on.
+"""What surrounds a run: the machine, and the folder of its files.
 
 Nothing here imports torch: `ckpt-conformance list` and a certificate that is judged again must stay
 quick.
@@ -11,11 +11,22 @@ import os
 import platform
 import re
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MOUNTS = Path("/proc/self/mountinfo")
 PACKAGE = Path(__file__).resolve().parent
 GIT_SECONDS = 10
+MARK = "ckpt-conformance"  # stands near the beginning of every file that is ours
+FILES = ("result.json", "report.html", "junit.xml", "summary.md")
+
+
+class OutputError(ValueError):
+    """A folder that the certificate cannot be written to."""
 
 
 def describe_environment(scratch: Path) -> dict[str, str | int | None]:
@@ -105,3 +116,50 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def output_folders(out: Path, adapters: Sequence[str]) -> dict[str, Path]:
+    """Give the folder of each adapter: `out` itself for one, `out`/<name> for several."""
+    if len(adapters) == 1:
+        return {adapters[0]: out}
+    folders: dict[str, Path] = {}
+    for adapter in adapters:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", adapter).strip(".-") or "adapter"
+        taken = {folder.name.casefold() for folder in folders.values()}
+        names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 2**31))
+        folders[adapter] = out / next(name for name in names if name.casefold() not in taken)
+    return folders
+
+
+def prepare_output(folder: Path) -> None:
+    """Make sure, before anything runs, that the certificate can be written into `folder`.
+
+    Raises:
+        OutputError: it is no folder, cannot be written, or holds files of these names that are not
+            ours.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # asking for permission is not enough: a file system can be full or read-only
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to {folder}: {error.strerror}; name another folder with --out"
+        ) from error
+    for name in FILES:
+        _refuse_foreign(folder / name)
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    ours = False
+    if path.is_file():
+        with path.open("rb") as file:
+            ours = MARK.encode() in file.read(1024)
+    if not ours:
+        raise OutputError(
+            f"{path} was not written by {MARK} and would be overwritten; move it away or name "
+            "another folder with --out"
+        )

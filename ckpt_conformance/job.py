@@ -33,7 +33,11 @@ class Job:
         self.step, self.rank, self.world_size, self.device = 0, 0, 1, "cpu"
         RngState.seed(seed)
         parts = kinds.build(kind, seed, variant)
-        self.model, self.optimizers, self.schedulers = parts.model, parts.optimizers, parts.schedulers
+        self.model, self.optimizers, self.schedulers = (
+            parts.model,
+            parts.optimizers,
+            parts.schedulers,
+        )
         self.scaler, self.ema, self.loader = parts.scaler, parts.ema, parts.loader
         self.extra, self.gradients, self.accumulate = parts.extra, parts.gradients, parts.accumulate
         self.rng = RngState()
@@ -94,7 +98,9 @@ class Job:
         record = StepRecord(
             step=self.step,
             loss=digests.tensor_bytes(loss).hex(),
-            learning_rates=tuple(float(g["lr"]).hex() for o in self.optimizers.values() for g in o.param_groups),
+            learning_rates=tuple(
+                float(g["lr"]).hex() for o in self.optimizers.values() for g in o.param_groups
+            ),
             batch=self._batch,
             draws=self._draws,
             parameters=digests.digest(self.model.state_dict()),
@@ -131,14 +137,35 @@ class Job:
     def perturb(self) -> None:
         """Change every tensor of model, optimizer and EMA in place, and draw from every generator."""
         tensors = [*self.model.state_dict().values(), *self.ema.shadow.values()]
-        tensors += [v for o in self.optimizers.values() for s in o.state.values() for v in s.values()]
+        tensors += [
+            v for o in self.optimizers.values() for s in o.state.values() for v in s.values()
+        ]
         with torch.no_grad():
             for tensor in tensors:
                 if isinstance(tensor, torch.Tensor) and tensor.numel():
-                    tensor.detach().reshape(-1).view(torch.uint8).bitwise_xor_(1) if tensor.is_contiguous() else None
+                    tensor.detach().reshape(-1).view(torch.uint8).bitwise_xor_(
+                        1
+                    ) if tensor.is_contiguous() else None
         RngState.draw()
 
+    def realign(self) -> None:
+        """Lay every parameter out in fresh, aligned storage; no bit of it changes.
+
+        The address alone can change what a BLAS computes: with this, it is no longer the manager's.
+        """
+        for parameter in self.model.parameters():
+            parameter.data = parameter.detach().clone()
+
     def needles(self) -> list[dict[str, Any]]:
-        """Give bytes that must stand in any uncompressed payload: name and the first 64 bytes of each large tensor."""
-        found = ((name, digests.tensor_bytes(t)) for name, t in self.model.state_dict().items() if isinstance(t, torch.Tensor))
-        return [{"name": name, "bytes": data[:64].hex(), "size": len(data)} for name, data in found if len(data) >= 64]
+        """Give the first 64 bytes of each large tensor: they stand in any uncompressed payload."""
+        found = [
+            (f"{name}/{path}", tensor)
+            for name, part in self.components.items()
+            for path, tensor in digests.tensors(part.state_dict())
+        ]
+        read = ((name, digests.tensor_bytes(tensor)) for name, tensor in found)
+        return [
+            {"name": name, "bytes": data[:64].hex(), "size": len(data)}
+            for name, data in read
+            if len(data) >= 64 and any(data[:64])  # noqa: PLR2004  shorter or zero would match by chance
+        ]

@@ -37,12 +37,22 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "mixed": Kind(shows="tied, frozen, lazy, bf16, 0-dim and empty parameters; two groups; every generator"),
+    "mixed": Kind(
+        shows="tied, frozen, lazy, bf16, 0-dim and empty parameters; two groups; every generator"
+    ),
     "transformer": Kind(models.Transformer, shows="attention with tied embedding and head"),
     "conv": Kind(models.Convolution, shows="batch norm: running statistics and their counter"),
-    "two-optimizers": Kind(optimizer="two", shows="several optimizers with different numbers of keys"),
-    "accumulate": Kind(accumulate=3, shows="a save between two micro-batches: held gradients are state"),
-    "dtypes": Kind(models.Dtypes, "master", shows="fp8, complex, bool, int8, views, extra state, fp32 masters of bf16"),
+    "two-optimizers": Kind(
+        optimizer="two", shows="several optimizers with different numbers of keys"
+    ),
+    "accumulate": Kind(
+        accumulate=3, shows="a save between two micro-batches: held gradients are state"
+    ),
+    "dtypes": Kind(
+        models.Dtypes,
+        "master",
+        shows="fp8, complex, bool, int8, views, extra state, fp32 masters of bf16",
+    ),
     "workers": Kind(workers=2, shows="a loader with two worker processes that prefetch"),
     "cosine": Kind(schedule="cosine", shows="CosineAnnealingLR"),
     "linear": Kind(schedule="linear", shows="LinearLR"),
@@ -58,10 +68,16 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "linear": lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, HORIZON),
     "wsd": lambda o: lr_scheduler.SequentialLR(
         o,
-        [lr_scheduler.LinearLR(o, 0.1, 1.0, 3), lr_scheduler.ConstantLR(o, 1.0, 1), lr_scheduler.LinearLR(o, 1.0, 0.0, 9)],
+        [
+            lr_scheduler.LinearLR(o, 0.1, 1.0, 3),
+            lr_scheduler.ConstantLR(o, 1.0, 1),
+            lr_scheduler.LinearLR(o, 1.0, 0.0, 9),
+        ],
         [3, 6],
     ),
-    "rex": lambda o: lr_scheduler.LambdaLR(o, lambda n: (1 - n / HORIZON) / (1 - n / HORIZON + 0.5 * n / HORIZON)),
+    "rex": lambda o: lr_scheduler.LambdaLR(
+        o, lambda n: (1 - n / HORIZON) / (1 - n / HORIZON + 0.5 * n / HORIZON)
+    ),
     "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 5),
     "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 3, 5], 0.5),
 }
@@ -88,11 +104,23 @@ def build(name: str, seed: int, variant: str) -> Parts:
     model = _varied(kind.model(), variant)
     rate = 0.02 * (3.0 if variant == "drift" else 1.0)
     optimizers = _optimizers(kind.optimizer, model, rate, variant)
-    schedulers = {f"scheduler{key[9:]}": SCHEDULES[kind.schedule](o) for key, o in optimizers.items()}
+    schedulers = {
+        f"scheduler{key[9:]}": SCHEDULES[kind.schedule](o) for key, o in optimizers.items()
+    }
     scaler = GradScaler("cpu", init_scale=64.0 + 8 * (seed % 7), growth_interval=3)
     gradients = Gradients(model) if kind.accumulate > 1 else None
     loader = ShuffledLoader(seed, workers=kind.workers)
-    return Parts(model, optimizers, schedulers, scaler, Ema(model), loader, Extra(seed), gradients, kind.accumulate)
+    return Parts(
+        model,
+        optimizers,
+        schedulers,
+        scaler,
+        Ema(model),
+        loader,
+        Extra(seed),
+        gradients,
+        kind.accumulate,
+    )
 
 
 def loss(model: nn.Module, features: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
@@ -121,7 +149,10 @@ def _groups(model: nn.Module, variant: str) -> list[dict[str, Any]]:
     if variant == "reordered":
         decay.reverse()
     wd = 0.3 if variant == "drift" else 0.1
-    return [{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0, "betas": (0.8, 0.95)}]
+    return [
+        {"params": decay, "weight_decay": wd},
+        {"params": rest, "weight_decay": 0.0, "betas": (0.8, 0.95)},
+    ]
 
 
 def _optimizers(choice: str, model: nn.Module, rate: float, variant: str) -> dict[str, Optimizer]:

@@ -45,6 +45,7 @@ class Life:
         self.journal = LifeJournal(Path(program["journal"]))
         self.gate = Gate()
         self.faults: list[Any] = []
+        self.needles: dict[str, Any] = {}
         self.job = self.new_job(program["job"])
         self._opened: Any = None
         self.journal.on_acknowledged = self._acknowledged
@@ -61,7 +62,9 @@ class Life:
         if self._opened is None:
             given = self.program.get("options", {})
             mirror = Path(given["mirror"]) if given.get("mirror") else None
-            options = OpenOptions(given.get("keep_last"), mirror, self.gate.pass_through, given.get("kind"))
+            options = OpenOptions(
+                given.get("keep_last"), mirror, self.gate.pass_through, given.get("kind")
+            )
             self._opened = self.adapter.open(self.root, options)
         return self._opened
 
@@ -79,7 +82,9 @@ class Life:
         result: dict[str, Any] = {"op": op["op"]}
         try:
             getattr(self, f"op_{op['op']}")(op, result)
-        except Exception as error:  # noqa: BLE001  whatever the manager raises is what we came to see
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  what the manager raises is what we came to see; DCP's is no Exception
             result["error"] = self.describe(error)
             self.disarm()
         return result
@@ -92,8 +97,14 @@ class Life:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
         message = str(error)[:500]
-        return {"type": f"{kind.__module__}.{kind.__qualname__}", "message": message, "typed": typed,
-                "memory": memory, "where": where, "errno": getattr(error, "errno", None)}
+        return {
+            "type": f"{kind.__module__}.{kind.__qualname__}",
+            "message": message,
+            "typed": typed,
+            "memory": memory,
+            "where": where,
+            "errno": getattr(error, "errno", None),
+        }
 
     # -- faults ---------------------------------------------------------------------------------
 
@@ -101,7 +112,9 @@ class Life:
         """Install fault injectors; each spec names `module:Class` and its arguments."""
         for spec in specs:
             module, _, name = spec["injector"].partition(":")
-            injector = getattr(importlib.import_module(module), name)(root=self.root, journal=self.journal, **spec.get("args", {}))
+            injector = getattr(importlib.import_module(module), name)(
+                root=self.root, journal=self.journal, **spec.get("args", {})
+            )
             injector.install()
             self.faults.append(injector)
 
@@ -116,6 +129,7 @@ class Life:
 
     def _acknowledged(self, step: int) -> None:
         if self.program.get("snapshots"):
+            self.needles[str(step)] = self.job.needles()
             trees.copy(self.root, Path(self.program["snapshots"]) / str(step))
 
     # -- operations -------------------------------------------------------------------------------
@@ -143,7 +157,9 @@ class Life:
         if op.get("final"):
             result["final"] = self.job.leaves()
 
-    def _watcher(self, op: dict[str, Any], states: dict[str, Any], result: dict[str, Any]) -> Callable[[Job], None]:
+    def _watcher(
+        self, op: dict[str, Any], states: dict[str, Any], result: dict[str, Any]
+    ) -> Callable[[Job], None]:
         """Digest the state at loss calls: the first one of the life, or all with `watch`."""
         stop_after = op.get("stop_after")
         first: list[int] = []
@@ -153,6 +169,8 @@ class Life:
                 result["arrived"] = {"step": job.step, "ties": job.ties()}
             if not first or op.get("watch"):
                 states[str(job.step)] = job.leaves()
+            if op.get("realign") and not first:
+                job.realign()
             first.append(job.step)
             if stop_after is not None and len(first) > stop_after:
                 raise Stopped
@@ -178,7 +196,7 @@ class Life:
         self.journal.begun(step)
         try:
             self.opened.save(self.job, step)
-        except Exception as error:
+        except BaseException as error:
             self.journal.failed(step, error)
             raise
         self.journal.acknowledged(step)
@@ -229,8 +247,8 @@ class Life:
         result["value"] = self.job.leaves()
 
     def op_needles(self, _op: dict[str, Any], result: dict[str, Any]) -> None:
-        """Give bytes of live tensors that must stand in an uncompressed payload."""
-        result["value"] = self.job.needles()
+        """Give bytes of tensors that must stand in an uncompressed payload, by saved step."""
+        result["value"] = self.needles
 
     def op_perturb(self, _op: dict[str, Any], _result: dict[str, Any]) -> None:
         """Change every live tensor and every generator."""
@@ -248,7 +266,9 @@ class Life:
 
     def op_gate(self, op: dict[str, Any], result: dict[str, Any]) -> None:
         """Set the upload gate: open, shut (a slow network) or fail; or wait until an upload is at the gate."""
-        result["value"] = self.gate.set(op["state"]) if op["state"] != "await" else self.gate.wait_for_upload()
+        result["value"] = (
+            self.gate.set(op["state"]) if op["state"] != "await" else self.gate.wait_for_upload()
+        )
 
     def op_call(self, op: dict[str, Any], result: dict[str, Any]) -> None:
         """Call a capability's method; `$job` in the arguments is the live job."""

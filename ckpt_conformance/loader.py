@@ -67,10 +67,18 @@ class ShuffledLoader:
 
     def _batches(self, rest: list[list[int]]) -> Iterator[Batch]:
         if not self.workers:
-            return ((torch.tensor(ids), self.samples.features[ids], self.samples.classes[ids]) for ids in rest)
-        own = torch.Generator().manual_seed(0)  # else DataLoader draws a base seed from the global one
+            return (
+                (torch.tensor(ids), self.samples.features[ids], self.samples.classes[ids])
+                for ids in rest
+            )
+        own = torch.Generator().manual_seed(
+            0
+        )  # else DataLoader draws a base seed from the global one
         loader = DataLoader(
-            self.samples, batch_sampler=rest, num_workers=min(self.workers, len(rest)), generator=own
+            self.samples,
+            batch_sampler=rest,
+            num_workers=min(self.workers, len(rest)),
+            generator=own,
         )
         return iter(loader)
 

@@ -18,6 +18,10 @@ class Mixed(nn.Module):
     an empty parameter, a parameter that never gets a gradient, two of equal shape, dropout.
     """
 
+    constant: Tensor
+    seen: Tensor
+    average: Tensor
+
     def __init__(self) -> None:
         """Draw every tensor from the global generator."""
         super().__init__()
@@ -80,7 +84,9 @@ class Convolution(nn.Module):
         """Map features [B, 8] to logits [B, 16]; classes are not used."""
         del classes
         h = torch.relu(self.norm(self.conv(x.unsqueeze(1))))
-        logits: Tensor = self.head(h.flatten(1) + self.norm.running_mean.mean())
+        mean = self.norm.running_mean
+        shift = mean.mean() if mean is not None else 0.0
+        logits: Tensor = self.head(h.flatten(1) + shift)
         return logits
 
 
@@ -90,6 +96,16 @@ class Dtypes(nn.Module):
     `cache` is a non-persistent buffer that is derived from `table`; `amax` is what an fp8 recipe keeps
     beside the weights, through `get_extra_state`.
     """
+
+    left: Tensor
+    right: Tensor
+    strided: Tensor
+    eighth: Tensor
+    mask: Tensor
+    turns: Tensor
+    counts: Tensor
+    table: Tensor
+    cache: Tensor
 
     def __init__(self) -> None:
         """Draw every tensor from the global generator."""

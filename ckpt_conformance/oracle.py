@@ -25,7 +25,9 @@ def same(left: Mapping[str, Any], right: Mapping[str, Any], holds: Collection[st
     return held(left, holds) == held(right, holds)
 
 
-def differences(left: Mapping[str, Any], right: Mapping[str, Any], holds: Collection[str], limit: int = 8) -> list[str]:
+def differences(
+    left: Mapping[str, Any], right: Mapping[str, Any], holds: Collection[str], limit: int = 8
+) -> list[str]:
     """Name the leaves that differ, component first."""
     a, b = held(left, holds), held(right, holds)
     flat_a = {f"{c}/{leaf}": value for c, found in a.items() for leaf, value in found.items()}
@@ -53,7 +55,12 @@ def classify(
     `legal` maps each step that may be served to the state an undamaged load of it gives; `newest` is
     the newest step that was begun. LOST_ALL is for the caller: a refusal may be right.
     """
-    failed = {"hang": Outcome.HANG, "memory": Outcome.OUT_OF_MEMORY, "crashed": Outcome.CRASHED, "killed": Outcome.CRASHED}
+    failed = {
+        "hang": Outcome.HANG,
+        "memory": Outcome.OUT_OF_MEMORY,
+        "crashed": Outcome.CRASHED,
+        "killed": Outcome.CRASHED,
+    }
     if ending.how in failed:
         return failed[ending.how]
     if ending.error is not None:

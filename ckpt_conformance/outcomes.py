@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ckpt_conformance import bundle
 from ckpt_conformance.plugin import adapter_of
 from ckpt_conformance.verdicts import CheckOutcome, NotApplicable, Unknown, Verdict, Violation
 
@@ -30,18 +32,35 @@ def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
 
 def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
     """Give the outcome of an exception; what is no verdict of ours is a fault of the harness: UNKNOWN."""
-    common: dict[str, Any] = {"adapter": adapter_of(item), "invariant": invariant, "check": _name(item), "seed": _seed(item)}
+    common: dict[str, Any] = {
+        "adapter": adapter_of(item),
+        "invariant": invariant,
+        "check": _name(item),
+        "seed": _seed(item),
+    }
     if isinstance(error, Violation):
         verdict = Verdict.VIOLATION if _is_must(item, invariant) else Verdict.NOT_MET
-        return CheckOutcome(**common, verdict=verdict, reason=str(error), evidence=error.evidence, rate=error.rate)
+        return CheckOutcome(
+            **common, verdict=verdict, reason=str(error), evidence=error.evidence, rate=error.rate
+        )
     if isinstance(error, NotApplicable):
         return CheckOutcome(**common, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
     if isinstance(error, Unknown):
         return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=str(error))
     lines = traceback.format_exception(error)[-6:]
     return CheckOutcome(
-        **common, verdict=Verdict.UNKNOWN, reason=f"the harness failed: {type(error).__name__}: {error}", evidence={"trace": lines}
+        **common,
+        verdict=Verdict.UNKNOWN,
+        reason=f"the harness failed: {type(error).__name__}: {error}",
+        evidence={"trace": lines},
     )
+
+
+def keep(item: pytest.Item, outcome: CheckOutcome, subject: Subject | None) -> None:
+    """Write a bundle of a violation, if asked to, and name it in the evidence."""
+    folder = item.config.getoption("--ckpt-bundles")
+    if folder and subject and outcome.verdict in {Verdict.VIOLATION, Verdict.NOT_MET}:
+        outcome.evidence["bundle"] = bundle.write(Path(folder), subject, outcome).name
 
 
 def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
@@ -55,7 +74,7 @@ def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
 
 def block(outcome: dict[str, Any]) -> str:
     """Print a violation for a terminal: id, promise, reason, evidence, how to reproduce it."""
-    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+    from ckpt_conformance.catalogue import load_catalogue
 
     invariant = load_catalogue().invariants.get(outcome.get("invariant", ""))
     lines = [f"{outcome.get('verdict')} {outcome.get('invariant')}  {outcome.get('adapter')}"]
@@ -73,7 +92,7 @@ def reproduce(outcome: dict[str, Any]) -> str:
 
 
 def _is_must(item: pytest.Item, invariant: str) -> bool:
-    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+    from ckpt_conformance.catalogue import load_catalogue
 
     entry = load_catalogue(item.config.getoption("--ckpt-catalogue")).invariants[invariant]
     claims = set(item.config.getoption("--ckpt-claim"))

@@ -24,20 +24,71 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options; every one is prefixed, so that it can't meet another plugin's."""
     group = parser.getgroup("ckpt_conformance", "conformance of training checkpoint managers")
     add = group.addoption
-    add("--ckpt-adapter", action="append", default=[], metavar="NAME", help="adapter: a bundled name or module:attr (repeatable)")
-    add("--ckpt-profile", action="append", default=[], metavar="P", help="only invariants of this profile (repeatable)")
-    add("--ckpt-claim", action="append", default=[], metavar="P", help="make the practice of this profile a MUST (repeatable)")
-    add("--ckpt-only", action="append", default=[], metavar="ID", help="only this invariant (repeatable)")
-    add("--ckpt-budget", choices=("quick", "full"), default="quick", help="how much a check samples")
-    add("--ckpt-seed", type=int, default=0, metavar="N", help="seed of every choice; the same seed gives the same run")
-    add("--ckpt-catalogue", type=int, default=None, metavar="N", help="pin the version of the catalogue of invariants")
+    add(
+        "--ckpt-adapter",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="adapter: a bundled name or module:attr (repeatable)",
+    )
+    add(
+        "--ckpt-profile",
+        action="append",
+        default=[],
+        metavar="P",
+        help="only invariants of this profile (repeatable)",
+    )
+    add(
+        "--ckpt-claim",
+        action="append",
+        default=[],
+        metavar="P",
+        help="make the practice of this profile a MUST (repeatable)",
+    )
+    add(
+        "--ckpt-only",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only this invariant (repeatable)",
+    )
+    add(
+        "--ckpt-budget", choices=("quick", "full"), default="quick", help="how much a check samples"
+    )
+    add(
+        "--ckpt-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of every choice; the same seed gives the same run",
+    )
+    add(
+        "--ckpt-catalogue",
+        type=int,
+        default=None,
+        metavar="N",
+        help="pin the version of the catalogue of invariants",
+    )
     add("--ckpt-server", default=None, metavar="SOCKET", help="use a running fork server")
-    parser.addini("ckpt_adapters", "adapters to certify when --ckpt-adapter is not given", type="args", default=[])
+    add(
+        "--ckpt-bundles",
+        default=None,
+        metavar="DIR",
+        help="keep a bundle of each violation below DIR",
+    )
+    parser.addini(
+        "ckpt_adapters",
+        "adapters to certify when --ckpt-adapter is not given",
+        type="args",
+        default=[],
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the session's state."""
-    config.addinivalue_line("markers", f"{MARKER}(invariant): this test is the check of one invariant of the catalogue")
+    config.addinivalue_line(
+        "markers", f"{MARKER}(invariant): this test is the check of one invariant of the catalogue"
+    )
     if not hasattr(config, "workerinput"):
         pytest.register_assert_rewrite("ckpt_conformance.suites")
     config.stash[STATE] = State(config)
@@ -55,17 +106,21 @@ class State:
     def __init__(self, config: pytest.Config) -> None:
         """Read the options; nothing starts yet."""
         self.config = config
-        self.adapters: list[str] = config.getoption("--ckpt-adapter") or list(config.getini("ckpt_adapters"))
+        self.adapters: list[str] = config.getoption("--ckpt-adapter") or list(
+            config.getini("ckpt_adapters")
+        )
         self.server: Any = None
         self.subjects: dict[str, Subject] = {}
 
     def socket(self) -> str:
         """Give the server's socket; the first one to ask starts it."""
-        given = getattr(self.config, "workerinput", {}).get("ckpt_server") or self.config.getoption("--ckpt-server")
+        given = getattr(self.config, "workerinput", {}).get("ckpt_server") or self.config.getoption(
+            "--ckpt-server"
+        )
         if given:
             return str(given)
         if self.server is None:
-            from ckpt_conformance.client import Server  # noqa: PLC0415  light until a suite runs
+            from ckpt_conformance.client import Server
 
             self.server = Server(tuple(self.adapters))
         return str(self.server.socket)
@@ -73,9 +128,9 @@ class State:
     def subject(self, name: str, factory: pytest.TempPathFactory) -> Subject:
         """Give the subject of an adapter, made once per process."""
         if name not in self.subjects:
-            from ckpt_conformance import facts  # noqa: PLC0415
-            from ckpt_conformance.client import Client  # noqa: PLC0415
-            from ckpt_conformance.subject import Subject  # noqa: PLC0415
+            from ckpt_conformance import facts
+            from ckpt_conformance.client import Client
+            from ckpt_conformance.subject import Subject
 
             get = self.config.getoption
             client = Client(self.socket())
@@ -120,10 +175,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select by profile, id and catalogue version; group what shares golden runs."""
     get = config.getoption
-    profiles, only, version = set(get("--ckpt-profile")), set(get("--ckpt-only")), get("--ckpt-catalogue")
+    profiles, only, version = (
+        set(get("--ckpt-profile")),
+        set(get("--ckpt-only")),
+        get("--ckpt-catalogue"),
+    )
     if not any(invariant_of(item) for item in items):
         return
-    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+    from ckpt_conformance.catalogue import load_catalogue
 
     known = load_catalogue(version).invariants
     dropped = [item for item in items if not _selected(invariant_of(item), known, profiles, only)]
@@ -142,7 +201,9 @@ def _selected(name: str | None, known: Any, profiles: set[str], only: set[str]) 
         return not (profiles or only)
     if name not in known:
         return False
-    return (not only or name in only) and (not profiles or bool(profiles & set(known[name].profiles)))
+    return (not only or name in only) and (
+        not profiles or bool(profiles & set(known[name].profiles))
+    )
 
 
 def adapter_of(item: pytest.Item) -> str:
@@ -152,9 +213,11 @@ def adapter_of(item: pytest.Item) -> str:
 
 
 @pytest.fixture
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
     """Give the adapter under test, in an empty folder; skips what it does not declare."""
-    from ckpt_conformance.catalogue import load_catalogue  # noqa: PLC0415
+    from ckpt_conformance.catalogue import load_catalogue
 
     state = request.config.stash[STATE]
     found = state.subject(request.param, tmp_path_factory)
@@ -175,7 +238,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     name = invariant_of(pyfuncitem)
     if name is None:
         return (yield)
-    from ckpt_conformance import outcomes  # noqa: PLC0415
+    from ckpt_conformance import outcomes
 
     try:
         subject, invariant = pyfuncitem.stash[NEEDS]
@@ -183,6 +246,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         result = yield
     except BaseException as error:
         outcome = outcomes.of_error(pyfuncitem, name, error)
+        outcomes.keep(pyfuncitem, outcome, pyfuncitem.stash.get(NEEDS, (None, None))[0])
         pyfuncitem.user_properties.append((PROPERTY, outcome.to_json()))
         raise outcomes.as_pytest(outcome, error) from error
     pyfuncitem.user_properties.append((PROPERTY, outcomes.passed(pyfuncitem, name).to_json()))
@@ -190,13 +254,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
     """Give a check whose set-up failed its UNKNOWN; print a violation as a block, not as a traceback."""
     report = yield
     name = invariant_of(item)
     if name is None:
         return report
-    from ckpt_conformance import outcomes  # noqa: PLC0415
+    from ckpt_conformance import outcomes
 
     if call.when == "setup" and report.failed and call.excinfo:
         outcome = outcomes.of_error(item, name, call.excinfo.value)
@@ -208,7 +274,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def outcome_of(report: Any) -> dict[str, Any]:  # noqa: ANN401  TestReport
     """Give the outcome that a report carries; empty if none."""
-    found = [value for key, value in report.user_properties if key == PROPERTY]
+    found = [value for key, value in getattr(report, "user_properties", ()) if key == PROPERTY]
     return found[-1] if found else {}
 
 

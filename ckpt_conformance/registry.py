@@ -89,7 +89,11 @@ def _load(name: str, module: str, attribute: str) -> Any:  # noqa: ANN401
         loaded = importlib.import_module(module)
     except ImportError as error:
         extra = name if name in {"accelerate", "lightning"} else "reference"
-        hint = f"install it with: pip install 'ckpt-conformance[{extra}]'" if name in BUNDLED else "is it installed here?"
+        hint = (
+            f"install it with: pip install 'ckpt-conformance[{extra}]'"
+            if name in BUNDLED
+            else "is it installed here?"
+        )
         msg = f"adapter {name!r}: module {module!r} does not import ({error}); {hint}"
         raise AdapterError(msg) from error
     if not hasattr(loaded, attribute):

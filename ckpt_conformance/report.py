@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import itertools
 import json
 import re
-import tempfile
+import textwrap
 import xml.etree.ElementTree as ET
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import jinja2
 from markupsafe import Markup
+from rich.console import Console
+from rich.text import Text
 
+from ckpt_conformance.catalogue import FAMILIES
 from ckpt_conformance.certificate import (
     CERTIFIED,
     UNDECIDED,
@@ -25,38 +29,17 @@ from ckpt_conformance.certificate import (
     write_json,
     write_text,
 )
+from ckpt_conformance.environment import MARK
 from ckpt_conformance.verdicts import SEVERITY, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.certificate import Json
 
-MARK = "ckpt-conformance"  # stands near the beginning of every file that is ours
-FILES = ("result.json", "report.html", "junit.xml", "summary.md")
 CLIP = 4000
 ONE_LINE = 72
-FAMILIES = {
-    "SMOK": "Smoke",
-    "RTRP": "Round trip",
-    "COMP": "Completeness of state",
-    "RSUM": "Resumed trajectory",
-    "ATOM": "Atomicity under kill",
-    "DURA": "Durability under power loss",
-    "CORR": "Damage detection",
-    "IOER": "I/O errors and full disk",
-    "DISC": "Discovery and latest",
-    "RETN": "Retention",
-    "MIRR": "Mirror and upload",
-    "ASYN": "Async save",
-    "INTN": "Explicit intent",
-    "SHRD": "Shards and resharding",
-    "RANK": "Rank faults and coordination",
-    "VERS": "Versions and formats",
-    "SECU": "Untrusted input",
-    "SIDE": "Saving has no side effects",
-}
 
 
 class Word(NamedTuple):
@@ -76,10 +59,6 @@ WORDS = {
     Verdict.PASS: Word("✓", "+", "kept", "every check of the promise passed"),
     Verdict.NOT_APPLICABLE: Word("·", "-", "not applicable", "the manager does not declare it"),
 }
-
-
-class OutputError(ValueError):
-    """A folder that the certificate cannot be written to."""
 
 
 def shown(text: object) -> str:
@@ -115,6 +94,16 @@ def percent(rate: Sequence[int]) -> str:
 def count(number: int, noun: str) -> str:
     """Write "1 invariant", "2 invariants"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+STYLES = {
+    Verdict.VIOLATION: "bold red",
+    Verdict.UNKNOWN: "magenta",
+    Verdict.NOT_MET: "yellow",
+    Verdict.WAIVED: "cyan",
+    Verdict.PASS: "green",
+    Verdict.NOT_APPLICABLE: "dim",
+}
 
 
 class Incident(NamedTuple):
@@ -160,10 +149,10 @@ def headline(result: Json) -> Headline:
     counts = verdict_counts(result)
     status = judge(result)
     total = sum(counts.values())
-    said = [f"{one} {WORDS[verdict].label}" for verdict, one in counts.items()]
+    said = profile_note(counts)
     if result["harness"]:
-        said.append(count(len(result["harness"]), "fault") + " of the harness")
-    sentence = f"{count(total, 'invariant')}: {', '.join(said)}." if total else "Nothing ran."
+        said += f", and {count(len(result['harness']), 'fault')} of the harness"
+    sentence = f"{count(total, 'invariant')}: {said}." if total else "Nothing ran."
     if result["interrupted"]:
         sentence = f"Stopped before the end. {sentence}"
     if status == CERTIFIED:
@@ -209,7 +198,7 @@ def attention(result: Json) -> list[tuple[str, Json]]:
     return sorted(found, key=lambda pair: (-SEVERITY[Verdict(pair[1]["verdict"])], pair[0]))
 
 
-def profile_note(counts: Mapping[str, int]) -> str:
+def profile_note(counts: Mapping[Any, int]) -> str:
     """Write the counts of a profile; the SHOULDs that are not met stand there by name."""
     words = {verdict: word.label for verdict, word in WORDS.items()}
     words[Verdict.NOT_MET] = "SHOULD not met"
@@ -222,20 +211,44 @@ def _show(value: object) -> object:
     return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def render_html(result: Json) -> str:
-    """Render the report: one file, no network, no script."""
+def _markdown(value: object) -> object:
+    """Escape untrusted text for one cell or line of Markdown, HTML included."""
+    if isinstance(value, Markup):
+        return value
+    line = " ".join(clip(shown(value), 300).split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*\[\]|~#@])", r"\\\1", line)
+
+
+def _code(value: str) -> Markup:
+    """Put a command into one line of an indented code block, where Markdown escapes nothing."""
+    return Markup(" ".join(shown(value).split()))  # noqa: S704  no HTML comes of it
+
+
+def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Template:
+    """Load a template whose every expression passes `finalize`: no line of it can forget to."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ckpt_conformance", "templates"),
-        autoescape=True,
+        autoescape=".html" in name,  # noqa: S701  the others are Markdown and plain text
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=finalize,
     )
-    # Every text passes `shown` on its way out, so that no template line can forget it.
-    environment.finalize = _show
-    environment.filters |= {"pretty": pretty, "percent": percent, "incident": incident}
-    environment.filters |= {"profile_note": profile_note, "clip": clip}
-    return environment.get_template("report.html.j2").render(
+    environment.filters.update(
+        pretty=pretty,
+        percent=percent,
+        incident=incident,
+        profile_note=profile_note,
+        clip=clip,
+        code=_code,
+    )
+    return environment.get_template(name)
+
+
+def render_html(result: Json) -> str:
+    """Render the report: one file, no network, no script."""
+    return _template("report.html.j2", _show).render(
         result=result,
         headline=headline(result),
         counts=verdict_counts(result),
@@ -246,51 +259,36 @@ def render_html(result: Json) -> str:
     )
 
 
-def _cell(text: object) -> str:
-    """Escape untrusted text for a cell of a Markdown table, HTML included."""
-    line = " ".join(clip(shown(text), 300).split())
-    line = line.replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_\[\]|~#@])", r"\\\1", line)
-
-
-def summary_markdown(result: Json) -> str:
-    """Write the short summary for a CI page."""
-    first = headline(result)
-    lines = [
-        f"<!-- {MARK} -->",
-        f"## {WORDS[first.verdict].glyph} {_cell(result['adapter']['name'])}: {first.title}",
-        "",
-        first.sentence,
-        "",
-    ]
-    lines += _profile_table(result) + _attention_table(result)
-    suite = result["suite"]
-    lines.append(
-        f"Catalogue {suite['catalogue']}, suite {suite['version']}, seed {result['seed']}, "
-        f"budget {result['budget']}."
+def render_summary(result: Json) -> str:
+    """Render the short summary for a CI page, in Markdown."""
+    return _template("summary.md.j2", _markdown).render(
+        result=result,
+        headline=headline(result),
+        attention=attention(result),
+        words=WORDS,
+        mark=MARK,
     )
-    return "\n".join(lines) + "\n"
 
 
-def _profile_table(result: Json) -> list[str]:
-    rows = [
-        f"| {_cell(name)} | {WORDS[Verdict(one['verdict'])].glyph} {one['verdict']} "
-        f"| {profile_note(one['counts'])} |"
-        for name, one in result["profile_details"].items()
-    ]
-    return ["| profile | verdict | invariants |", "|---|---|---|", *rows, ""] if rows else []
+def render_text(template: str, width: int, **values: object) -> str:
+    """Render text for a terminal of this width; `wrap(indent)` folds, anything else stays long."""
+
+    def wrap(text: object, indent: int = 0) -> str:
+        lines = (
+            textwrap.wrap(line, max(width - indent, 20), break_on_hyphens=False) or [""]
+            for line in shown(text).splitlines()
+        )
+        return ("\n" + " " * indent).join(itertools.chain.from_iterable(lines))
+
+    return _template(template, _show).render(
+        wrap=wrap, one_line=one_line, words=WORDS, headline=headline, attention=attention, **values
+    )
 
 
-def _attention_table(result: Json) -> list[str]:
-    rows = [
-        f"| {name} | {one['verdict']} | {_cell(one['statement'])} | {_cell(one['reason'])} |"
-        for name, one in attention(result)
-    ]
-    if not rows:
-        return []
-    head = ["| invariant | verdict | promise | what happened |", "|---|---|---|---|"]
-    code = [f"    {' '.join(shown(one['reproduce']).split())}" for _, one in attention(result)]
-    return [*head, *rows, "", "Reproduce:", "", *code, ""]
+def one_line(value: object, limit: int = 160) -> str:
+    """Write a value of the evidence in one line."""
+    line = " ".join(pretty(value).split())
+    return line if len(line) <= limit else f"{line[:limit]}…"
 
 
 def junit_xml(result: Json) -> str:
@@ -343,57 +341,39 @@ def _case(adapter: str, name: str, one: Json) -> ET.Element:
     return case
 
 
-def output_folders(out: Path, adapters: Sequence[str]) -> dict[str, Path]:
-    """Give the folder of each adapter: `out` itself for one, `out`/<name> for several."""
-    if len(adapters) == 1:
-        return {adapters[0]: out}
-    folders: dict[str, Path] = {}
-    for adapter in adapters:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", adapter).strip(".-") or "adapter"
-        taken = {folder.name.casefold() for folder in folders.values()}
-        names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 2**31))
-        folders[adapter] = out / next(name for name in names if name.casefold() not in taken)
-    return folders
-
-
-def prepare_output(folder: Path) -> None:
-    """Make sure, before anything runs, that the certificate can be written into `folder`.
-
-    Raises:
-        OutputError: it is no folder, cannot be written, or holds files of these names that are not
-            ours.
-
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # asking for permission is not enough: a file system can be full or read-only
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to {folder}: {error.strerror}; name another folder with --out"
-        ) from error
-    for name in FILES:
-        _refuse_foreign(folder / name)
-
-
-def _refuse_foreign(path: Path) -> None:
-    if not path.exists():
-        return
-    ours = False
-    if path.is_file():
-        with path.open("rb") as file:
-            ours = MARK.encode() in file.read(1024)
-    if not ours:
-        raise OutputError(
-            f"{path} was not written by {MARK} and would be overwritten; move it away or name "
-            "another folder with --out"
-        )
-
-
 def write_certificate(result: Json, folder: Path) -> None:
     """Write the four files of one certificate; `bundles/` belongs to the session."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "result.json", result)
     write_text(folder / "report.html", render_html(result))
-    write_text(folder / "summary.md", summary_markdown(result))
+    write_text(folder / "summary.md", render_summary(result))
     write_text(folder / "junit.xml", junit_xml(result))
+
+
+def open_console(*, error: bool = False, file: TextIO | None = None) -> Console:
+    """Open a console that takes all text as it is; a log gets a fixed width."""
+    console = Console(stderr=error, file=file, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 100
+    return console
+
+
+def say(line: str, *, error: bool = False) -> None:
+    """Print text: lines that begin with the sign of a verdict take its colour."""
+    console = open_console(error=error)
+    if not console.encoding.lower().startswith("utf"):
+        line = line.translate({ord(word.glyph): word.ascii for word in WORDS.values()})
+        line = line.encode(console.encoding, "backslashreplace").decode(console.encoding)
+    text = Text(line)
+    for verdict, word in WORDS.items():
+        signs = f"[{re.escape(word.glyph + word.ascii)}]"
+        text.highlight_regex(rf"(?m)^ {{0,2}}{signs} \S+", STYLES[verdict])
+    text.highlight_regex(r"(?m)^error:|^ +(MISSED|EXTRA)\b", STYLES[Verdict.VIOLATION])
+    console.print(text, soft_wrap=True)
+
+
+def show(template: str, **values: object) -> None:
+    """Print a template of `templates/`; a log is not folded, so that it can be searched."""
+    console = open_console()
+    width = console.width if console.is_terminal else 10_000
+    say(render_text(template, width, **values).rstrip("\n") + "\n")

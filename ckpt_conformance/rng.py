@@ -20,7 +20,11 @@ class RngState:
         version, words, gauss = random.getstate()
         name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002  the global one
         state: dict[str, Any] = {
-            "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+            "python": {
+                "version": version,
+                "words": torch.tensor(words, dtype=torch.int64),
+                "gauss": gauss,
+            },
             "numpy": {
                 "name": str(name),
                 "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
@@ -56,7 +60,11 @@ class RngState:
     @staticmethod
     def draw() -> tuple[str, ...]:
         """Draw once from each generator and give the bits."""
-        drawn = [random.random().hex(), float(np.random.random()).hex(), float(torch.rand(())).hex()]  # noqa: NPY002, S311
+        drawn = [
+            random.random().hex(),
+            float(np.random.random()).hex(),
+            float(torch.rand(())).hex(),
+        ]
         if torch.cuda.is_available():
             drawn.append(float(torch.rand((), device="cuda")).hex())
         return tuple(drawn)

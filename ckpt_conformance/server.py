@@ -23,14 +23,14 @@ DEADLINE = 60.0  # seconds
 
 def preload(adapters: list[str]) -> None:
     """Import what every life needs and train one tiny job, so that no life pays for it."""
-    import torch  # noqa: PLC0415  imports belong to the server, not to whoever imports this module
+    import torch
     import torch._dynamo
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
 
     torch.set_num_threads(1)
-    from ckpt_conformance import life, registry  # noqa: PLC0415
-    from ckpt_conformance.job import Job  # noqa: PLC0415
+    from ckpt_conformance import life, registry
+    from ckpt_conformance.job import Job
 
     _ = life.MEMORY
     Job("mixed", 0).train(2)
@@ -109,13 +109,15 @@ class Server:
             if program.get("isolation") == "spawn":
                 source = Path(program["result"]).with_suffix(".program")
                 source.write_text(json.dumps(program))
-                os.execv(sys.executable, [sys.executable, "-m", "ckpt_conformance.life", str(source)])
-            from ckpt_conformance import life  # noqa: PLC0415
+                os.execv(
+                    sys.executable, [sys.executable, "-m", "ckpt_conformance.life", str(source)]
+                )
+            from ckpt_conformance import life
 
             life.live(program)
             code = 0
         except BaseException:  # noqa: BLE001  a child must never return into the server's loop
-            import traceback  # noqa: PLC0415
+            import traceback
 
             traceback.print_exc()
         finally:
@@ -132,8 +134,12 @@ class Server:
         _kill_group(pid)
         _, status, usage = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        answer = {"code": code, "hang": bool(program.get("hang")), "seconds": time.monotonic() - begun,
-                  "cpu": usage.ru_utime + usage.ru_stime}
+        answer = {
+            "code": code,
+            "hang": bool(program.get("hang")),
+            "seconds": time.monotonic() - begun,
+            "cpu": usage.ru_utime + usage.ru_stime,
+        }
         with contextlib.suppress(OSError):
             client.sendall(json.dumps(answer).encode() + b"\n")
 

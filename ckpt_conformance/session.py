@@ -69,7 +69,12 @@ class Collector:
         if not found or (report.when == "setup" and not report.failed) or report.when == "teardown":
             return
         rate = tuple(found["rate"]) if found["rate"] else None
-        known = {**found, "verdict": Verdict(found["verdict"]), "rate": rate, "seconds": report.duration}
+        known = {
+            **found,
+            "verdict": Verdict(found["verdict"]),
+            "rate": rate,
+            "seconds": report.duration,
+        }
         self.outcomes.append(CheckOutcome(**known))
         if self.options.on_progress:
             self.options.on_progress(len(self.outcomes), self.total, self.outcomes[-1])
@@ -86,7 +91,9 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
         code = pytest.main(_arguments(options, Path(folder)), plugins=[collector])
     fatal = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
     if collector.problems or fatal:
-        msg = "the suites did not run: " + ("\n".join(collector.problems) or f"pytest ended with {code!r}")
+        msg = "the suites did not run: " + (
+            "\n".join(collector.problems) or f"pytest ended with {code!r}"
+        )
         raise SessionError(msg)
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
@@ -96,12 +103,23 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
 def _arguments(options: SessionOptions, folder: Path) -> list[str]:
     """Give pytest's arguments: no configuration, no cache, nothing written into the user's folder."""
     targets = [f"{SUITES}.{module}" for module in options.modules] or [SUITES]
-    found = ["--pyargs", *targets, "-c", "/dev/null", f"--rootdir={folder}", f"--basetemp={folder / 'tmp'}"]
+    found = [
+        "--pyargs",
+        *targets,
+        "-c",
+        "/dev/null",
+        f"--rootdir={folder}",
+        f"--basetemp={folder / 'tmp'}",
+    ]
     found += ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore"]
     if options.jobs > 1:
         found += ["-n", str(options.jobs), "--dist", "loadgroup"]
     for name in ("adapter", "profile", "only", "claim"):
-        values = getattr(options, {"adapter": "adapters", "profile": "profiles", "claim": "claims"}.get(name, name))
+        values = getattr(
+            options,
+            {"adapter": "adapters", "profile": "profiles", "claim": "claims"}.get(name, name),
+        )
         found += [f"--ckpt-{name}={value}" for value in values]
     found += [f"--ckpt-budget={options.budget}", f"--ckpt-seed={options.seed}"]
+    found += [f"--ckpt-bundles={options.out}"] if options.out else []
     return found + ([f"--ckpt-catalogue={options.catalogue}"] if options.catalogue else [])

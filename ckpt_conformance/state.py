@@ -77,7 +77,11 @@ class Gradients:
 
     def state_dict(self) -> dict[str, Any]:
         """Give the gradients by name and the count of micro-batches."""
-        held = {n: p.grad.detach().clone() for n, p in self.model.named_parameters() if p.grad is not None}
+        held = {
+            n: p.grad.detach().clone()
+            for n, p in self.model.named_parameters()
+            if p.grad is not None
+        }
         return {"micro": self.micro, "held": held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -114,7 +118,9 @@ class MasterSgd(optim.Optimizer):
             state["momentum"] = torch.zeros_like(state["master"])
             state["step"] = torch.tensor(100_001.0)  # beyond what bf16 can count
         assert_grad = p.grad if p.grad is not None else torch.zeros_like(p)
-        state["momentum"].mul_(group["momentum"]).add_(assert_grad.float() + group["weight_decay"] * state["master"])
+        state["momentum"].mul_(group["momentum"]).add_(
+            assert_grad.float() + group["weight_decay"] * state["master"]
+        )
         state["master"].add_(state["momentum"], alpha=-group["lr"])
         state["step"] += 1
         p.copy_(state["master"].to(p.dtype))

@@ -26,7 +26,9 @@ class Golden:
     """A run without faults: a snapshot of the directory after each save, and what loads of them give.
 
     `at` maps a step to the state at that step's loss call in the run that never stopped; `served`
-    (filled by controls) to the state that this manager's own undamaged load gives.
+    (filled by controls) to the state that this manager's own undamaged load gives. `needles` gives,
+    for each saved step, the first bytes of its large tensors: where they stand is payload. `resumed`
+    keeps the lives of `resumption`.
     """
 
     saves: tuple[int, ...]
@@ -35,8 +37,9 @@ class Golden:
     at: dict[int, dict[str, Any]]
     records: list[dict[str, Any]]
     ties: list[list[str]]
-    needles: list[dict[str, Any]]
+    needles: dict[int, list[dict[str, Any]]]
     served: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    resumed: dict[tuple[int, bool], Ending] = field(default_factory=dict[tuple[int, bool], Any])
 
     def snapshot(self, step: int) -> Path:
         """Give the directory as it was when the save of `step` had returned."""
@@ -129,8 +132,8 @@ class Subject:
         return self.client.run(program)
 
     def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
-        """Train to a step with saves; `resume`, `stop_after`, `watch`, `faults`, `fault_step`, `final`."""
-        keys = ("resume", "stop_after", "watch", "faults", "fault_step", "final", "continue")
+        """Train to a step with saves; `resume`, `stop_after`, `watch`, `faults`, `fault_step`, `final`, `realign`."""
+        keys = ("resume", "stop_after", "watch", "faults", "fault_step", "final", "continue", "realign")
         op = {"op": "run", "until": until, "save_at": list(save_at)}
         op |= {key: given.pop(key) for key in keys if key in given}
         tail = given.pop("then", [])
@@ -164,13 +167,25 @@ class Subject:
         folder = self.folder / "golden" / str(len(self.goldens))
         trees.clear(folder)
         trees.clear(self.root)
-        ending = self.run(max(saves) + 4, saves, kind=kind, watch=True, snapshots=str(folder),
-                          then=[{"op": "needles"}, {"op": "close"}], **given)
+        ending = self.run(
+            max(saves) + 4,
+            saves,
+            kind=kind,
+            watch=True,
+            snapshots=str(folder),
+            then=[{"op": "needles"}, {"op": "close"}],
+            **given,
+        )
+        if ending.error and ending.error["type"] == "builtins.NotImplementedError":
+            raise NotApplicable(f"the adapter takes no job of kind {kind}: {self.tell(ending)}")
         if ending.how != "ended" or ending.error:
-            raise Unknown(f"control failed: a run without faults does not end well: {self.tell(ending)}")
+            raise Unknown(
+                f"control failed: a run without faults does not end well: {self.tell(ending)}"
+            )
         found = ending.result("run")
         at = {int(step): state for step, state in found["states"].items()}
-        needles = ending.result("needles").get("value", [])
+        found_needles = ending.result("needles").get("value", {})
+        needles = {int(step): each for step, each in found_needles.items()}
         return Golden(saves, kind, folder, at, found["records"], found["arrived"]["ties"], needles)
 
     def served(self, golden: Golden, step: int, **given: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -180,7 +195,9 @@ class Subject:
             ending = self.resume(kind=golden.kind, **given)
             arrived, state = oracle.arrival(ending)
             if arrived != step:
-                raise Unknown(f"control failed: an undamaged load of step {step} gives {self.tell(ending)}")
+                raise Unknown(
+                    f"control failed: an undamaged load of step {step} gives {self.tell(ending)}"
+                )
             golden.served[step] = state
         return golden.served[step]
 
@@ -194,9 +211,18 @@ class Subject:
 
     # -- judging -----------------------------------------------------------------------------------
 
-    def classify(self, ending: Ending, legal: Mapping[int, Any], *, newest: int, acknowledged: Collection[int]) -> Outcome:
+    def classify(
+        self,
+        ending: Ending,
+        legal: Mapping[int, Any],
+        *,
+        newest: int,
+        acknowledged: Collection[int],
+    ) -> Outcome:
         """Classify a resume on the held components."""
-        return oracle.classify(ending, legal, holds=self.holds, newest=newest, acknowledged=acknowledged)
+        return oracle.classify(
+            ending, legal, holds=self.holds, newest=newest, acknowledged=acknowledged
+        )
 
     def tell(self, ending: Ending) -> str:
         """Say in one line how a life ended."""
@@ -208,7 +234,9 @@ class Subject:
         step, _ = oracle.arrival(ending)
         return f"step {step}" if step is not None else "no training step"
 
-    def evidence(self, ending: Ending, state: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    def evidence(
+        self, ending: Ending, state: Mapping[str, Any] | None = None, **more: Any
+    ) -> dict[str, Any]:
         """Collect what a reader needs: how the life ended, the error, the leaves that differ."""
         found: dict[str, Any] = {"life": self.tell(ending), **more}
         if ending.error:
@@ -237,5 +265,8 @@ class Subject:
         if outcome not in allowed:
             step, _ = oracle.arrival(ending)
             wanted = legal.get(step or 0)
-            raise Violation(f"{message}: {outcome}", evidence=self.evidence(ending, wanted, outcome=str(outcome), **more))
+            raise Violation(
+                f"{message}: {outcome}",
+                evidence=self.evidence(ending, wanted, outcome=str(outcome), **more),
+            )
         return outcome

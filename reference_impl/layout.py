@@ -162,13 +162,26 @@ def tag_of(run_id: str) -> str:
     return kept or "run"
 
 
-def work_name(final: str, tag: str, state: Literal["tmp", "old", "del"]) -> str:
-    """A unique name for work in progress on `final`.
+def new_id() -> str:
+    """A unique id, 32 hex digits.
 
-    Unique names need no lock file, which a crash would leave behind for ever (PX10). The id comes
-    from the kernel, not from `random`: a save must not draw from the job's generators (G02).
+    It comes from the kernel, not from `random`: a save must not draw from the job's generators
+    (G02).
     """
-    return f"{final}.{tag}.{uuid.uuid4().hex[:12]}.{state}"
+    return uuid.uuid4().hex
+
+
+def work_name(
+    final: str,
+    tag: str,
+    state: Literal["tmp", "old", "del"],
+    unique: str | None = None,
+) -> str:
+    """A name for work in progress on `final`.
+
+    Unique names need no lock file, which a crash would leave behind for ever (PX10).
+    """
+    return f"{final}.{tag}.{(unique or new_id())[:12]}.{state}"
 
 
 def parse_work_name(name: str) -> WorkName | None:

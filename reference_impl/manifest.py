@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -90,6 +90,17 @@ class Manifest:
         body: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(self)}
         body[_DIGEST] = digest_bytes(canonical(body))
         return canonical(body)
+
+    def with_names(self, names: Mapping[str, str]) -> Manifest:
+        """The same checkpoint with its files under other names."""
+        return replace(
+            self,
+            files={names.get(name, name): entry for name, entry in self.files.items()},
+            tensors={
+                key: replace(entry, file=names.get(entry.file, entry.file))
+                for key, entry in self.tensors.items()
+            },
+        )
 
     @property
     def digest(self) -> str:
@@ -186,9 +197,19 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     kind: Literal["model", "dcp"] = body.pop("kind")
     if kind not in ("model", "dcp"):
         raise ValueError(f"its kind {kind!r} is unknown")
+    _check_shapes(body)
     numbers = {key: _count(body.pop(key), key) for key in ("step", "tokens_seen", "world_size")}
     texts = {key: _text(body.pop(key), key) for key in ("run_id", "save_id", "framework")}
     return Manifest(kind=kind, files=files, tensors=tensors, **numbers, **texts, **body)
+
+
+def _check_shapes(body: dict[str, Any]) -> None:
+    """The free-form parts are at least of the right form."""
+    parts = (body["config"], body["components"], *body["components"].values())
+    if not all(isinstance(part, dict) for part in parts):
+        raise TypeError("its config or components are not objects")
+    if not all(isinstance(key, str) for group in body["ties"] for key in group):
+        raise TypeError("its ties are not groups of keys")
 
 
 def _plain_name(name: str) -> str:

@@ -21,4 +21,6 @@ def test_a_new_process_loads_what_was_saved(subject: Subject) -> None:
     subject.run(4, (2, 4), then=[{"op": "close"}])
     ending = subject.resume()
     if subject.tell(ending) != "step 4":
-        raise Violation("the newest step does not load in a new process", evidence=subject.evidence(ending))
+        raise Violation(
+            "the newest step does not load in a new process", evidence=subject.evidence(ending)
+        )

@@ -36,7 +36,7 @@ EVIDENCE = {
     "component": "optimizer",
     "digest saved": "blake2b:9f2c6b1d77e04a55a1b0c3d2e4f5061728394a5b",
     "digest served": "blake2b:03ac674216f3e15c761ee1a5e255f067953623c8",
-    "file": "/tmp/ckpt-conformance/run-7/step-0000000030/__0_0.distcp",
+    "file": "run-7/checkpoints/step-0000000030/__0_0.distcp",
     "damage": {"kind": "bit flip", "offset": 40961, "bit": 3, "file size": 1048576},
 }
 STATEMENTS = {
@@ -297,3 +297,244 @@ def browser() -> Iterator[Browser]:
             yield started
         finally:
             started.close()
+
+
+# Opens everything, then names what reaches past the right edge or past its own box.
+OVERFLOW = """(width => {
+  document.querySelectorAll('details').forEach(one => one.open = true);
+  const name = one => one.tagName + '.' + one.getAttribute('class');
+  const seen = [...document.querySelectorAll('body *')].filter(one => !one.closest('svg, .away'));
+  const wide = seen.filter(one => one.getBoundingClientRect().right > width + 0.5);
+  const cut = seen.filter(one => one.clientWidth && one.scrollWidth > one.clientWidth + 1);
+  const page = document.documentElement.scrollWidth > width ? ['page'] : [];
+  return [...page, ...[...wide, ...cut].map(name)].slice(0, 8);
+})"""
+# WCAG 2: text against the first opaque background behind it.
+CONTRAST = """(() => {
+  document.querySelectorAll('details').forEach(one => one.open = true);
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const linear = one => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+  const light = rgb => rgb.slice(0, 3).map(one => linear(one / 255))
+    .reduce((sum, one, index) => sum + one * [0.2126, 0.7152, 0.0722][index], 0);
+  const behind = one => {
+    for (; one; one = one.parentElement) {
+      const colour = parts(getComputedStyle(one).backgroundColor);
+      if (colour.length < 4 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const parent = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || parent.closest('.away, svg')) continue;
+    const [a, b] = [light(parts(getComputedStyle(parent).color)), light(behind(parent))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.push([ratio, parent.className, walk.currentNode.data.trim().slice(0, 40)]);
+  }
+  return low.slice(0, 8);
+})()"""
+SHOWN = """[...document.querySelectorAll('.inv')]
+  .filter(one => one.checkVisibility()).map(one => one.classList[1])"""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    report.write_text(path, report.render_html(rich_result()))
+    return path
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_is_silent_and_fits(browser: Browser, page: Path, width: int, scheme: str) -> None:
+    browser.open(page, width, scheme)
+    assert browser.run(f"{OVERFLOW}({width})") == []
+    assert browser.complaints() == []
+    assert browser.run(CONTRAST) == []
+
+
+@pytest.mark.parametrize("verdict", [None, "PASS", "VIOLATION", "UNKNOWN", "NOT_APPLICABLE"])
+def test_page_of_one_verdict_fits(browser: Browser, tmp_path: Path, verdict: str | None) -> None:
+    result = make_result([verdict] if verdict else [])
+    path = tmp_path / "report.html"
+    report.write_text(path, report.render_html(result))
+    browser.open(path, 390)
+    assert browser.run(f"{OVERFLOW}(390)") == []
+    assert browser.complaints() == []
+
+
+def test_detectors_of_this_file_can_fail(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<!DOCTYPE html><body style='background:#fff'><div style='width:2000px'>x</div>"
+        "<p style='color:#999'>faint</p><img src='http://192.0.2.1/x.png'>"
+        "<script>console.error('heard')</script>"
+    )
+    browser.open(path, 390)
+    assert "page" in browser.run(f"{OVERFLOW}(390)")
+    assert browser.run(CONTRAST)[0][2] == "faint"
+    assert "heard" in str(browser.complaints())
+    assert "http://192.0.2.1/x.png" in browser.complaints()
+
+
+def test_hostile_text_is_shown_and_does_nothing(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    assert browser.run("document.title") == "torch-save-inplace: Not certified"
+    assert browser.run("document.querySelectorAll('script, img, iframe, object').length") == 0
+    links = browser.run("[...document.links].map(one => one.protocol)")
+    assert set(links) <= {"https:", "file:"}
+    text = browser.run("document.body.textContent")
+    for one in HOSTILE:
+        assert report.shown(one) in text
+
+
+def test_filters_work_without_a_script(browser: Browser, page: Path) -> None:
+    assert "<script>" not in page.read_text().replace("&lt;", "")
+    browser.open(page, 1280)
+    assert len(browser.run(SHOWN)) == 70
+    for verdict in Verdict:
+        # A click on the label, as a user's: the page itself holds no script.
+        browser.run(f"document.getElementById('f-{verdict}').click()")
+        assert set(browser.run(SHOWN)) == {f"v-{verdict}"}
+
+
+def test_links_lead_to_every_open_finding(browser: Browser, page: Path) -> None:
+    browser.open(page, 390)
+    lost = "[...document.querySelectorAll('a[href^=\"#\"]')].filter(one => !document.getElementById"
+    assert browser.run(f"{lost}(one.hash.slice(1))).length") == 0
+    folded = "[...document.querySelectorAll('.inv.v-VIOLATION, .inv.v-UNKNOWN')].every(x => x.open)"
+    assert browser.run(folded) is True
+
+
+def test_not_met_is_never_red(browser: Browser, page: Path) -> None:
+    for scheme in ("light", "dark"):
+        browser.open(page, 1280, scheme)
+        script = "getComputedStyle(document.querySelector('.inv.v-NOT_MET .i')).color"
+        red, green, blue = (int(part) for part in browser.run(script)[4:-1].split(","))
+        assert green > 0.6 * red > blue / 2, (red, green, blue)  # ochre: green close behind red
+
+
+def test_page_prints(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280, "dark")
+    browser.page("Emulation.setEmulatedMedia", media="print", features=[])
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("document.querySelector('.filter').checkVisibility()") is False
+    assert browser.page("Page.printToPDF")["data"].startswith("JVBERi")  # %PDF in base64
+
+
+def test_page_names_everything_a_reader_needs() -> None:
+    result = make_result(["VIOLATION", "NOT_MET"])
+    html = report.render_html(result)
+    one = result["invariants"]["CKC-SMOK-001"]
+    wanted = [one["statement"], one["why"], one["reason"], one["reproduce"], "promise (MUST)"]
+    wanted += ["40 of 64 (62.5 %)", "reproduced with a real process", "ext4", "Linux 6.18.44"]
+    wanted += ["https://github.com/Lightning-AI/pytorch-lightning/issues/688", "practice (SHOULD)"]
+    assert [text for text in wanted if text not in html.replace("&#39;", "'")] == []
+
+
+def test_headline_is_never_better_than_the_verdict() -> None:
+    good = make_result(["PASS", "NOT_MET", "WAIVED"])
+    assert report.headline(good).title == "Certified"
+    assert report.headline(make_result(["PASS", "VIOLATION"])).title == "Not certified"
+    assert report.headline(make_result(["PASS", "UNKNOWN"])).title == "Undecided"
+    assert report.headline(make_result(["NOT_APPLICABLE"])).title == "Nothing was shown"
+    assert report.headline(make_result([])).title == "Nothing was shown"
+    assert report.headline(good | {"profiles": {}}).title == "No violation in a selection"
+    stopped = report.headline(make_result(["PASS", "UNKNOWN"]) | {"interrupted": True})
+    assert stopped.sentence.startswith("Stopped before the end.")
+    harness = report.headline(good | {"harness": [one_check("UNKNOWN", "died")]})
+    assert harness.title == "Undecided"
+    assert "1 fault of the harness" in harness.sentence
+
+
+def test_junit_is_keyed_by_invariant_and_survives_hostile_text() -> None:
+    result = rich_result()
+    root = ET.fromstring(report.junit_xml(result))  # noqa: S314  our own file
+    cases = {case.get("name"): case for case in root.iter("testcase")}
+    assert result["invariants"].keys() <= cases.keys()
+    assert {case.get("classname") for case in cases.values()} == {"torch-save-inplace"}
+    kinds = {
+        "VIOLATION": ["failure"],
+        "UNKNOWN": ["error"],
+        "NOT_MET": ["skipped"],
+        "WAIVED": ["skipped"],
+        "NOT_APPLICABLE": ["skipped"],
+        "PASS": [],
+    }
+    for name, one in result["invariants"].items():
+        assert [child.tag for child in cases[name]] == kinds[one["verdict"]]
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("71", "7", "8")
+
+
+def test_summary_escapes_what_markdown_would_run() -> None:
+    text = report.summary_markdown(rich_result())
+    assert text.startswith("<!-- ckpt-conformance -->\n## ✗ torch-save-inplace: Not certified")
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in tables} == {4, 5}
+    cells = "".join(tables)
+    assert "<script" not in cells
+    assert "&lt;script" in cells
+    assert "\n    ckpt-conformance certify torch-save-inplace --only CKC-SMOK-001" in text
+    assert "\x1b" not in text
+
+
+def test_summary_of_a_clean_run_is_short() -> None:
+    text = report.summary_markdown(make_result(["PASS"] * 70))
+    assert len(text.splitlines()) < 20
+    assert "Reproduce" not in text
+
+
+def test_incidents_are_links_only_to_http() -> None:
+    known = report.incident("A01")
+    assert known.url == "https://github.com/Lightning-AI/pytorch-lightning/issues/688"
+    assert known.label == "A01 Lightning-AI/pytorch-lightning#688"
+    assert report.incident("https://example.org/7").url == "https://example.org/7"
+    for name in ("javascript:alert(1)", "Z99", "https://a b", "https://x\njavascript:1"):
+        assert report.incident(name).url == ""
+
+
+def test_pretty_and_clip() -> None:
+    assert report.pretty("two\nlines\x00") == "two\nlines\\x00"
+    assert report.pretty([1, 2]) == "[1, 2]"
+    assert report.pretty(list(range(40))).startswith("[\n  0,")
+    assert report.pretty("x" * 5000).endswith("… 1,000 more characters in result.json")
+    assert report.percent([1, 3]) == "1 of 3 (33.3 %)"
+    assert report.percent([0, 0]) == "0 of 0"
+
+
+def test_output_folders_of_several_adapters_never_meet(tmp_path: Path) -> None:
+    assert report.output_folders(tmp_path, ["pkg:make"]) == {"pkg:make": tmp_path}
+    names = ["my_pkg.adapter:make", "my_pkg.adapter/make", "../..", "a/../b", "MY_PKG.adapter:make"]
+    folders = report.output_folders(tmp_path, names)
+    assert folders["my_pkg.adapter:make"] == tmp_path / "my_pkg.adapter-make"
+    assert all(one.parent == tmp_path for one in folders.values())
+    assert len({one.name.casefold() for one in folders.values()}) == len(names)
+
+
+def test_certificate_is_written_over_its_own_files_only(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report.prepare_output(out)
+    (out / "notes.txt").write_text("mine")
+    for _ in range(2):
+        report.write_certificate(make_result(["PASS"]), out)
+        report.prepare_output(out)
+    assert sorted(one.name for one in out.iterdir()) == sorted([*report.FILES, "notes.txt"])
+
+
+@pytest.mark.parametrize("name", report.FILES)
+def test_foreign_files_are_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(report.OutputError, match="was not written by ckpt-conformance"):
+        report.prepare_output(tmp_path)
+    assert (tmp_path / name).read_text() == "{}"
+
+
+def test_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(report.OutputError, match="File exists; name another folder with --out"):
+        report.prepare_output(tmp_path / "file")
+    with pytest.raises(report.OutputError, match="Not a directory"):
+        report.prepare_output(tmp_path / "file" / "below")
+    with pytest.raises(report.OutputError, match="cannot write to /proc"):
+        report.prepare_output(Path("/proc/1"))

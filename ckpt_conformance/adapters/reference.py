@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import __version__
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
-from ckpt_conformance.reference_impl import CheckpointError, CheckpointManager, DirectoryMirror, rehydrate
+from ckpt_conformance.reference_impl import (
+    CheckpointError,
+    CheckpointManager,
+    DirectoryMirror,
+    rehydrate,
+)
 from ckpt_conformance.reference_impl.trainer import parts
 
 if TYPE_CHECKING:
@@ -76,13 +81,19 @@ class Reference(AdapterBase):
 
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""
-        mirror = DirectoryMirror(options.mirror, gate=options.upload_gate) if options.mirror else None
+        mirror = (
+            DirectoryMirror(options.mirror, gate=options.upload_gate) if options.mirror else None
+        )
         use_dcp = self.use_dcp if options.kind is None else options.kind == "dcp"
         keep = 0 if options.keep_last is None else options.keep_last
-        return ReferenceManager(self.manager(root, use_dcp=use_dcp, keep_last=keep, mirror=mirror), root)
+        return ReferenceManager(
+            self.manager(root, use_dcp=use_dcp, keep_last=keep, mirror=mirror), root
+        )
 
 
-def make(name: str, *, use_dcp: bool, manager: type[CheckpointManager] = CheckpointManager) -> Reference:
+def make(
+    name: str, *, use_dcp: bool, manager: type[CheckpointManager] = CheckpointManager
+) -> Reference:
     """Make the adapter of one format."""
     capabilities = {c for c in Capability if c is not Capability.EXPORT or use_dcp}
     return Reference(

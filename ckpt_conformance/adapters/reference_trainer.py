@@ -37,7 +37,9 @@ def make(name: str = "reference-trainer", trainer: type[Trainer] = Trainer) -> R
         name=name,
         version=__version__,
         shape="trainer",
-        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION, Capability.MIRROR}),
+        capabilities=frozenset(
+            {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION, Capability.MIRROR}
+        ),
         holds=EVERYTHING | {"gradients"},
         refusals=(CheckpointError,),
         library="ckpt-conformance reference_impl",

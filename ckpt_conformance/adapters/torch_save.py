@@ -92,8 +92,14 @@ def _make(name: str, recipe: str, *, atomic: bool, per_step: bool) -> TorchSave:
 
 inplace = _make("torch-save-inplace", "torch.save over one file", atomic=False, per_step=False)
 atomic_fixed_name = _make(
-    "torch-save-atomic-fixed-name", "torch.save to a temporary name, os.replace", atomic=True, per_step=False
+    "torch-save-atomic-fixed-name",
+    "torch.save to a temporary name, os.replace",
+    atomic=True,
+    per_step=False,
 )
 atomic_per_step = _make(
-    "torch-save-atomic-per-step", "torch.save to a temporary name, os.replace, a file per step", atomic=True, per_step=True
+    "torch-save-atomic-per-step",
+    "torch.save to a temporary name, os.replace, a file per step",
+    atomic=True,
+    per_step=True,
 )

@@ -49,7 +49,9 @@ def mutant(
             msg = f"mutant {name!r} is registered twice"
             raise ValueError(msg)
         thread = f"https://github.com/{repository}/issues/{number}"
-        _MUTANTS[name] = MutantInfo(name, name.partition("-")[0], thread, change, base, frozenset(violates), broken)
+        _MUTANTS[name] = MutantInfo(
+            name, name.partition("-")[0], thread, change, base, frozenset(violates), broken
+        )
         return broken
 
     return register
@@ -70,9 +72,11 @@ def adapter(name: str) -> Any:  # noqa: ANN401  an Adapter
         msg = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
         raise AdapterError(msg)
     if found.base == "reference-trainer":
-        from ckpt_conformance.adapters import reference_trainer  # noqa: PLC0415
+        from ckpt_conformance.adapters import reference_trainer
 
         return reference_trainer.make(f"mutant:{name}", trainer=found.broken)
-    from ckpt_conformance.adapters import reference  # noqa: PLC0415
+    from ckpt_conformance.adapters import reference
 
-    return reference.make(f"mutant:{name}", use_dcp=found.base == "reference-dcp", manager=found.broken)
+    return reference.make(
+        f"mutant:{name}", use_dcp=found.base == "reference-dcp", manager=found.broken
+    )

@@ -1,0 +1,67 @@
+"""What certifying costs: wall seconds, core-seconds and peak memory of `certify`, per adapter and budget."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+RUNS = [
+    ("reference", "quick", []),
+    ("dcp-per-step", "quick", []),
+    ("reference", "quick", ["--profile", "smoke"]),
+    ("reference", "full", []),
+    ("dcp-per-step", "full", []),
+]
+
+
+def peak_of_tree(stop: threading.Event, found: list[int]) -> None:
+    """Keep the largest resident set (KiB) that any process of this user's python shows, while running."""
+    while not stop.wait(0.2):
+        for path in Path("/proc").glob("[0-9]*/status"):
+            try:
+                text = path.read_text()
+            except OSError:
+                continue
+            if "Name:\tpython" in text or "Name:\tckpt-conf" in text:
+                for line in text.splitlines():
+                    if line.startswith("VmHWM:"):
+                        found[0] = max(found[0], int(line.split()[1]))
+
+
+def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
+    """Certify once and print a line."""
+    stop, peak = threading.Event(), [0]
+    watcher = threading.Thread(target=peak_of_tree, args=(stop, peak))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory(prefix="ckc-bench-") as out:
+        command = [sys.executable, "-m", "ckpt_conformance.cli", "certify", adapter, "--budget", budget, "--jobs", str(jobs), "--out", out, *more]
+        watcher.start()
+        begun = time.perf_counter()
+        code = subprocess.run(command, capture_output=True, check=False).returncode
+        wall = time.perf_counter() - begun
+        stop.set()
+        watcher.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    name = f"{adapter} {budget} {' '.join(more)}".strip()
+    print(f"{name:<44}{wall:>8.1f}{cpu:>10.1f}{peak[0] / 2**20:>10.2f}{code:>6}", flush=True)
+
+
+def main() -> None:
+    """Print the table. Core-seconds of the fork server's lives count once they are reaped."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2)
+    jobs = parser.parse_args().jobs
+    print(f"{jobs} workers\n{'run':<44}{'wall s':>8}{'core s':>10}{'peak GiB':>10}{'exit':>6}")
+    for adapter, budget, more in RUNS:
+        one(adapter, budget, more, jobs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""`torch.distributed.checkpoint` as its tutorial uses it: Stateful objects, save and load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizers
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.contract import OpenOptions, TrainingJob
+
+TUTORIAL = "docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html"
+
+
+@dataclass(frozen=True)
+class Optimizers:
+    """The tutorial's wrapper: the state of a model's optimizers by the names of its parameters."""
+
+    job: TrainingJob
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state; DCP reads into its tensors."""
+        return get_optimizers(self.job.model, list(self.job.optimizers.values()))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set what DCP has read."""
+        optimizers = list(self.job.optimizers.values())
+        set_optimizers(self.job.model, optimizers, optim_state_dict=state)
+
+
+@dataclass(frozen=True)
+class Directories:
+    """A directory per step, or one that every save overwrites."""
+
+    root: Path
+    per_step: bool
+
+    def path(self, step: int) -> Path:
+        """Name the directory of a step."""
+        return self.root / (f"step-{step}" if self.per_step else "checkpoint")
+
+    def parts(self, job: TrainingJob, step: int) -> dict[str, Any]:
+        """Give what is saved: the optimizers wrapped, the other components as they are."""
+        rest = {name: part for name, part in job.components.items() if name not in job.optimizers}
+        return {"optim": Optimizers(job), **rest, "step": step}
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        """Save everything and the step."""
+        save(self.parts(job, step), checkpoint_id=self.path(step))
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        """Load in place; only what never had a gradient may lack optimizer state.
+
+        `get_optimizer_state_dict` asks for that state too (pytorch/pytorch#192202), hence the
+        planner that people use for optimizers (NVIDIA-NeMo/Automodel#2071).
+        """
+        path = self.path(max(self.steps()) if step is None else step)
+        parts = self.parts(job, -1)
+        optim = {"optim": parts.pop("optim")}
+        load(optim, checkpoint_id=path, planner=DefaultLoadPlanner(allow_partial_load=True))
+        load(parts, checkpoint_id=path)
+        return int(parts["step"])
+
+    def steps(self) -> list[int]:
+        """List the directories that have their metadata, or read the step of the only one."""
+        names = [path.parent.name for path in self.root.glob("*/.metadata")]
+        if self.per_step:
+            found = (re.fullmatch(r"step-(\d+)", name) for name in names)
+            return sorted(int(match[1]) for match in found if match)
+        state = {"step": -1}
+        if names == ["checkpoint"]:
+            load(state, checkpoint_id=self.path(0))
+        return [step for step in state.values() if step >= 0]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True)
+class Dcp(AdapterBase):
+    """Adapter of one of the two recipes."""
+
+    per_step: bool = False
+
+    def open(self, root: Path, _options: OpenOptions) -> Directories:
+        """Open the recipe on a directory."""
+        return Directories(root, self.per_step)
+
+
+def _make(name: str, recipe: str, *, per_step: bool) -> Dcp:
+    capabilities = {Capability.STEPS} | ({Capability.EXPLICIT_STEP} if per_step else set())
+    return Dcp(
+        name=name,
+        version=torch.__version__,
+        holds=EVERYTHING | {"gradients"},
+        capabilities=frozenset(capabilities),
+        library="torch.distributed.checkpoint",
+        recipe=f"{recipe} ({TUTORIAL})",
+        per_step=per_step,
+    )
+
+
+per_step = _make("dcp-per-step", "dcp.save, a directory per step", per_step=True)
+overwrite = _make("dcp-overwrite", "dcp.save, one directory saved over and over", per_step=False)

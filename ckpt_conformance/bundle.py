@@ -1,0 +1,58 @@
+"""Bundles: what is kept of a violation, so that others can look and run it again.
+
+A bundle is a folder: `violation.json` (the outcome and how the check was run), `programs.json` (every
+life of the check, in order) and `checkpoints/` (the manager's directory as the last life left it).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees
+
+if TYPE_CHECKING:
+    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.verdicts import CheckOutcome
+
+SCHEMA = "ckpt-conformance/bundle/v1"
+
+
+class BundleError(ValueError):
+    """A folder is no bundle of ours; the message says why."""
+
+
+def safe(name: str) -> str:
+    """Make a name that any file system takes."""
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def write(folder: Path, subject: Subject, outcome: CheckOutcome) -> Path:
+    """Write a bundle below `folder` and give its path; an existing one of the same check is kept."""
+    check = outcome.check.partition("::")[2]
+    target = folder / safe(outcome.adapter) / "bundles" / f"{outcome.invariant}-{safe(check)}"
+    if target.exists():
+        return target
+    target.mkdir(parents=True)
+    how = {"schema": SCHEMA, "budget": subject.budget, "outcome": outcome.to_json()}
+    (target / "violation.json").write_text(json.dumps(how, indent=2, default=str))
+    (target / "programs.json").write_text(json.dumps(subject.programs, indent=1))
+    if subject.root.is_dir():
+        trees.copy(subject.root, target / "checkpoints")
+    return target
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read `violation.json`; raises BundleError for anything else."""
+    path = folder / "violation.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        msg = f"{folder} is no bundle: {path.name} does not read ({error})"
+        raise BundleError(msg) from error
+    if found.get("schema") != SCHEMA:
+        msg = f"{folder}: schema is {found.get('schema')!r}, this version reads {SCHEMA!r}"
+        raise BundleError(msg)
+    return found

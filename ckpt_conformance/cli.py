@@ -1,0 +1,414 @@
+"""The command line: `certify`, `mutants` and `list`.
+
+Exit status: 0 certified, 1 violations, 2 usage error, 3 undecided (UNKNOWN, or the harness itself
+failed), 130 stopped by hand. Results go to stdout, progress and errors to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self, TextIO
+
+from ckpt_conformance import __version__, environment, registry
+from ckpt_conformance.catalogue import PROFILES, load_catalogue
+from ckpt_conformance.verdicts import CheckOutcome, Verdict
+
+try:
+    import typer
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    from ckpt_conformance import baseline, certificate, report
+except ModuleNotFoundError as missing:
+    sys.stderr.write(
+        f"error: the command line needs {missing.name}, which is not installed; "
+        "install it with: pip install 'ckpt-conformance[cli]'\n"
+    )
+    raise SystemExit(2) from None
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ckpt_conformance.certificate import Json
+    from ckpt_conformance.registry import AdapterInfo
+    from ckpt_conformance.session import SessionOptions
+
+CONTROLS = ("reference", "reference-dcp", "reference-trainer")
+INTERRUPTED = 130
+QUIET_SECONDS, LINE_SECONDS = 2.0, 10.0
+MEANINGS = {0: "certified", 1: "violated", 3: "undecided"}
+
+app = typer.Typer(
+    name="ckpt-conformance",
+    help="Certify checkpoint managers: what comes back after a crash, and the evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Budget(StrEnum):
+    """How much a run may spend: `quick` is 12 core-seconds an adapter."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+class Listed(StrEnum):
+    """What `list` can show."""
+
+    ADAPTERS = "adapters"
+    INVARIANTS = "invariants"
+    PROFILES = "profiles"
+    FAULTS = "faults"
+    MUTANTS = "mutants"
+
+
+def fail(message: str) -> NoReturn:
+    """Report a usage error and leave with status 2."""
+    report.say(f"error: {report.shown(message)}", error=True)
+    raise typer.Exit(certificate.USAGE)
+
+
+class Progress:
+    """Shows how far a session is, and keeps what it has found in case it is stopped."""
+
+    def __init__(self, what: str) -> None:
+        """Write to a copy of stderr: pytest may have taken the original while checks run."""
+        self.outcomes: list[CheckOutcome] = []
+        self._console = report.open_console(file=_copy_of_stderr())
+        self._what = what
+        self._shown = time.monotonic() + QUIET_SECONDS - LINE_SECONDS
+        self._start = time.monotonic()
+        self._bar = RichProgress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal or self._console.is_dumb_terminal,
+        )
+        self._task = self._bar.add_task(what, total=None, note="starting")
+
+    def __enter__(self) -> Self:
+        """Show the bar at once: a session takes a while to start."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+        if self._console.file is not sys.stderr:
+            self._console.file.close()
+
+    def __call__(self, done: int, total: int, outcome: CheckOutcome | None) -> None:
+        """Take one step of the session."""
+        if outcome is not None:
+            self.outcomes.append(outcome)
+        bad = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
+        note = f"{report.count(bad, 'violation')}, {time.monotonic() - self._start:.0f} s"
+        self._bar.update(self._task, completed=done, total=total, note=note)
+        if self._bar.disable and time.monotonic() - self._shown >= LINE_SECONDS:
+            self._shown = time.monotonic()
+            self._console.print(f"{self._what}: {done} of {total} checks, {note}")
+
+
+def _copy_of_stderr() -> TextIO:
+    try:
+        return os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding)
+    except (OSError, ValueError):
+        return sys.stderr  # a test's or an embedder's: no descriptor behind it
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a session found, by adapter; `interrupted`: stopped by hand."""
+
+    outcomes: dict[str, list[CheckOutcome]]
+    interrupted: bool = False
+
+
+def run(options: SessionOptions, what: str) -> Found:
+    """Run a session; what was found before Ctrl-C is kept."""
+    from ckpt_conformance.session import run_session  # it loads pytest
+
+    interrupted = False
+    with Progress(what) as progress:
+        try:
+            outcomes = run_session(replace(options, on_progress=progress))
+        except KeyboardInterrupt:
+            outcomes, interrupted = progress.outcomes, True
+    grouped: dict[str, list[CheckOutcome]] = defaultdict(list)
+    for one in outcomes:
+        grouped[one.adapter].append(one)
+    return Found(dict(grouped), interrupted)
+
+
+def make_options(**values: Any) -> SessionOptions:  # noqa: ANN401  the fields of SessionOptions
+    """Make the options of a session."""
+    from ckpt_conformance.session import SessionOptions  # it loads pytest
+
+    return SessionOptions(**values)
+
+
+def _unique(given: Iterable[str] | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(given or ()))
+
+
+Names = list[str] | None
+Jobs = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Processes; default: one for each core.")
+]
+Spending = Annotated[Budget, typer.Option(help="How much to try.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Every choice follows from it.")]
+
+
+@app.command()
+def certify(  # noqa: PLR0913  one parameter for each option
+    adapters: Annotated[
+        list[str], typer.Argument(metavar="ADAPTER...", help="A bundled name, or module:attribute.")
+    ],
+    *,
+    profile: Annotated[Names, typer.Option(help="Judge this profile only (repeatable).")] = None,
+    claim: Annotated[
+        Names, typer.Option(help="Make the practice of this profile a MUST (repeatable).")
+    ] = None,
+    only: Annotated[
+        Names, typer.Option(metavar="ID", help="Judge this invariant only (repeatable).")
+    ] = None,
+    budget: Spending = Budget.QUICK,
+    jobs: Jobs = None,
+    seed: Seed = 0,
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the files; each of several adapters has its own."),
+    ] = Path("reports"),
+    known: Annotated[
+        Path | None, typer.Option("--baseline", help="Exit with 0 while only these are violated.")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None,
+        typer.Option(help="Write what is violated now; the exit status stays what it is."),
+    ] = None,
+    catalogue: Annotated[
+        int | None, typer.Option(min=1, help="Pin the version of the invariants.")
+    ] = None,
+) -> None:
+    """Certify checkpoint managers; write result.json, report.html, junit.xml and summary.md."""
+    options = make_options(
+        adapters=_unique(adapters),
+        # A claim outside the chosen profiles would never be tested.
+        profiles=_unique((*profile, *(claim or ()))) if profile else (),
+        only=_unique(only),
+        claims=_unique(claim),
+        budget=budget.value,
+        seed=seed,
+        jobs=jobs or environment.usable_cpus(),
+        out=out,
+        catalogue=catalogue,
+    )
+    infos = check_request(options)
+    old = prepare_files(options, known, write_baseline)
+    results = build_results(infos, run(options, "certify"), options)
+    raise typer.Exit(deliver(results, options, old, write_baseline))
+
+
+def check_request(options: SessionOptions) -> dict[str, AdapterInfo]:
+    """Refuse what does not exist, before anything runs; describe each adapter."""
+    try:
+        certificate.check_request(options, load_catalogue(), PROFILES)
+    except certificate.RequestError as error:
+        fail(str(error))
+    return {name: describe(name) for name in options.adapters}
+
+
+def describe(name: str) -> registry.AdapterInfo:
+    """Describe an adapter; one that is unknown or does not import is a usage error."""
+    try:
+        return registry.describe(name)
+    except registry.AdapterError as error:
+        fail(str(error))
+    except Exception as error:  # noqa: BLE001  whatever the adapter's own module raises
+        fail(f"adapter {name!r} fails before anything runs: {type(error).__name__}: {error}")
+
+
+def prepare_files(
+    options: SessionOptions, known: Path | None, write: Path | None
+) -> baseline.Baseline | None:
+    """Read the baseline and try every file that will be written, before anything runs."""
+    try:
+        old = baseline.read_baseline(known) if known else None
+        if write:
+            baseline.check_writable(write)
+        for folder in folders_of(options).values():
+            environment.prepare_output(folder)
+    except (baseline.BaselineError, environment.OutputError) as error:
+        fail(str(error))
+    return old
+
+
+def folders_of(options: SessionOptions) -> dict[str, Path]:
+    """Give the folder of each adapter's files."""
+    return environment.output_folders(options.out or Path(), options.adapters)
+
+
+def build_results(
+    infos: Mapping[str, AdapterInfo], found: Found, options: SessionOptions
+) -> list[Json]:
+    """Merge the outcomes into one result for each adapter."""
+    facts = certificate.RunFacts(
+        options=options,
+        catalogue=load_catalogue(),
+        profiles=PROFILES,
+        environment=environment.describe_environment(Path(tempfile.gettempdir())),
+        commit=environment.suite_commit(),
+        interrupted=found.interrupted,
+    )
+    return [
+        certificate.build_result(info, found.outcomes.get(name, ()), facts)
+        for name, info in infos.items()
+    ]
+
+
+def deliver(
+    results: Sequence[Json],
+    options: SessionOptions,
+    old: baseline.Baseline | None,
+    write: Path | None,
+) -> int:
+    """Write and print the results; give the exit status."""
+    for result, folder in zip(results, folders_of(options).values(), strict=True):
+        report.write_certificate(result, folder)
+        report.show(
+            "result.txt.j2",
+            result=result,
+            known=old.known(result["adapter"]["name"]) if old else {},
+            asides=baseline.asides(result, old),
+            report=str(folder / "report.html"),
+        )
+    if len(results) > 1:
+        profiles = dict.fromkeys(name for one in results for name in one["profiles"])
+        width = max(len(one["adapter"]["name"]) for one in results) + 2
+        report.show("managers.txt.j2", results=results, profiles=list(profiles), width=width)
+    if any(result["interrupted"] for result in results):
+        report.say("Stopped by hand: what did not run is UNKNOWN.")
+        return INTERRUPTED
+    if write:
+        report.say(
+            f"{write}: {report.count(baseline.write_baseline(write, results), 'known violation')}"
+        )
+    status = certificate.merge_status(
+        certificate.judge(one, old.known(one["adapter"]["name"]) if old else ()) for one in results
+    )
+    report.say(f"{MEANINGS[status]} (exit {status})")
+    return status
+
+
+@app.command()
+def mutants(
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="This mutant and its base only.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    jobs: Jobs = None,
+    budget: Spending = Budget.QUICK,
+    seed: Seed = 0,
+) -> None:
+    """Print the kill matrix: each mutant must violate exactly what it was built to break."""
+    from ckpt_conformance.mutants import all_mutants
+
+    known = all_mutants()
+    try:
+        certificate.check_names("mutant", only or (), known)
+    except certificate.RequestError as error:
+        fail(str(error))
+    chosen = {name: known[name] for name in only or known}
+    bases = {info.base for info in chosen.values()}
+    controls = [name for name in CONTROLS if not only or name in bases]
+    options = make_options(
+        adapters=(*controls, *(f"mutant:{name}" for name in chosen)),
+        claims=tuple(PROFILES),
+        budget=budget.value,
+        seed=seed,
+        jobs=jobs or environment.usable_cpus(),
+    )
+    found = run(options, "mutants")
+    # A control without any outcome was not shown to be clean.
+    outcomes = found.outcomes | {name: found.outcomes.get(name, []) for name in controls}
+    matrix = baseline.kill_matrix(chosen, found.outcomes if found.interrupted else outcomes)
+    if as_json:
+        typer.echo(json.dumps(matrix | {"interrupted": found.interrupted}, indent=2))
+    else:
+        width = max(map(len, (*controls, *chosen)))
+        report.show("kill_matrix.txt.j2", matrix=matrix, width=width, interrupted=found.interrupted)
+    raise typer.Exit(INTERRUPTED if found.interrupted else int(not matrix["exact"]))
+
+
+@app.command("list")
+def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> None:
+    """List what there is."""
+    report.show("listing.txt.j2", what=what.value, entries=entries(what))
+
+
+def entries(what: Listed) -> Mapping[str, object]:
+    """Give what there is by name; mutants and faults are imported only where they are listed."""
+    if what is Listed.MUTANTS:
+        from ckpt_conformance.mutants import all_mutants
+
+        return all_mutants()
+    if what is Listed.FAULTS:
+        from ckpt_conformance.fault_injectors import all_faults
+
+        return all_faults()
+    if what is Listed.ADAPTERS:
+        return {name: _adapter(name) for name in registry.bundled()}
+    return PROFILES if what is Listed.PROFILES else load_catalogue().invariants
+
+
+def _adapter(name: str) -> registry.AdapterInfo | str:
+    """Describe an adapter; one whose library is missing says what to install."""
+    try:
+        return registry.describe(name)
+    except registry.AdapterError as error:
+        return str(error)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Certify checkpoint managers: what comes back after a crash, and the evidence."""
+    if version:
+        typer.echo(f"ckpt-conformance {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a fault of the harness must not look like a violation."""
+    # An adapter beside the user is named as `my_adapter:make`, as `python -m` would find it.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        app()
+    except Exception:  # noqa: BLE001  Python itself would leave with 1, which means "violations"
+        traceback.print_exc()
+        sys.stderr.write(
+            "error: the harness failed; this says nothing about the manager. Please report it.\n"
+        )
+        raise SystemExit(certificate.UNDECIDED) from None
+
+
+if __name__ == "__main__":
+    main()

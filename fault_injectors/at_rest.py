@@ -1,0 +1,296 @@
+"""Damage of files that nobody writes at the moment: what a disk, a copy or a hand does to them.
+
+Models: flipped bits, zeroed and swapped blocks, files cut short, swapped, taken from another step,
+missing, unexpected or duplicated, metadata edited by hand, text in another encoding. Times, modes
+and inodes stay as they were, because a failing disk does not touch them either.
+Does not model: damage that moves while it is read, or directories that cannot be listed.
+Proof: each function gives a `Damage` with the digest before and after, and raises `Unknown` when
+nothing changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckpt_conformance.fault_injectors import payload
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ckpt_conformance.fault_injectors.payload import Place
+
+ABSENT = "absent"
+CUTS = ("0", "1", "half", "len-1")
+Cut = Literal["0", "1", "half", "len-1"]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What was done to which file, and the proof: digests of the file before and after."""
+
+    fault: str
+    file: str
+    offset: int | None
+    before: str
+    after: str
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain types only, for evidence."""
+        return asdict(self)
+
+
+def digest(path: Path) -> str:
+    """Digest a file's bytes; `absent` if there is no such file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ABSENT
+
+
+def _prove(fault: str, root: Path, file: str, before: str, **more: Any) -> Damage:  # noqa: ANN401
+    after = digest(root / file)
+    if after == before:
+        message = f"the fault {fault} did not fire: {file} still has digest {before}"
+        raise Unknown(message)
+    return Damage(fault, file, more.get("offset"), before, after, more.get("detail", ""))
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """Write a file in place and put its times back."""
+    info = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _patch(fault: str, root: Path, place: Place, change: Callable[[bytearray], str]) -> Damage:
+    """Change the bytes of a place; `change` edits them and says what it did."""
+    path = root / place.file
+    before, data = digest(path), bytearray(path.read_bytes())
+    window = data[place.offset : place.offset + place.length]
+    detail = change(window)
+    data[place.offset : place.offset + place.length] = window
+    rewrite(path, bytes(data))
+    detail = f"{detail} of {place.tensor or 'the middle of the largest file'}"
+    return _prove(fault, root, place.file, before, offset=place.offset, detail=detail)
+
+
+# -- bytes inside a file ---------------------------------------------------------------------------
+
+
+def flip_bits(root: Path, place: Place, rng: random.Random, bits: int = 1) -> Damage:
+    """Flip one bit, or several different ones, inside a place."""
+
+    def change(window: bytearray) -> str:
+        chosen = rng.sample(range(len(window) * 8), min(bits, len(window) * 8))
+        for bit in chosen:
+            window[bit // 8] ^= 1 << bit % 8
+        return f"bits {sorted(chosen)}"
+
+    return _patch("bit-flip" if bits == 1 else "multi-bit", root, place, change)
+
+
+def zero_block(root: Path, place: Place, size: int = 512) -> Damage:
+    """Zero the first bytes of a place: what a lost block of a file reads as."""
+
+    def change(window: bytearray) -> str:
+        count = min(size, len(window))
+        window[:count] = bytes(count)
+        return f"{count} bytes zeroed"
+
+    return _patch("zeroed-block", root, place, change)
+
+
+def swap_blocks(root: Path, place: Place, other: Place | None = None) -> Damage:
+    """Swap the bytes of two places of one file; without another, two halves of the place."""
+    if other is None:
+
+        def halves(window: bytearray) -> str:
+            half = len(window) // 2
+            window[:half], window[half : 2 * half] = window[half : 2 * half], window[:half]
+            return f"two halves of {half} bytes swapped"
+
+        return _patch("swapped-blocks", root, place, halves)
+    path = root / place.file
+    before, data = digest(path), bytearray(path.read_bytes())
+    size = min(place.length, other.length, abs(place.offset - other.offset))
+    first = slice(place.offset, place.offset + size)
+    second = slice(other.offset, other.offset + size)
+    data[first], data[second] = data[second], data[first]
+    rewrite(path, bytes(data))
+    detail = f"{size} bytes of {place.tensor} and {other.tensor} (at {other.offset}) swapped"
+    return _prove("swapped-blocks", root, place.file, before, offset=place.offset, detail=detail)
+
+
+# -- whole files -----------------------------------------------------------------------------------
+
+
+def truncate(root: Path, file: str, cut: Cut = "half") -> Damage:
+    """Cut a file to 0 bytes, 1 byte, half of it, or all but the last byte."""
+    path = root / file
+    before, data = digest(path), path.read_bytes()
+    length = {"0": 0, "1": 1, "half": len(data) // 2, "len-1": max(len(data) - 1, 0)}[cut]
+    rewrite(path, data[:length])
+    detail = f"{len(data)} to {length} bytes"
+    return _prove("truncation", root, file, before, offset=length, detail=detail)
+
+
+def swap_files(root: Path, file: str, other: str) -> Damage:
+    """Swap the bytes of two files, each under the other's name."""
+    left, right = root / file, root / other
+    before, data = digest(left), left.read_bytes()
+    rewrite(left, right.read_bytes())
+    rewrite(right, data)
+    return _prove("swapped-files", root, file, before, detail=f"with {other}")
+
+
+def replace_file(root: Path, file: str, source: Path, fault: str = "other-step") -> Damage:
+    """Put the bytes of a file from elsewhere under this name: of another step, of another shard."""
+    path = root / file
+    before = digest(path)
+    rewrite(path, source.read_bytes())
+    return _prove(fault, root, file, before, detail=f"bytes of {source.name}")
+
+
+def duplicate(root: Path, file: str, source: str) -> Damage:
+    """Put a copy of one file in the place of another: a shard that is there twice."""
+    return replace_file(root, file, root / source, fault="duplicated-file")
+
+
+def remove(root: Path, file: str) -> Damage:
+    """Delete a file."""
+    before = digest(root / file)
+    (root / file).unlink(missing_ok=True)
+    return _prove("missing-file", root, file, before)
+
+
+def add(root: Path, file: str, data: bytes = b"not yours\n") -> Damage:
+    """Put a file there that no save wrote."""
+    path = root / file
+    before = digest(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return _prove("extra-file", root, file, before)
+
+
+# -- metadata --------------------------------------------------------------------------------------
+
+
+def json_files(root: Path, files: list[str] | None = None) -> list[str]:
+    """Name the files that hold a JSON object or list."""
+    return [name for name in files or payload.names(root) if _parse(root / name) is not None]
+
+
+def _parse(path: Path) -> Any:  # noqa: ANN401  JSON
+    data = path.read_bytes()
+    if data[:1] not in (b"{", b"["):
+        return None
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _fields(tree: Any, kind: type) -> list[tuple[Any, Any]]:  # noqa: ANN401  JSON
+    """List (container, key) of every value of a kind, containers first to last."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    found: list[tuple[Any, Any]] = []
+    for key, value in items:
+        if isinstance(value, dict | list):
+            found += _fields(value, kind)
+        elif isinstance(value, kind) and not isinstance(value, bool):
+            found.append((tree, key))
+    return found
+
+
+def edit_json(root: Path, file: str, rng: random.Random, what: str = "number") -> Damage:
+    """Change one field of a JSON file as a hand would: a number by one, or a name by a letter."""
+    path = root / file
+    before, data = digest(path), path.read_bytes()
+    tree = json.loads(data)
+    fields = _fields(tree, int if what == "number" else str)
+    if not fields:
+        message = f"the fault edited-metadata did not fire: {file} holds no {what}"
+        raise Unknown(message)
+    container, key = rng.choice(fields)
+    old = container[key]
+    container[key] = old + 1 if what == "number" else f"{old}x"
+    compact = b": " not in data
+    separators = (",", ":") if compact else None
+    ascii_only = data.isascii()
+    text = json.dumps(tree, separators=separators, ensure_ascii=ascii_only, indent=_indent(data))
+    rewrite(path, text.encode() + (b"\n" if data.endswith(b"\n") else b""))
+    detail = f"{key}: {old!r} became {container[key]!r}"
+    return _prove("edited-metadata", root, file, before, detail=detail)
+
+
+def _indent(data: bytes) -> int | None:
+    """Give the indentation of the first line that has one, so that only the field changes."""
+    second = (data.split(b"\n")[1:2] or [b""])[0]
+    return len(second) - len(second.lstrip(b" ")) or None
+
+
+def break_utf8(root: Path, file: str) -> Damage:
+    """Put a byte that no UTF-8 text has into a text file, in the middle of its letters."""
+    path = root / file
+    before, data = digest(path), path.read_bytes()
+    letters = [at for at, byte in enumerate(data) if chr(byte).isalpha()]
+    at = letters[len(letters) // 2] if letters else len(data) // 2
+    rewrite(path, data[:at] + b"\xff" + data[at + 1 :])
+    return _prove("non-utf8", root, file, before, offset=at, detail="one byte became 0xff")
+
+
+# -- by name ---------------------------------------------------------------------------------------
+
+
+def _two(root: Path, rng: random.Random, file: str | None) -> tuple[str, str]:
+    found = payload.names(root)
+    first = file or rng.choice(found or [""])
+    others = [name for name in found if digest(root / name) != digest(root / first)]
+    if not others:
+        message = f"{root} holds no second file with other bytes"
+        raise Unknown(message)
+    return first, rng.choice(others)
+
+
+def _json(root: Path, file: str | None) -> str:
+    found = [file] if file else json_files(root)
+    if not found:
+        message = f"{root} holds no JSON file"
+        raise Unknown(message)
+    return found[0]
+
+
+def _at(root: Path, file: str | None) -> Place:
+    return payload.middle(root, [file] if file else None)
+
+
+AT_REST: Mapping[str, Callable[[Path, random.Random, str | None], Damage]] = {
+    "bit-flip": lambda root, rng, file: flip_bits(root, _at(root, file), rng),
+    "multi-bit": lambda root, rng, file: flip_bits(root, _at(root, file), rng, bits=9),
+    "zeroed-block": lambda root, _, file: zero_block(root, _at(root, file)),
+    "swapped-blocks": lambda root, _, file: swap_blocks(root, _at(root, file)),
+    "truncation-0": lambda root, _, file: truncate(root, _at(root, file).file, "0"),
+    "truncation-1": lambda root, _, file: truncate(root, _at(root, file).file, "1"),
+    "truncation-half": lambda root, _, file: truncate(root, _at(root, file).file, "half"),
+    "truncation-len-1": lambda root, _, file: truncate(root, _at(root, file).file, "len-1"),
+    "swapped-files": lambda root, rng, file: swap_files(root, *_two(root, rng, file)),
+    "duplicated-file": lambda root, rng, file: duplicate(root, *_two(root, rng, file)),
+    "missing-file": lambda root, _, file: remove(root, _at(root, file).file),
+    "extra-file": lambda root, _, file: add(root, file or "extra.bin"),
+    "edited-number": lambda root, rng, file: edit_json(root, _json(root, file), rng, "number"),
+    "edited-name": lambda root, rng, file: edit_json(root, _json(root, file), rng, "name"),
+    "non-utf8": lambda root, _, file: break_utf8(root, _json(root, file)),
+}
+"""Every fault of this module that needs one directory only: `AT_REST[name](root, rng, file)`."""
+
+
+def copy_damaged(source: Path, target: Path, fault: str, rng: random.Random) -> Damage:
+    """Copy a directory and damage the copy; the original stays as it is."""
+    shutil.copytree(source, target, symlinks=True)
+    return AT_REST[fault](target, rng, None)

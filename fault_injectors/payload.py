@@ -1,0 +1,96 @@
+"""Where a checkpoint keeps its payload, found without knowing the manager.
+
+Models: nothing; it aims. The bytes of live tensors (`Golden.needles`) are searched in the files, so
+a fault can hit a weight and not a comment. Files that belong to one step are those that its save
+made or changed.
+Does not model: compressed, encrypted or re-encoded payloads; there the middle of the largest file
+stands in, and the place says so (`found` is False).
+Proof: a place is the position where a tensor's first bytes were read from the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+GUESS = 256  # bytes around the middle of a file that stand in for a payload that was not found
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor's bytes in a file: name relative to the root, first byte, length."""
+
+    file: str
+    offset: int
+    length: int
+    tensor: str
+    found: bool = True
+
+
+def names(root: Path) -> list[str]:
+    """Name every regular file below a directory, sorted."""
+    return [path.relative_to(root).as_posix() for path in trees.files(root)]
+
+
+def changed(before: Path | None, after: Path) -> list[str]:
+    """Name the files that are in `after` and are absent from `before`, or differ there."""
+    if before is None:
+        return names(after)
+    return [name for name in names(after) if not _same(before / name, after / name)]
+
+
+def _same(left: Path, right: Path) -> bool:
+    return left.is_file() and left.read_bytes() == right.read_bytes()
+
+
+def of_step(golden: Any, step: int) -> list[str]:  # noqa: ANN401  a Golden: snapshots by step
+    """Name the files that the save of a step of a golden run made or changed."""
+    earlier = [each for each in golden.saves if each < step]
+    before = golden.snapshot(max(earlier)) if earlier else None
+    return changed(before, golden.snapshot(step))
+
+
+def find(
+    root: Path, needles: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
+) -> list[Place]:
+    """Find every place of the tensors in the files (all by default), in the order of the files."""
+    wanted = [(bytes.fromhex(each["bytes"]), each["size"], each["name"]) for each in needles]
+    found: dict[tuple[str, int], Place] = {}
+    for file in names(root) if files is None else files:
+        data = (root / file).read_bytes()
+        for start, size, tensor in wanted:
+            for offset in _occurrences(data, start):
+                length = min(size, len(data) - offset)
+                found.setdefault((file, offset), Place(file, offset, length, tensor))
+    return [found[key] for key in sorted(found)]
+
+
+def _occurrences(data: bytes, part: bytes) -> Iterable[int]:
+    at = data.find(part)
+    while at >= 0:
+        yield at
+        at = data.find(part, at + 1)
+
+
+def places(
+    root: Path, needles: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
+) -> list[Place]:
+    """Find payload as `find` does, or fall back to the middle of the largest file."""
+    return find(root, needles, files) or [middle(root, files)]
+
+
+def middle(root: Path, files: Sequence[str] | None = None) -> Place:
+    """Give the middle of the largest file; raises ValueError if there is no file with a byte."""
+    sizes = {name: (root / name).stat().st_size for name in (files or names(root))}
+    largest = max(sizes, key=lambda name: (sizes[name], name), default=None)
+    if largest is None or not sizes[largest]:
+        message = f"{root} holds no file with a byte in it"
+        raise ValueError(message)
+    length = min(GUESS, sizes[largest])
+    return Place(largest, (sizes[largest] - length) // 2, length, "", found=False)

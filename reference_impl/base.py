@@ -1,0 +1,134 @@
+"""What the parts of the manager share: its settings, and the few operations that touch a disk.
+
+Every operation that a crash can interrupt is a method of its own, so that it can be watched, or
+broken on purpose.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ckpt_conformance.reference_impl import durable, layout
+from ckpt_conformance.reference_impl.manifest import check_config
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from ckpt_conformance.reference_impl.mirror import Mirror
+
+logger = logging.getLogger(__name__)
+
+_RUN_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class ManagerBase:
+    """Settings, the run's id, and the primitives of the commit protocol."""
+
+    def __init__(  # noqa: PLR0913 - these are the settings of a manager
+        self,
+        root: str | os.PathLike[str],
+        *,
+        use_dcp: bool = False,
+        keep_last: int = 2,
+        mirror: Mirror | None = None,
+        run_id: str | None = None,
+        parents: Collection[str] = (),
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Manage the checkpoints of one run in one directory. Nothing is written yet.
+
+        Args:
+            root: the directory. One live writer at a time; created by the first save.
+            use_dcp: write the DCP format instead of per-rank files. Both are read.
+            keep_last: how many steps of this run stay, newest by number; 0 or less keeps all
+                (KX7).
+            mirror: where each checkpoint is copied to. With one, a step is only deleted here
+                after it was verified there.
+            run_id: of this run. By default it is kept in the root, so a restart is the same run.
+            parents: runs that this one continues: their checkpoints count as its own.
+            config: kept in every manifest; a difference is reported at load (F07).
+
+        Raises:
+            SaveRefused: a configuration that JSON does not keep.
+        """
+        self.root = Path(os.fspath(root))
+        self.use_dcp = use_dcp
+        self.keep_last = keep_last
+        self.mirror = mirror
+        self.parents = frozenset(parents)
+        self.config = check_config(config or {})
+        self._run_id = run_id
+
+    # ---- the run -------------------------------------------------------------------------------
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of this run; None while nothing has been saved and none was given."""
+        if self._run_id is None:
+            self._run_id = self.read_run_id()
+        return self._run_id
+
+    def read_run_id(self) -> str | None:
+        """The id in the root; None without one, or when it is not an id."""
+        try:
+            text = (self.root / layout.RUN_ID).read_bytes()[:256].decode("ascii").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except UnicodeDecodeError:
+            text = ""
+        if not _RUN_ID.fullmatch(text):
+            logger.warning("%s holds no id: a new one is made", self.root / layout.RUN_ID)
+            return None
+        return text
+
+    def ensure_run_id(self) -> str:
+        """The id of this run, made and kept in the root if there is none."""
+        if self.run_id is None:
+            self._run_id = layout.new_id()
+            self.replace_small_file(layout.RUN_ID, f"{self._run_id}\n".encode())
+        return str(self._run_id)
+
+    @property
+    def own_runs(self) -> frozenset[str]:
+        """The runs whose checkpoints this one may delete."""
+        return self.parents | ({self.run_id} if self.run_id else frozenset())
+
+    @property
+    def tag(self) -> str:
+        """What this run's names of work in progress carry."""
+        return layout.tag_of(self.run_id or "")
+
+    # ---- the primitives of the commit ----------------------------------------------------------
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Make an open file's content durable."""
+        durable.fsync_file(file)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        durable.fsync_dir(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename in one step; an existing file of the target's name is replaced."""
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file or a directory of ours; it need not be there."""
+        durable.remove_tree(path)
+
+    def write_bytes(self, path: Path, data: bytes) -> None:
+        """Write a small file under a new name, durably."""
+        with durable.create(path) as file:
+            file.write(data)
+            self.fsync_file(file)
+
+    def replace_small_file(self, name: str, data: bytes) -> None:
+        """Give a small file of the root a new content, all or nothing, durably."""
+        staged = self.root / layout.work_name(name, self.tag, "tmp")
+        self.write_bytes(staged, data)
+        self.rename(staged, self.root / name)
+        self.fsync_dir(self.root)

@@ -1,0 +1,377 @@
+"""The DCP format: written by torch's own writer, read by our own reader.
+
+The stock reader unpickles `.metadata` and every BYTE_IO item, casts dtypes, ignores unexpected
+keys and leaves a destination untouched where the chunk list has a hole (MX3, MX11, J01, J04). So
+only the writer is used. A directory stays loadable by stock `dcp.load`: tensors are under the
+keys that DCP gives them, `model.0.weight` and `optimizer.state.0.exp_avg`. What is not a tensor
+stands in `extra_state.pt`, never in a pickled BYTE_IO item.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+
+from ckpt_conformance.reference_impl import durable
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.layout import DCP_METADATA
+from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
+from ckpt_conformance.reference_impl.torch_zip import check_opcodes, read_directory
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+_MAX_METADATA = 256 << 20
+
+
+class _HashingFileSystem(FileSystem):
+    """The writer's file system: hashes what is written, and syncs it before it is closed.
+
+    DCP calls fsync while small metadata still sits in Python's buffer, so that it syncs 0 bytes;
+    its own syncing is switched off, and ours done with a flush.
+    """
+
+    def __init__(self, sync: Callable[[BinaryIO], None], expected_bytes: int) -> None:
+        """Begin with no file written."""
+        self.files: dict[str, FileEntry] = {}
+        self._sync = sync
+        self._expected = expected_bytes
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Open a new file for writing; it has been synced when the context ends."""
+        if mode != "wb":
+            raise ValueError(f"{path} was opened with mode {mode}: this serves saves only")
+        with durable.create(Path(path)) as file:
+            writer = durable.HashingWriter(file, self._expected)
+            yield cast("io.IOBase", writer)
+            self._sync(file)
+            self.files[Path(path).name] = FileEntry(writer.size, writer.hexdigest())
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Rename a file inside the staging directory, and what is known about it."""
+        super().rename(path, new_path)
+        self.files[Path(new_path).name] = self.files.pop(Path(path).name)
+
+
+class _Writer(FileSystemWriter):
+    """Torch's writer: one file, one thread, and no path of this machine in the metadata (B12).
+
+    With more than one thread an I/O error in a worker is swallowed and the save reports success.
+    """
+
+    def __init__(self, directory: Path, files: _HashingFileSystem, save_id: str) -> None:
+        """Write into a staging directory."""
+        super().__init__(
+            directory,
+            single_file_per_rank=True,
+            sync_files=False,
+            thread_count=1,
+        )
+        self.fs = files
+        self._our_save_id = save_id
+
+    def storage_meta(self) -> StorageMeta:
+        """What the metadata says about the save: its id only."""
+        return StorageMeta(checkpoint_id=None, save_id=self._our_save_id)
+
+
+def write_tensors(
+    directory: Path,
+    tensors: Mapping[str, torch.Tensor],
+    save_id: str,
+    sync: Callable[[BinaryIO], None],
+) -> dict[str, FileEntry]:
+    """Write tensors with stock DCP into an existing, empty staging directory.
+
+    Args:
+        directory: where.
+        tensors: dense, contiguous CPU tensors by key.
+        save_id: of this save.
+        sync: makes an open file durable.
+
+    Returns:
+        The files written, with sizes and digests.
+    """
+    files = _HashingFileSystem(sync, sum(tensor.nbytes for tensor in tensors.values()))
+    with warnings.catch_warnings():
+        # Torch warns whenever DCP runs in one process, which is what no_dist asks for.
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.save(
+            dict(tensors),
+            storage_writer=_Writer(directory, files, save_id),
+            planner=dcp.DefaultSavePlanner(),
+            no_dist=True,
+        )
+    return files.files
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a tensor: where it begins and how large it is, per dimension, and where it lies.
+
+    Attributes:
+        offsets: first index in each dimension of the whole tensor.
+        sizes: extent in each dimension.
+        file: name of the shard.
+        start: first byte of the zip archive of this chunk in the shard.
+        length: bytes of the archive.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as `.metadata` describes it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """A BYTE_IO item: a small `torch.save` archive in a shard."""
+
+    file: str
+    start: int
+    length: int
+
+
+# What the pickler writes for Metadata, at the default protocol of Python 3.8 and later.
+_OPCODES = frozenset(
+    "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
+    "SHORT_BINUNICODE BINUNICODE EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "APPEND APPENDS SETITEM SETITEMS GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD MEMOIZE "
+    "BINGET LONG_BINGET BINPUT LONG_BINPUT".split(),
+)
+_METADATA = "torch.distributed.checkpoint.metadata"
+_CLASSES = (
+    "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties "
+    "MetadataIndex StorageMeta _MEM_FORMAT_ENCODING"
+)
+
+
+def _joined(*parts: str) -> str:
+    """Stand-in for pathlib's classes, which stock DCP pickles as the checkpoint's id."""
+    return "/".join(parts)
+
+
+def _layout(name: str) -> str:
+    """Stand-in for torch's look-up of a tensor layout: a deprecated field that nobody reads."""
+    return name
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **{(_METADATA, name): getattr(metadata, name) for name in _CLASSES.split()},
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): getattr(
+        filesystem,
+        "_StorageInfo",
+    ),
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _layout,
+    ("pathlib", "PosixPath"): _joined,
+    ("pathlib", "WindowsPath"): _joined,
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Builds the classes of DCP's metadata and nothing else: `.metadata` is a pickle (MX11)."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """An allowed class or a dtype; CheckpointDamaged for any other name."""
+        found = _ALLOWED.get((module, name))
+        if found is None and module == "torch":
+            found = getattr(torch, name, None)
+            found = found if isinstance(found, torch.dtype) else None
+        if found is None:
+            raise CheckpointDamaged(f".metadata asks for {module}.{name}: refused, not run")
+        return found
+
+
+def read_metadata(file: BinaryIO) -> dict[str, StoredTensor | StoredBytes]:
+    """What a DCP directory holds, by key; read without running anything.
+
+    Raises:
+        CheckpointDamaged: not the pickle of DCP metadata, values of the wrong type, or a tensor
+            whose chunks leave a hole or overlap.
+    """
+    size = durable.file_size(file)
+    if size > _MAX_METADATA:
+        raise CheckpointDamaged(f".metadata is {size} bytes long: none is")
+    data = durable.read_exact(file, 0, size)
+    check_opcodes(data, _OPCODES)
+    try:
+        found = _MetadataUnpickler(io.BytesIO(data)).load()
+        return _items(found)
+    except CheckpointDamaged:
+        raise
+    except Exception as error:
+        raise CheckpointDamaged(f".metadata cannot be read: {error!r}") from error
+
+
+def _items(found: Metadata) -> dict[str, StoredTensor | StoredBytes]:
+    """The content of the metadata as plain values, each checked."""
+    if not isinstance(found, Metadata):
+        raise CheckpointDamaged(f".metadata holds a {type(found).__name__}")
+    places = {
+        (index.fqn, None if index.offset is None else tuple(index.offset)): info
+        for index, info in found.storage_data.items()
+    }
+    items: dict[str, StoredTensor | StoredBytes] = {}
+    for key, item in found.state_dict_metadata.items():
+        if isinstance(item, TensorStorageMetadata):
+            items[str(key)] = _stored_tensor(str(key), item, places)
+        elif isinstance(item, BytesStorageMetadata):
+            items[str(key)] = StoredBytes(*_place(places[key, None]))
+        else:
+            raise CheckpointDamaged(f".metadata holds a {type(item).__name__} for {key}")
+    return items
+
+
+def _stored_tensor(key: str, item: TensorStorageMetadata, places: dict[Any, Any]) -> StoredTensor:
+    """A tensor whose chunks cover it exactly once."""
+    dtype, shape = item.properties.dtype, tuple(item.size)
+    if not isinstance(dtype, torch.dtype) or not all(type(size) is int for size in shape):
+        raise CheckpointDamaged(f".metadata: {key} has no proper dtype or shape")
+    chunks = tuple(
+        Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *_place(places[key, tuple(chunk.offsets)]))
+        for chunk in item.chunks
+    )
+    check_coverage(key, shape, chunks)
+    return StoredTensor(dtype, shape, chunks)
+
+
+def _place(info: Any) -> tuple[str, int, int]:
+    """File, first byte and length of an item; the file's name must be a plain one (L01)."""
+    name, start, length = info.relative_path, info.offset, info.length
+    if not isinstance(name, str) or Path(name).name != name or "\0" in name or name == "..":
+        raise CheckpointDamaged(f".metadata names the file {name!r}, outside of the checkpoint")
+    if type(start) is not int or type(length) is not int or min(start, length) < 0:
+        raise CheckpointDamaged(f".metadata places an item of {name} at {start!r}")
+    if getattr(info, "transform_descriptors", None):
+        raise CheckpointDamaged(f".metadata: {name} needs a transformation, none is supported")
+    return name, start, length
+
+
+def check_coverage(key: str, shape: tuple[int, ...], chunks: tuple[Chunk, ...]) -> None:
+    """Every element of a tensor is in exactly one chunk (MX3, I06).
+
+    Raises:
+        CheckpointDamaged: a chunk outside the tensor, a hole, or an overlap. With no overlap and
+            as many elements in the chunks as in the tensor, there is no hole.
+    """
+    boxes = [
+        [range(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True)]
+        for chunk in chunks
+    ]
+    for box in boxes:
+        inside = all(
+            0 <= side.start <= side.stop <= size for side, size in zip(box, shape, strict=True)
+        )
+        if not inside:
+            raise CheckpointDamaged(f"{key}: a chunk lies outside of its shape {shape}")
+    if sum(_volume(box) for box in boxes) != _volume([range(size) for size in shape]):
+        raise CheckpointDamaged(f"{key}: its chunks do not cover its shape {shape} exactly")
+    if any(_overlap(a, b) for at, a in enumerate(boxes) for b in boxes[:at]):
+        raise CheckpointDamaged(f"{key}: its chunks overlap")
+
+
+def _volume(box: list[range]) -> int:
+    """Number of elements."""
+    total = 1
+    for side in box:
+        total *= len(side)
+    return total
+
+
+def _overlap(a: list[range], b: list[range]) -> bool:
+    """Whether two boxes of elements share one."""
+    return all(
+        max(one.start, other.start) < min(one.stop, other.stop)
+        for one, other in zip(a, b, strict=True)
+    )
+
+
+def payload(file: BinaryIO, chunk: Chunk | StoredBytes) -> tuple[int, int]:
+    """First byte and length of the raw data inside a chunk's archive."""
+    records = read_directory(file, chunk.start, chunk.length)
+    if "data/0" not in records:
+        raise CheckpointDamaged(f"{chunk.file}: the archive at {chunk.start} holds no tensor")
+    return records["data/0"]
+
+
+def index_tensors(
+    directory: Path,
+    stored: Mapping[str, StoredTensor | StoredBytes],
+) -> dict[str, TensorEntry]:
+    """Where each tensor of a directory that this manager wrote lies: one chunk each, C order."""
+    index: dict[str, TensorEntry] = {}
+    for name in {chunk.file for item in stored.values() for chunk in chunks_of(item)}:
+        with durable.open_regular(directory / name) as file:
+            for key, item in stored.items():
+                for chunk in chunks_of(item):
+                    if chunk.file == name:
+                        index[key] = _entry(key, item, chunk, payload(file, chunk))
+    return index
+
+
+def chunks_of(item: StoredTensor | StoredBytes) -> tuple[Chunk, ...]:
+    """The chunks of a tensor; none for an item that is not a tensor."""
+    return item.chunks if isinstance(item, StoredTensor) else ()
+
+
+def _entry(
+    key: str,
+    item: StoredTensor | StoredBytes,
+    chunk: Chunk,
+    place: tuple[int, int],
+) -> TensorEntry:
+    """The manifest's entry for a tensor of one chunk."""
+    if not isinstance(item, StoredTensor) or chunk.sizes != item.shape:
+        raise CheckpointDamaged(f"{key} is not one whole tensor")
+    dtype = str(item.dtype).removeprefix("torch.")
+    return TensorEntry(chunk.file, *place, dtype, item.shape)
+
+
+def check_index(
+    stored: Mapping[str, StoredTensor | StoredBytes],
+    tensors: Mapping[str, TensorEntry],
+) -> None:
+    """The metadata and the manifest speak of the same tensors (MX3).
+
+    Raises:
+        CheckpointDamaged: a key that only one of them has, or another dtype or shape.
+    """
+    listed = {key: entry for key, entry in tensors.items() if not key.startswith("extra.")}
+    if set(listed) != set(stored):
+        odd = sorted(set(listed) ^ set(stored))
+        raise CheckpointDamaged(f".metadata and manifest differ in {odd[:4]}")
+    for key, item in stored.items():
+        entry = listed[key]
+        if not isinstance(item, StoredTensor) or (
+            (str(item.dtype).removeprefix("torch."), item.shape) != (entry.dtype, entry.shape)
+        ):
+            raise CheckpointDamaged(f".metadata and manifest differ in {key}")

@@ -1,0 +1,298 @@
+"""Which checkpoint: one rule for every entry point (M030, B04).
+
+A checkpoint is what a manifest says it is. Steps are ordered as numbers, never as text or by time
+of modification (B10, C05). The pointer `latest` is a hint: nothing here needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ckpt_conformance.reference_impl import layout
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
+from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
+from ckpt_conformance.reference_impl.manifest import Manifest, read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpt_conformance.reference_impl.layout import Kind
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something in a root that looks like a checkpoint.
+
+    Attributes:
+        reference: where it is.
+        manifest: what it consists of; None when that cannot be read.
+        problem: why it is not complete; None when every file is there with its size.
+    """
+
+    reference: CheckpointReference
+    manifest: Manifest | None
+    problem: str | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether discovery advertises it. Digests are verified when it is loaded."""
+        return self.problem is None
+
+
+def names_in(root: Path) -> list[str]:
+    """The names in a directory, sorted; none if it does not exist."""
+    try:
+        return sorted(entry.name for entry in os.scandir(root))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def scan(root: Path) -> list[Candidate]:
+    """Everything in a root that looks like a checkpoint, in the order of `preference`."""
+    names = names_in(root)
+    found = [candidate_at(reference) for reference in _references(root, names)]
+    return sorted(found, key=preference)
+
+
+def _references(root: Path, names: list[str]) -> Iterator[CheckpointReference]:
+    """The places that discovery looks at. A name in any other spelling is left alone."""
+    for name in names:
+        if (step := layout.flat_manifest_step(name)) is not None:
+            yield CheckpointReference(root, step, "model")
+        elif (step := layout.directory_step(name)) is not None:
+            yield CheckpointReference(root / name, step, "dcp")
+        elif (work := layout.parse_work_name(name)) and work.state == "old":
+            step = layout.directory_step(work.final)
+            if step is not None:
+                yield CheckpointReference(root / name, step, "dcp")
+
+
+def preference(candidate: Candidate) -> tuple[int, int, str]:
+    """Newest step first; DCP before per-rank files (M003); a directory that was set aside last."""
+    reference = candidate.reference
+    aside = layout.parse_work_name(reference.directory.name) is not None
+    rank = 2 if aside else ("dcp", "model").index(reference.kind)
+    return -reference.step, rank, reference.directory.name
+
+
+def candidate_at(reference: CheckpointReference) -> Candidate:
+    """Judge one place: its manifest, and the presence and size of each file."""
+    manifest = None
+    try:
+        check_place(reference)
+        manifest = read_manifest(reference.manifest_path)
+        check_identity(reference, manifest)
+        check_sizes(reference, manifest)
+    except CheckpointDamaged as error:
+        return Candidate(reference, manifest, str(error))
+    return Candidate(reference, manifest, None)
+
+
+def check_place(reference: CheckpointReference) -> None:
+    """A directory found by discovery must be one, and not a link that leads elsewhere (L01)."""
+    with suppress(FileNotFoundError):
+        mode = os.lstat(reference.directory).st_mode
+        if reference.kind == "dcp" and not stat.S_ISDIR(mode):
+            raise CheckpointDamaged(f"{reference.directory.name} is not a directory")
+
+
+def check_identity(reference: CheckpointReference, manifest: Manifest) -> None:
+    """The manifest speaks of the step and kind that its name promises (B02)."""
+    if (manifest.step, manifest.kind) != (reference.step, reference.kind):
+        raise CheckpointDamaged(
+            f"{reference.manifest_path.name} is of step {manifest.step}, kind {manifest.kind}: "
+            f"its place promises step {reference.step}, kind {reference.kind}",
+        )
+
+
+def check_sizes(reference: CheckpointReference, manifest: Manifest) -> None:
+    """Every listed file is a regular file of the listed size (O04)."""
+    for name, entry in manifest.files.items():
+        try:
+            status = os.lstat(reference.directory / name)
+        except OSError as error:
+            raise CheckpointDamaged(f"{name} is missing: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointDamaged(f"{name} is not a regular file")
+        if status.st_size != entry.size:
+            raise CheckpointDamaged(f"{name} has {status.st_size} bytes instead of {entry.size}")
+
+
+def orphans(root: Path) -> list[Refusal]:
+    """Per-rank files of steps that have no manifest: a save that never committed, or lost it."""
+    names = names_in(root)
+    committed = {layout.flat_manifest_step(name) for name in names}
+    steps = sorted(
+        {
+            step
+            for name in names
+            if (step := layout.flat_data_step(name)) is not None and step not in committed
+        },
+        reverse=True,
+    )
+    return [
+        Refusal(CheckpointReference(root, step, "model"), "it has files but no manifest")
+        for step in steps
+    ]
+
+
+def read_latest(root: Path) -> str | None:
+    """The name in the pointer; None without one, or when it is not a plain short name."""
+    try:
+        data = (root / layout.LATEST).read_bytes()[:256]
+    except OSError:
+        return None
+    name = data.decode("utf-8", errors="replace").strip()
+    return name if name and Path(name).name == name else None
+
+
+def find_local_checkpoint_steps(
+    root: str | Path,
+    require_kind: Kind | None = None,
+) -> list[int]:
+    """The complete steps in a root, ascending, of one kind or of any (M040).
+
+    Complete: the manifest is there and well-formed, and each file has its size. What is not
+    advertised is named in the log, with the reason (MX5).
+    """
+    steps: set[int] = set()
+    for candidate in scan(Path(root)):
+        if require_kind in (None, candidate.reference.kind):
+            if candidate.complete:
+                steps.add(candidate.reference.step)
+            else:
+                logger.warning(
+                    "%s is not advertised: %s", candidate.reference.path, candidate.problem
+                )
+    return sorted(steps)
+
+
+def resolve_checkpoint_reference(
+    path: str | Path | CheckpointReference,
+    require_kind: Literal["model", "dcp"] | None = None,
+) -> CheckpointReference:
+    """Normalise what people pass: a model file, a DCP directory, or their parent (M030).
+
+    Args:
+        path: a path of one of these; a reference is given back.
+        require_kind: the kind that is wanted. An explicit path of the other kind is an error: it
+            is never replaced by a sibling (M031, R03).
+
+    Returns:
+        Directory, step and kind. For a parent directory the newest complete checkpoint, DCP first
+        when one step has both kinds.
+
+    Raises:
+        CheckpointNotFound: nothing there (B09), or not of that kind.
+        CheckpointDamaged: a parent directory in which no candidate is complete.
+    """
+    if isinstance(path, CheckpointReference):
+        return _of_kind(path, require_kind)
+    path = Path(os.fspath(path))
+    explicit = explicit_reference(path)
+    if explicit is not None:
+        return _of_kind(explicit, require_kind)
+    if not path.is_dir():
+        raise CheckpointNotFound(f"{path} does not exist")
+    found = [one for one in scan(path) if require_kind in (None, one.reference.kind)]
+    complete = [one.reference for one in found if one.complete]
+    if not complete:
+        raise nothing_whole(
+            path,
+            [Refusal(one.reference, str(one.problem)) for one in found],
+            require_kind,
+        )
+    warn_of_two_kinds(complete, complete[0])
+    return complete[0]
+
+
+def explicit_reference(path: Path) -> CheckpointReference | None:
+    """The checkpoint that a path names by itself; None if the path is a parent, or nothing."""
+    step = layout.model_file_step(path.name)
+    if step is not None:
+        return _explicit_flat(path, step)
+    step = layout.flat_manifest_step(path.name)
+    if step is not None:
+        return CheckpointReference(path.parent, step, "model")
+    step = layout.directory_step(path.name)
+    if step is not None:
+        return _explicit_directory(path, step)
+    if (path / layout.DCP_MANIFEST).is_file() or (path / layout.DCP_METADATA).is_file():
+        return _explicit_directory(path, None)
+    return None
+
+
+def _explicit_flat(path: Path, step: int) -> CheckpointReference:
+    """The reference of a model file. The manifest decides whether it is there: it is the commit."""
+    reference = CheckpointReference(path.parent, step, "model")
+    if not path.exists() and not reference.manifest_path.exists():
+        raise CheckpointNotFound(f"{path} does not exist")
+    return reference
+
+
+def _explicit_directory(path: Path, step: int | None) -> CheckpointReference:
+    """The reference of a DCP directory; a renamed one has its step in the manifest."""
+    if not path.is_dir():
+        raise CheckpointNotFound(f"{path} does not exist")
+    if step is None:
+        step = read_manifest(path / layout.DCP_MANIFEST).step
+    return CheckpointReference(path, step, "dcp")
+
+
+def _of_kind(reference: CheckpointReference, wanted: Kind | None) -> CheckpointReference:
+    """The reference, if it is of the wanted kind."""
+    if wanted not in (None, reference.kind):
+        raise CheckpointNotFound(
+            f"{reference.path} is of kind {reference.kind}, and {wanted} was asked for",
+        )
+    return reference
+
+
+def nothing_whole(
+    root: Path,
+    refused: list[Refusal],
+    kind: Kind | None = None,
+) -> CheckpointNotFound | CheckpointDamaged:
+    """The error when nothing can be served: not found, or damaged with each reason.
+
+    A checkpoint that is there and cannot be read is never "not found": the job would start at
+    step 0 and overwrite it (B08). Files without a manifest are what a killed first save leaves;
+    they count as damage only where the pointer says that something was committed before.
+    """
+    what = f"{kind or ''} checkpoint".strip()
+    latest = read_latest(root)
+    if latest is not None and kind != "dcp":
+        refused = [*refused, *orphans(root)]
+    if not refused and (latest is None or kind is not None):
+        return CheckpointNotFound(f"there is no {what} in {root}")
+    reasons = "; ".join(f"{one.reference.path.name}: {one.reason}" for one in refused)
+    reasons = reasons or f"the pointer names {latest}, which is not there"
+    return CheckpointDamaged(f"no {what} in {root} can be served: {reasons}", refused)
+
+
+def warn_of_two_kinds(
+    references: list[CheckpointReference],
+    chosen: CheckpointReference,
+) -> None:
+    """Say which of two kinds of one step is used (MX10)."""
+    others = [
+        one for one in references if one.step == chosen.step and one.kind != chosen.kind
+    ]
+    for other in others:
+        logger.warning(
+            "step %d is there as %s and as %s: using %s. Ask for the other with require_kind=%r",
+            chosen.step,
+            chosen.path,
+            other.path,
+            chosen.path.name,
+            other.kind,
+        )
+

@@ -1,0 +1,108 @@
+"""The state of a job at one step, taken apart into the documents that are written.
+
+    model   the model's state_dict
+    optim   component id -> the optimizer's state_dict
+    extra   the train state, and every further component
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+
+from ckpt_conformance.reference_impl.encode import replace, show, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.reference_impl.encode import Path, Tree
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a save writes; fixed when the save begins (B02).
+
+    Attributes:
+        step: optimizer steps done.
+        tokens_seen: cumulative, over all data-parallel ranks.
+        documents: `model`, `optim` (if any optimizer) and `extra`, encoded: plain types and dense
+            CPU tensors.
+        components: what was saved, by id, with facts that the load needs.
+        ties: groups of model keys whose tensors share memory.
+    """
+
+    step: int
+    tokens_seen: int
+    documents: Mapping[str, Tree]
+    components: Mapping[str, Mapping[str, Any]]
+    ties: list[list[str]]
+
+
+def by_id(component: T | Mapping[str, T] | None, family: str) -> dict[str, T]:
+    """Components by id: `optimizer` for a single one, `optimizer/adam` for one of several.
+
+    An nn.ModuleDict is a mapping in spirit only: what counts is whether it can save itself.
+    """
+    if component is None:
+        return {}
+    if isinstance(component, Mapping) and not hasattr(component, "state_dict"):
+        several = cast("Mapping[str, T]", component)
+        return {f"{family}/{name}": one for name, one in several.items()}
+    return {family: cast("T", component)}
+
+
+def is_allowed(component: str, allowed: set[str]) -> bool:
+    """Whether a component's id, its family or its own name is in a set of names."""
+    family, _, name = component.partition("/")
+    return bool({component, family, name} & allowed)
+
+
+def tensor_keys(documents: Mapping[str, Tree], wanted: type[Any]) -> dict[str, Any]:
+    """Every tensor of the documents under a key of its own, in their order.
+
+    Keys are the paths with dots, as DCP flattens them: `model.0.weight`,
+    `optimizer.state.0.exp_avg`. Where hostile names make two paths look the same, a prime is
+    added, so that no tensor replaces another.
+    """
+    found: dict[str, Any] = {}
+    for document, tree in documents.items():
+        for path, leaf in walk(tree, wanted):
+            found[unique_key(key_of(document, path), found)] = leaf
+    return found
+
+
+def key_of(document: str, path: Path) -> str:
+    """The key of a tensor from its document and path."""
+    if document == "optim":
+        return show((str(path[0]).replace("/", "."), *path[1:]))
+    return show((document, *path))
+
+
+def unique_key(key: str, taken: Mapping[str, object]) -> str:
+    """The key, or the key with primes."""
+    while key in taken:
+        key += "'"
+    return key
+
+
+def replace_tensors(
+    documents: Mapping[str, Tree],
+    new: Callable[[str, torch.Tensor], Tree],
+) -> dict[str, Tree]:
+    """Copies of the documents, with each tensor replaced by `new(its key, tensor)`."""
+    taken: dict[str, None] = {}
+    result: dict[str, Tree] = {}
+    for document, tree in documents.items():
+
+        def leaf(path: Path, tensor: torch.Tensor, document: str = document) -> Tree:
+            key = unique_key(key_of(document, path), taken)
+            taken[key] = None
+            return new(key, tensor)
+
+        result[document] = replace(tree, torch.Tensor, leaf)
+    return result

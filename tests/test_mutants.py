@@ -1,0 +1,59 @@
+"""Each mutant violates exactly its ids, in the families it was built for.
+
+The whole matrix (every mutant on every check) runs in `make test-all` through `ckpt-conformance mutants`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+
+from ckpt_conformance.catalogue import PROFILES, load_catalogue
+from ckpt_conformance.mutants import all_mutants
+
+RUN = """
+import json, sys
+from ckpt_conformance.session import SessionOptions, run_session
+given = json.load(sys.stdin)
+found = run_session(SessionOptions(**{key: tuple(value) for key, value in given.items()}))
+json.dump([outcome.to_json() for outcome in found], sys.stdout)
+"""
+
+
+def families() -> dict[str, list[str]]:
+    """Map each family to the mutants that violate one of its invariants."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for info in all_mutants().values():
+        for family in {violated.split("-")[1] for violated in info.violates}:
+            found[family].append(info.id)
+    return dict(sorted(found.items()))
+
+
+def run(adapters: list[str], only: list[str]) -> list[dict[str, str]]:
+    """Run the checks of some ids on some adapters in a process of its own, every profile claimed."""
+    given = json.dumps({"adapters": adapters, "only": only, "claims": list(PROFILES)})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    outcomes: list[dict[str, str]] = json.loads(done.stdout)
+    return outcomes
+
+
+@pytest.mark.parametrize("family", families())
+def test_the_mutants_of_a_family_violate_exactly_their_ids(family: str) -> None:
+    mutants = families()[family]
+    ids = [name for name in load_catalogue().invariants if name.split("-")[1] == family]
+    outcomes = run([f"mutant:{name}" for name in mutants], ids)
+    for name in mutants:
+        got = {
+            outcome["invariant"]
+            for outcome in outcomes
+            if outcome["adapter"] == f"mutant:{name}" and outcome["verdict"] == "VIOLATION"
+        }
+        wanted = {violated for violated in all_mutants()[name].violates if violated in ids}
+        assert got == wanted, f"{name}: missed {sorted(wanted - got)}, extra {sorted(got - wanted)}"
