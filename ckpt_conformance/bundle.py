@@ -32,7 +32,7 @@ def safe(name: str) -> str:
 def write(folder: Path, subject: Subject, outcome: CheckOutcome) -> Path:
     """Write a bundle below `folder` and give its path; an existing one of the same check is kept."""
     check = outcome.check.partition("::")[2]
-    target = folder / safe(outcome.adapter) / "bundles" / f"{outcome.invariant}-{safe(check)}"
+    target = folder / f"{outcome.invariant}-{safe(check)}"
     if target.exists():
         return target
     target.mkdir(parents=True)

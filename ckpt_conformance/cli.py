@@ -13,10 +13,10 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, Self, TextIO
 
 from ckpt_conformance import __version__, environment, registry
 from ckpt_conformance.catalogue import PROFILES, load_catalogue
@@ -24,11 +24,12 @@ from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 try:
     import typer
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
-    from rich.progress import Progress as RichProgress
+    from rich import progress as bars
 
     from ckpt_conformance import baseline, certificate, report
 except ModuleNotFoundError as missing:
+    if str(missing.name).startswith("ckpt_conformance"):
+        raise
     sys.stderr.write(
         f"error: the command line needs {missing.name}, which is not installed; "
         "install it with: pip install 'ckpt-conformance[cli]'\n"
@@ -56,21 +57,9 @@ app = typer.Typer(
 )
 
 
-class Budget(StrEnum):
-    """How much a run may spend: `quick` is 12 core-seconds an adapter."""
-
-    QUICK = "quick"
-    FULL = "full"
-
-
-class Listed(StrEnum):
-    """What `list` can show."""
-
-    ADAPTERS = "adapters"
-    INVARIANTS = "invariants"
-    PROFILES = "profiles"
-    FAULTS = "faults"
-    MUTANTS = "mutants"
+# Values are the names in lower case.
+Budget = StrEnum("Budget", ["QUICK", "FULL"])
+Listed = StrEnum("Listed", ["ADAPTERS", "INVARIANTS", "PROFILES", "FAULTS", "MUTANTS"])
 
 
 def fail(message: str) -> NoReturn:
@@ -89,12 +78,13 @@ class Progress:
         self._what = what
         self._shown = time.monotonic() + QUIET_SECONDS - LINE_SECONDS
         self._start = time.monotonic()
-        self._bar = RichProgress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+        self._bar = bars.Progress(
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("{task.fields[note]}"),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal or self._console.is_dumb_terminal,
@@ -117,11 +107,12 @@ class Progress:
         if outcome is not None:
             self.outcomes.append(outcome)
         bad = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
-        note = f"{report.count(bad, 'violation')}, {time.monotonic() - self._start:.0f} s"
+        note = report.count(bad, "violation") if bad else ""
         self._bar.update(self._task, completed=done, total=total, note=note)
         if self._bar.disable and time.monotonic() - self._shown >= LINE_SECONDS:
             self._shown = time.monotonic()
-            self._console.print(f"{self._what}: {done} of {total} checks, {note}")
+            line = f"{self._what}: {done} of {total}, {self._shown - self._start:.0f} s {note}"
+            self._console.print(line.rstrip())
 
 
 def _copy_of_stderr() -> TextIO:
@@ -131,16 +122,8 @@ def _copy_of_stderr() -> TextIO:
         return sys.stderr  # a test's or an embedder's: no descriptor behind it
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a session found, by adapter; `interrupted`: stopped by hand."""
-
-    outcomes: dict[str, list[CheckOutcome]]
-    interrupted: bool = False
-
-
-def run(options: SessionOptions, what: str) -> Found:
-    """Run a session; what was found before Ctrl-C is kept."""
+def run(options: SessionOptions, what: str) -> tuple[dict[str, list[CheckOutcome]], bool]:
+    """Run a session; give the outcomes by adapter, and whether it was stopped by hand."""
     from ckpt_conformance.session import run_session  # it loads pytest
 
     interrupted = False
@@ -152,14 +135,7 @@ def run(options: SessionOptions, what: str) -> Found:
     grouped: dict[str, list[CheckOutcome]] = defaultdict(list)
     for one in outcomes:
         grouped[one.adapter].append(one)
-    return Found(dict(grouped), interrupted)
-
-
-def make_options(**values: Any) -> SessionOptions:  # noqa: ANN401  the fields of SessionOptions
-    """Make the options of a session."""
-    from ckpt_conformance.session import SessionOptions  # it loads pytest
-
-    return SessionOptions(**values)
+    return grouped, interrupted
 
 
 def _unique(given: Iterable[str] | None) -> tuple[str, ...]:
@@ -170,7 +146,7 @@ Names = list[str] | None
 Jobs = Annotated[
     int | None, typer.Option(min=1, max=1024, help="Processes; default: one for each core.")
 ]
-Spending = Annotated[Budget, typer.Option(help="How much to try.")]
+Spending = Annotated[Budget, typer.Option(help="quick: 12 core-seconds an adapter.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Every choice follows from it.")]
 
 
@@ -206,13 +182,15 @@ def certify(  # noqa: PLR0913  one parameter for each option
     ] = None,
 ) -> None:
     """Certify checkpoint managers; write result.json, report.html, junit.xml and summary.md."""
-    options = make_options(
+    from ckpt_conformance.session import SessionOptions
+
+    options = SessionOptions(
         adapters=_unique(adapters),
         # A claim outside the chosen profiles would never be tested.
         profiles=_unique((*profile, *(claim or ()))) if profile else (),
         only=_unique(only),
         claims=_unique(claim),
-        budget=budget.value,
+        budget=str(budget),
         seed=seed,
         jobs=jobs or environment.usable_cpus(),
         out=out,
@@ -220,7 +198,8 @@ def certify(  # noqa: PLR0913  one parameter for each option
     )
     infos = check_request(options)
     old = prepare_files(options, known, write_baseline)
-    results = build_results(infos, run(options, "certify"), options)
+    outcomes, interrupted = run(options, "certify")
+    results = build_results(infos, outcomes, options, interrupted=interrupted)
     raise typer.Exit(deliver(results, options, old, write_baseline))
 
 
@@ -264,7 +243,11 @@ def folders_of(options: SessionOptions) -> dict[str, Path]:
 
 
 def build_results(
-    infos: Mapping[str, AdapterInfo], found: Found, options: SessionOptions
+    infos: Mapping[str, AdapterInfo],
+    outcomes: Mapping[str, list[CheckOutcome]],
+    options: SessionOptions,
+    *,
+    interrupted: bool,
 ) -> list[Json]:
     """Merge the outcomes into one result for each adapter."""
     facts = certificate.RunFacts(
@@ -273,10 +256,10 @@ def build_results(
         profiles=PROFILES,
         environment=environment.describe_environment(Path(tempfile.gettempdir())),
         commit=environment.suite_commit(),
-        interrupted=found.interrupted,
+        interrupted=interrupted,
     )
     return [
-        certificate.build_result(info, found.outcomes.get(name, ()), facts)
+        certificate.build_result(info, outcomes.get(name, ()), facts)
         for name, info in infos.items()
     ]
 
@@ -311,7 +294,8 @@ def deliver(
     status = certificate.merge_status(
         certificate.judge(one, old.known(one["adapter"]["name"]) if old else ()) for one in results
     )
-    report.say(f"{MEANINGS[status]} (exit {status})")
+    new = "nothing new is violated" if old and not status else MEANINGS[status]
+    report.say(f"{new} (exit {status})")
     return status
 
 
@@ -328,6 +312,7 @@ def mutants(
 ) -> None:
     """Print the kill matrix: each mutant must violate exactly what it was built to break."""
     from ckpt_conformance.mutants import all_mutants
+    from ckpt_conformance.session import SessionOptions
 
     known = all_mutants()
     try:
@@ -337,29 +322,29 @@ def mutants(
     chosen = {name: known[name] for name in only or known}
     bases = {info.base for info in chosen.values()}
     controls = [name for name in CONTROLS if not only or name in bases]
-    options = make_options(
+    options = SessionOptions(
         adapters=(*controls, *(f"mutant:{name}" for name in chosen)),
         claims=tuple(PROFILES),
-        budget=budget.value,
+        budget=str(budget),
         seed=seed,
         jobs=jobs or environment.usable_cpus(),
     )
-    found = run(options, "mutants")
-    # A control without any outcome was not shown to be clean.
-    outcomes = found.outcomes | {name: found.outcomes.get(name, []) for name in controls}
-    matrix = baseline.kill_matrix(chosen, found.outcomes if found.interrupted else outcomes)
+    outcomes, interrupted = run(options, "mutants")
+    if not interrupted:
+        # A control without any outcome was not shown to be clean.
+        outcomes |= {name: outcomes.get(name, []) for name in options.adapters}
+    matrix = baseline.kill_matrix(chosen, outcomes) | {"interrupted": interrupted}
     if as_json:
-        typer.echo(json.dumps(matrix | {"interrupted": found.interrupted}, indent=2))
+        typer.echo(json.dumps(matrix, indent=2))
     else:
-        width = max(map(len, (*controls, *chosen)))
-        report.show("kill_matrix.txt.j2", matrix=matrix, width=width, interrupted=found.interrupted)
-    raise typer.Exit(INTERRUPTED if found.interrupted else int(not matrix["exact"]))
+        report.show("kill_matrix.txt.j2", matrix=matrix, width=max(map(len, options.adapters)))
+    raise typer.Exit(INTERRUPTED if interrupted else int(not matrix["exact"]))
 
 
 @app.command("list")
 def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> None:
     """List what there is."""
-    report.show("listing.txt.j2", what=what.value, entries=entries(what))
+    report.show("listing.txt.j2", what=str(what), entries=entries(what))
 
 
 def entries(what: Listed) -> Mapping[str, object]:

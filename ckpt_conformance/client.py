@@ -77,7 +77,9 @@ class Server:
             self.socket,
             *adapters,
         ]
-        environment = os.environ | FIXED_MACHINE
+        temporary = self.folder / "tmp"  # what a killed life leaves in TMPDIR goes with the server
+        temporary.mkdir()
+        environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(temporary)}
         self.log = (self.folder / "log").open("w+")
         self.process = subprocess.Popen(  # noqa: S603  our own module
             command,
@@ -160,8 +162,7 @@ def _ending(program: dict[str, Any], answer: dict[str, Any], skip: int) -> Endin
     path = Path(program["result"])
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     path.unlink(missing_ok=True)
-    output = Path(program["output"])
-    text = output.read_text(errors="replace")[-4000:] if output.exists() else ""
+    text = _tail(Path(program["output"]))
     all_events = journal.read(Path(program["journal"]))
     before = _count_events(Path(program["journal"]), skip)
     return Ending(
@@ -176,6 +177,15 @@ def _ending(program: dict[str, Any], answer: dict[str, Any], skip: int) -> Endin
         cpu=answer["cpu"],
         program=program,
     )
+
+
+def _tail(path: Path, size: int = 4000) -> str:
+    """Read the end of what a life printed; it may have printed gigabytes."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace")
 
 
 def _count_events(path: Path, size: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance import bundle
-from ckpt_conformance.plugin import adapter_of
+from ckpt_conformance.plugin import STATE, adapter_of
 from ckpt_conformance.verdicts import CheckOutcome, NotApplicable, Unknown, Verdict, Violation
 
 if TYPE_CHECKING:
@@ -58,9 +58,11 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
 
 def keep(item: pytest.Item, outcome: CheckOutcome, subject: Subject | None) -> None:
     """Write a bundle of a violation, if asked to, and name it in the evidence."""
-    folder = item.config.getoption("--ckpt-bundles")
-    if folder and subject and outcome.verdict in {Verdict.VIOLATION, Verdict.NOT_MET}:
-        outcome.evidence["bundle"] = bundle.write(Path(folder), subject, outcome).name
+    given = item.config.getoption("--ckpt-bundles")
+    if given and subject and outcome.verdict in {Verdict.VIOLATION, Verdict.NOT_MET}:
+        several = len(item.config.stash[STATE].adapters) > 1
+        folder = Path(given) / bundle.safe(outcome.adapter) if several else Path(given)
+        outcome.evidence["bundle"] = bundle.write(folder / "bundles", subject, outcome).name
 
 
 def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:

@@ -69,6 +69,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="pin the version of the catalogue of invariants",
     )
+    add(
+        "--ckpt-deadline",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="seconds that one life may take before it counts as a hang",
+    )
     add("--ckpt-server", default=None, metavar="SOCKET", help="use a running fork server")
     add(
         "--ckpt-bundles",
@@ -140,6 +147,7 @@ class State:
                 factory.mktemp("subject"),
                 seed=get("--ckpt-seed"),
                 budget=get("--ckpt-budget"),
+                deadline=get("--ckpt-deadline"),
             )
         return self.subjects[name]
 

@@ -236,12 +236,7 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
         finalize=finalize,
     )
     environment.filters.update(
-        pretty=pretty,
-        percent=percent,
-        incident=incident,
-        profile_note=profile_note,
-        clip=clip,
-        code=_code,
+        pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
     )
     return environment.get_template(name)
 
@@ -253,6 +248,7 @@ def render_html(result: Json) -> str:
         headline=headline(result),
         counts=verdict_counts(result),
         families=families(result),
+        incident=incident,
         attention=attention(result),
         words=WORDS,
         mark=MARK,

@@ -18,36 +18,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ckpt_conformance.preload import kill_group, preload
+
 DEADLINE = 60.0  # seconds
-
-
-def preload(adapters: list[str]) -> None:
-    """Import what every life needs and train one tiny job, so that no life pays for it."""
-    import torch
-    import torch._dynamo
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-
-    torch.set_num_threads(1)
-    from ckpt_conformance import life, registry
-    from ckpt_conformance.job import Job
-
-    _ = life.MEMORY
-    Job("mixed", 0).train(2)
-    Job("dtypes", 0).train(1)
-    for name in adapters:
-        adapter = registry.get(name)
-        threads = len(os.listdir("/proc/self/task"))
-        if threads != 1 and adapter.isolation == "fork":
-            msg = f"adapter {name!r} starts {threads - 1} thread(s) when imported; declare isolation = 'spawn'"
-            raise registry.AdapterError(msg)
 
 
 class Server:
     """Serves lives to any number of clients from one thread."""
 
-    def __init__(self, path: str) -> None:
-        """Listen on a Unix socket."""
+    def __init__(self, path: str, refused: dict[str, str]) -> None:
+        """Listen on a Unix socket; a life of a refused adapter ends with the reason."""
+        self.refused = refused
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(path)
@@ -67,9 +48,9 @@ class Server:
                 if time.monotonic() > when:
                     self.deadlines[descriptor] = (float("inf"), pid)
                     self.owners[descriptor][2]["hang"] = True
-                    _kill_group(pid)
+                    kill_group(pid)
         for _, pid in self.deadlines.values():
-            _kill_group(pid)
+            kill_group(pid)
 
     def _accept(self, listener: socket.socket) -> None:
         client, _ = listener.accept()
@@ -106,6 +87,8 @@ class Server:
             os.dup2(out, 1)
             os.dup2(out, 2)
             self.listener.close()
+            if program["adapter"] in self.refused:
+                raise RuntimeError(self.refused[program["adapter"]])
             if program.get("isolation") == "spawn":
                 source = Path(program["result"]).with_suffix(".program")
                 source.write_text(json.dumps(program))
@@ -131,7 +114,7 @@ class Server:
         self.deadlines.pop(descriptor)
         self.selector.unregister(descriptor)
         os.close(descriptor)
-        _kill_group(pid)
+        kill_group(pid)
         _, status, usage = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         answer = {
@@ -144,26 +127,20 @@ class Server:
             client.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def main() -> None:
     """Serve: `python -m ckpt_conformance.server SOCKET [ADAPTER ...]`; prints one line when ready."""
     parser = argparse.ArgumentParser()
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")
     given = parser.parse_args()
+    channel = os.fdopen(os.dup(1), "w")  # ours alone: what an adapter prints goes to the log
+    os.dup2(2, 1)
     try:
-        preload(given.adapters)
-        server = Server(given.socket)
+        server = Server(given.socket, preload(given.adapters))
     except Exception as error:  # noqa: BLE001  the client prints it
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)  # noqa: T201
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=channel, flush=True)
         sys.exit(1)
-    print(json.dumps({"ready": os.getpid()}), flush=True)  # noqa: T201
+    print(json.dumps({"ready": os.getpid()}), file=channel, flush=True)
     server.serve(os.getppid())
 
 

@@ -32,6 +32,7 @@ class SessionOptions:
     only: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     budget: str = "quick"
+    deadline: float = 60.0  # seconds that one life may take
     seed: int = 0
     catalogue: int | None = None
     out: Path | None = None
@@ -121,5 +122,6 @@ def _arguments(options: SessionOptions, folder: Path) -> list[str]:
         )
         found += [f"--ckpt-{name}={value}" for value in values]
     found += [f"--ckpt-budget={options.budget}", f"--ckpt-seed={options.seed}"]
+    found += [f"--ckpt-deadline={options.deadline}"]
     found += [f"--ckpt-bundles={options.out}"] if options.out else []
     return found + ([f"--ckpt-catalogue={options.catalogue}"] if options.catalogue else [])

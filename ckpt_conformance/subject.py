@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
 JOB_SEED, OTHER_SEED = 11, 97
+RUN_FIELDS = (
+    *("resume", "stop_after", "watch", "faults", "fault_step", "final", "continue"),
+    "realign",  # re-lay the parameters in aligned storage after the load
+)
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Subject:
     folder: Path
     seed: int = 0
     budget: str = "quick"
+    deadline: float = 60.0  # seconds that a life has, unless the check says otherwise
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     lives: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -126,16 +131,16 @@ class Subject:
             "output": str(self.folder / "output"),
             "job": job,
             "ops": list(ops),
+            "deadline": self.deadline,
             **given,
         }
         self.programs.append(program)
         return self.client.run(program)
 
     def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
-        """Train to a step with saves; `resume`, `stop_after`, `watch`, `faults`, `fault_step`, `final`, `realign`."""
-        keys = ("resume", "stop_after", "watch", "faults", "fault_step", "final", "continue", "realign")
+        """Train to a step with saves; the fields of the operation are `RUN_FIELDS`."""
         op = {"op": "run", "until": until, "save_at": list(save_at)}
-        op |= {key: given.pop(key) for key in keys if key in given}
+        op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
         tail = given.pop("then", [])
         return self.life(op, *tail, **given)
 

@@ -1,1 +1,55 @@
-"""."""
+"""A training checkpoint manager, written to be read: correct, short, and standing alone."""
+
+from ckpt_conformance.reference_impl.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointMismatch,
+    CheckpointNotFound,
+    SaveRefused,
+)
+from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
+from ckpt_conformance.reference_impl.loading import LoadResult
+from ckpt_conformance.reference_impl.manager import CheckpointManager
+from ckpt_conformance.reference_impl.mirror import DirectoryMirror, Mirror
+from ckpt_conformance.reference_impl.rehydrate import (
+    Imported,
+    import_unverified,
+    patch_missing_config_keys,
+    rehydrate,
+)
+from ckpt_conformance.reference_impl.resolve import (
+    find_local_checkpoint_steps,
+    resolve_checkpoint_reference,
+)
+from ckpt_conformance.reference_impl.train_state import (
+    Stateful,
+    build_train_state,
+    get_rng_state,
+    restore_train_state,
+    set_rng_state,
+)
+
+__all__ = [
+    "CheckpointDamaged",
+    "CheckpointError",
+    "CheckpointManager",
+    "CheckpointMismatch",
+    "CheckpointNotFound",
+    "CheckpointReference",
+    "DirectoryMirror",
+    "Imported",
+    "LoadResult",
+    "Mirror",
+    "Refusal",
+    "SaveRefused",
+    "Stateful",
+    "build_train_state",
+    "find_local_checkpoint_steps",
+    "get_rng_state",
+    "import_unverified",
+    "patch_missing_config_keys",
+    "rehydrate",
+    "resolve_checkpoint_reference",
+    "restore_train_state",
+    "set_rng_state",
+]

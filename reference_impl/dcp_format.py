@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from ckpt_conformance.reference_impl import durable
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
-from ckpt_conformance.reference_impl.layout import DCP_METADATA
+from ckpt_conformance.reference_impl.layout import DCP_EXTRA
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
 from ckpt_conformance.reference_impl.torch_zip import check_opcodes, read_directory
 
@@ -365,7 +365,7 @@ def check_index(
     Raises:
         CheckpointDamaged: a key that only one of them has, or another dtype or shape.
     """
-    listed = {key: entry for key, entry in tensors.items() if not key.startswith("extra.")}
+    listed = {key: entry for key, entry in tensors.items() if entry.file != DCP_EXTRA}
     if set(listed) != set(stored):
         odd = sorted(set(listed) ^ set(stored))
         raise CheckpointDamaged(f".metadata and manifest differ in {odd[:4]}")

@@ -281,5 +281,7 @@ def memory_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 def _extent(value: torch.Tensor) -> int:
     """Bytes from the first element to the end of the last."""
-    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
     return (last + 1) * value.element_size()

@@ -41,4 +41,3 @@ class CheckpointMismatch(CheckpointError):  # noqa: N818 - part of the fixed pub
 
 class SaveRefused(CheckpointError):  # noqa: N818 - part of the fixed public API
     """The state holds what a safe load would refuse; found before anything is written."""
-

@@ -53,8 +53,11 @@ class ReadPlan:
             CheckpointDamaged: two ranges overlap without being the same.
         """
         found = sorted(
-            ((offset, length, targets) for (name, offset, length), targets in self.wanted.items()
-             if name == file),
+            (
+                (offset, length, targets)
+                for (name, offset, length), targets in self.wanted.items()
+                if name == file
+            ),
             key=lambda segment: segment[:2],
         )
         for before, after in zip(found, found[1:], strict=False):

@@ -40,6 +40,7 @@ _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|optim_(\d{6,18})_rank\d+\.pt")
 _MODEL = re.compile(r"model_(\d{1,18})\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_(\d{6,18})")
+_RECEIPT = re.compile(r"receipt_(\d{6,18})_(?:model|dcp)\.[0-9a-f]{16}\.json")
 _WORK = re.compile(
     r"(?P<final>.+)\.(?P<tag>[0-9a-z]{1,12})\.(?P<unique>[0-9a-f]{12})\.(?P<state>tmp|old|del)",
 )
@@ -188,3 +189,24 @@ def parse_work_name(name: str) -> WorkName | None:
     """The parts of a name of work in progress; None for any other name."""
     match = _WORK.fullmatch(name)
     return WorkName(match["final"], match["tag"], match["state"]) if match else None
+
+
+def final_name(name: str) -> str:
+    """The final name behind a name of work in progress; any other name is its own."""
+    work = parse_work_name(name)
+    return work.final if work else name
+
+
+def data_step_of(name: str) -> int | None:
+    """The step of a per-rank file, under its final or under a staging name."""
+    return flat_data_step(final_name(name))
+
+
+def receipt_name(reference: CheckpointReference, target: str) -> str:
+    """`receipt_000200_model.0123456789abcdef.json`: the target is 16 hex digits (MX7)."""
+    return f"receipt_{reference.step:06d}_{reference.kind}.{target}.json"
+
+
+def is_receipt(name: str) -> bool:
+    """Whether a name is that of a mirror's receipt."""
+    return _RECEIPT.fullmatch(name) is not None

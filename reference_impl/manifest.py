@@ -191,9 +191,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     if body.pop("schema_version") != SCHEMA_VERSION:
         raise ValueError("its schema version is unknown to this manager")
     files = {_plain_name(name): _file_entry(entry) for name, entry in body.pop("files").items()}
-    tensors = {
-        key: _tensor_entry(entry, files) for key, entry in body.pop("tensors").items()
-    }
+    tensors = {key: _tensor_entry(entry, files) for key, entry in body.pop("tensors").items()}
     kind: Literal["model", "dcp"] = body.pop("kind")
     if kind not in ("model", "dcp"):
         raise ValueError(f"its kind {kind!r} is unknown")

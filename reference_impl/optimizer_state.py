@@ -112,8 +112,10 @@ def match_groups(
     if names is None or [len(group) for group in names] != [len(one["params"]) for one in saved]:
         if sizes != [len(one["params"]) for one in saved]:
             raise CheckpointMismatch("the optimizer's groups have other sizes than the saved ones")
-        return [GroupMatch(one, list(one["params"]), group)
-                for one, group in zip(saved, live, strict=True)]
+        return [
+            GroupMatch(one, list(one["params"]), group)
+            for one, group in zip(saved, live, strict=True)
+        ]
     by_names = list(zip(saved, names, strict=True))
     return [
         _match_by_name(wanted, group, [by_names[at], *by_names])
@@ -262,7 +264,9 @@ def put_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Tree]) -> 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     exact: dict[Any, Tree] = dict(state_dict["state"])
     passed = {
-        pid: _without_casts(values, parameters[pid]) if own and _is_place(pid, parameters) else values
+        pid: _without_casts(values, parameters[pid])
+        if own and _is_place(pid, parameters)
+        else values
         for pid, values in exact.items()
     }
     optimizer.load_state_dict({**state_dict, "state": passed})
@@ -294,6 +298,8 @@ def _exact(values: Tree, loaded: Tree) -> Tree:
     """The saved tensors, in the saved order, over what `load_state_dict` made of them."""
     if not isinstance(values, dict):
         return values
-    kept = {key: value if isinstance(value, torch.Tensor) else loaded.get(key, value)
-            for key, value in values.items()}
+    kept = {
+        key: value if isinstance(value, torch.Tensor) else loaded.get(key, value)
+        for key, value in values.items()
+    }
     return {**kept, **{key: value for key, value in loaded.items() if key not in kept}}

@@ -283,9 +283,7 @@ def warn_of_two_kinds(
     chosen: CheckpointReference,
 ) -> None:
     """Say which of two kinds of one step is used (MX10)."""
-    others = [
-        one for one in references if one.step == chosen.step and one.kind != chosen.kind
-    ]
+    others = [one for one in references if one.step == chosen.step and one.kind != chosen.kind]
     for other in others:
         logger.warning(
             "step %d is there as %s and as %s: using %s. Ask for the other with require_kind=%r",
@@ -295,4 +293,3 @@ def warn_of_two_kinds(
             chosen.path.name,
             other.kind,
         )
-

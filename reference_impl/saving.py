@@ -271,7 +271,9 @@ class Saving(ManagerBase):
 
     def finish_replacement(self, reference: CheckpointReference, manifest: Manifest) -> None:
         """Give the files of a committed replacement their final names; also after a crash."""
-        names = {name: work.final for name in manifest.files if (work := layout.parse_work_name(name))}
+        names = {
+            name: work.final for name in manifest.files if (work := layout.parse_work_name(name))
+        }
         for staged, final in names.items():
             link = self.root / layout.work_name(final, self.tag, "tmp")
             self.link(self.root / staged, link)

@@ -1,8 +1,8 @@
 """The state of a job at one step, taken apart into the documents that are written.
 
-    model   the model's state_dict
-    optim   component id -> the optimizer's state_dict
-    extra   the train state, and every further component
+model   the model's state_dict
+optim   component id -> the optimizer's state_dict
+extra   the train state, and every further component
 """
 
 from __future__ import annotations

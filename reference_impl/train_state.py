@@ -217,7 +217,12 @@ def restore_train_state(
             component that was passed (KX5: never step 0 with trained weights).
     """
     wanted = {"scheduler": scheduler, "dataloader": dataloader}
-    needed = {"step", "tokens_seen", "rng", *(key for key, part in wanted.items() if part is not None)}
+    needed = {
+        "step",
+        "tokens_seen",
+        "rng",
+        *(key for key, part in wanted.items() if part is not None),
+    }
     if missing := sorted(needed - set(state)):
         raise CheckpointDamaged(f"the train state lacks {missing}")
     for key, component in wanted.items():

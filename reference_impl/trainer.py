@@ -27,7 +27,13 @@ def parts(job: Any) -> dict[str, Any]:  # noqa: ANN401  whatever has the attribu
     del named["rng"], named["extra"]
     optimizers = {name: named.pop(name) for name in list(named) if name.startswith("optimizer")}
     schedulers = {name: named.pop(name) for name in list(named) if name.startswith("scheduler")}
-    return {"model": model, "optimizers": optimizers, "scheduler": schedulers, "dataloader": loader, "stateful": named}
+    return {
+        "model": model,
+        "optimizers": optimizers,
+        "scheduler": schedulers,
+        "dataloader": loader,
+        "stateful": named,
+    }
 
 
 class Trainer:
@@ -37,7 +43,14 @@ class Trainer:
         """Keep the manager."""
         self.manager = manager
 
-    def fit(self, job: Any, until: int, save_at: Collection[int], resume: bool | int | Path, journal: Any) -> None:  # noqa: ANN401, FBT001
+    def fit(
+        self,
+        job: Any,
+        until: int,
+        save_at: Collection[int],
+        resume: bool | int | Path,
+        journal: Any,
+    ) -> None:  # noqa: ANN401, FBT001
         """Train; `resume` True means the latest, an int that step, a path that checkpoint."""
         if resume is not False:
             self.restore(job, resume)
@@ -52,7 +65,13 @@ class Trainer:
 
     def restore(self, job: Any, resume: bool | int | Path) -> None:  # noqa: ANN401, FBT001
         """Load before anything is drawn: an iterator that starts earlier would stand at the wrong place."""
-        chosen: dict[str, Any] = {} if resume is True else {"step": resume} if isinstance(resume, int) else {"reference": resume}
+        chosen: dict[str, Any] = (
+            {}
+            if resume is True
+            else {"step": resume}
+            if isinstance(resume, int)
+            else {"reference": resume}
+        )
         result = self.manager.load(**chosen, **parts(job))
         job.extra.load_state_dict(result.extra)
         job.step = result.step

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance import oracle, resumption, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.verdicts import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.client import Ending
     from ckpt_conformance.subject import Subject
+
+CLOSE = {"op": "close"}
 
 
 @check("CKC-SMOK-001")
@@ -18,9 +24,146 @@ def test_a_new_process_loads_what_was_saved(subject: Subject) -> None:
     Why: one save path that omits a file which the loader requires makes every restart fail (B11).
     How: save two steps, end the process, load the latest in a fresh one.
     """
-    subject.run(4, (2, 4), then=[{"op": "close"}])
+    subject.run(4, (2, 4), then=[CLOSE])
     ending = subject.resume()
     if subject.tell(ending) != "step 4":
         raise Violation(
             "the newest step does not load in a new process", evidence=subject.evidence(ending)
         )
+
+
+@check("CKC-SMOK-002")
+def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
+    """After an acknowledged save discovery names the step, in the same process and in a new one.
+
+    Why: a step that nobody names is a step that retention, evaluation and restart do not see; two
+    rules of discovery in one code base disagree sooner or later (B04, B15).
+    How: save two steps; ask the live manager, then one in a fresh process.
+    """
+    resumption.control(test_a_save_that_returned_is_there, subject, "CKC-SMOK-004")
+    ending = subject.run(4, (2, 4), then=[{"op": "steps"}, CLOSE])
+    live = ending.result("steps").get("value")
+    if live is None:
+        raise Violation("discovery does not answer", evidence=subject.evidence(ending))
+    for asked, found in (("the live manager", live), ("a new process", subject.steps())):
+        if 4 not in found:  # noqa: PLR2004  the step that was saved last
+            raise Violation(f"step 4 was acknowledged; {asked} lists {found}")
+
+
+@check("CKC-SMOK-003")
+def test_each_declared_capability_works(subject: Subject) -> None:
+    """Whatever the adapter declares works when it is used plainly.
+
+    Why: an option that is accepted and never read is worse than none: the restart began from base
+    weights although a checkpoint was named (R06).
+    How: use each declared capability once, without any fault.
+    """
+    subject.golden()
+    for capability in subject.info.capabilities:
+        use = PLAIN_USE.get(capability)
+        if use is not None:
+            subject.reset()
+            subject.lay_out(subject.golden())
+            use(subject)
+
+
+@check("CKC-SMOK-004")
+def test_a_save_that_returned_is_there(subject: Subject) -> None:
+    """When save has returned, another process can load the step, although nobody called close.
+
+    Why: a job ends without ceremony: it is preempted, or its script is over. What a background
+    thread, a buffer or close() would still have written is then not there (A08, B17).
+    How: copy the directory at the moment the save returned; resume from the copy.
+    """
+    resumption.control(test_a_new_process_loads_what_was_saved, subject, "CKC-SMOK-001")
+    ending = resumption.resumed(subject, subject.golden())
+    step, _ = oracle.arrival(ending)
+    if step != 4:  # noqa: PLR2004  the step whose save had returned
+        raise Violation(
+            "a step whose save has returned does not load before close()",
+            evidence=subject.evidence(ending),
+        )
+
+
+def _fail(subject: Subject, capability: str, found: object, ending: Ending) -> None:
+    raise Violation(
+        f"{capability} is declared and does not work: it gives {found}",
+        evidence=subject.evidence(ending),
+    )
+
+
+def _explicit_step(subject: Subject) -> None:
+    ending = subject.resume(2)
+    if subject.tell(ending) != "step 2":
+        _fail(subject, "explicit_step", subject.tell(ending), ending)
+
+
+def _retention(subject: Subject) -> None:
+    trees.clear(subject.root)
+    ending = subject.run(6, (2, 4, 6), options={"keep_last": 2}, then=[CLOSE])
+    found = subject.steps() if "steps" in subject.info.capabilities else [4, 6]
+    if ending.error or found != [4, 6]:
+        _fail(subject, "retention", f"steps {found} with keep_last=2", ending)
+
+
+def _mirror(subject: Subject) -> None:
+    mirror = subject.scratch / "mirror"
+    mirror.mkdir()
+    ending = subject.run(2, (2,), options={"mirror": str(mirror)}, then=[CLOSE])
+    if ending.error or not trees.files(mirror):
+        _fail(subject, "mirror", f"{len(trees.files(mirror))} files in the mirror", ending)
+
+
+def _reference(subject: Subject) -> None:
+    ending = subject.resume(str(subject.root))
+    if subject.tell(ending) != "step 4":
+        _fail(subject, "reference", subject.tell(ending), ending)
+
+
+def _kinds(subject: Subject) -> None:
+    ops = [
+        _call(f"{verb}_kind", "$job", 6, kind)
+        for kind in ("model", "dcp")
+        for verb in ("save", "load")
+    ]
+    ending = subject.life(*ops)
+    found = [result.get("value") for result in ending.results]
+    if found[1::2] != [6, 6]:
+        _fail(subject, "kinds", found, ending)
+
+
+def _export(subject: Subject) -> None:
+    target = subject.scratch / "export"
+    ending = subject.life(_call("export", 4, str(target)))
+    if ending.error or not (target.is_file() or trees.files(target)):
+        _fail(subject, "export", ending.result("call").get("value"), ending)
+
+
+def _cold_start(subject: Subject) -> None:
+    ending = subject.life(_call("load_without", "$job", 4, "optimizer"))
+    found = ending.result("call").get("value")
+    if found != 4:  # noqa: PLR2004  the step that was asked for
+        _fail(subject, "cold_start", found, ending)
+
+
+def _plant(subject: Subject) -> None:
+    ending = subject.life(_call("plant", 8), {"op": "steps"})
+    found = ending.result("steps").get("value", [])
+    if 8 not in found:  # noqa: PLR2004  the step that was planted
+        _fail(subject, "plant", found, ending)
+
+
+def _call(method: str, *args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plain arguments
+    return {"op": "call", "method": method, "args": list(args)}
+
+
+PLAIN_USE: dict[str, Callable[[Subject], None]] = {
+    "explicit_step": _explicit_step,
+    "retention": _retention,
+    "mirror": _mirror,
+    "reference": _reference,
+    "kinds": _kinds,
+    "export": _export,
+    "cold_start": _cold_start,
+    "plant": _plant,
+}

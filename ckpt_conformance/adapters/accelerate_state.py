@@ -14,21 +14,15 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract import OpenOptions, TrainingJob
 
-RECIPE = (
-    "Accelerator(project_config=ProjectConfiguration(automatic_checkpoint_naming=True, total_limit)); "
-    "model, optimizers and schedulers are prepared, the rest is registered; iteration = step. "
-    "huggingface.co/docs/accelerate/usage_guides/checkpoint: 'Use save_state() for saving everything "
-    "mentioned above to a folder location'"
-)
-PREPARED = ("model", "optimizer", "scheduler", "rng")  # accelerate saves the generators by itself
+OWN = ("model", "optimizer", "scheduler", "rng")  # what save_state saves without being told
 
 
-class Progress:
-    """The step, as a script registers it: `load_state` does not say what it has loaded."""
+class Step:
+    """The step as a script registers it: `load_state` does not say what it has loaded."""
 
     def __init__(self, job: TrainingJob) -> None:
-        """Watch the job's step."""
-        self.job, self.step = job, 0
+        """Watch the job."""
+        self.job, self.loaded = job, 0
 
     def state_dict(self) -> dict[str, int]:
         """Give the step."""
@@ -36,30 +30,86 @@ class Progress:
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Keep the step."""
-        self.step = state_dict["step"]
+        self.loaded = state_dict["step"]
 
 
 class SaveState:
-    """One folder of numbered states, and the accelerator of the job that is alive."""
+    """Numbered states in one folder, and the accelerator of the job that is alive."""
 
     def __init__(self, root: Path, total_limit: int | None) -> None:
-        """Keep where and how many."""
-        self.root, self.total_limit, self.prepared = root, total_limit, None
+        """Keep where and how many; the accelerator comes with the job."""
+        self.root, self.total_limit = root, total_limit
+        self.step: Step | None = None
         self.accelerator: Any = None
 
-    def prepare(self, job: TrainingJob) -> Progress:
-        """Prepare and register a job, once, as a script does before it trains."""
-        if self.prepared is None or self.prepared.job is not job:
+    def prepare(self, job: TrainingJob) -> Step:
+        """Prepare and register a job once, as a script does before it trains."""
+        if self.step is None or self.step.job is not job:
             from accelerate import Accelerator
             from accelerate.utils import ProjectConfiguration
 
             project = ProjectConfiguration(
                 str(self.root), automatic_checkpoint_naming=True, total_limit=self.total_limit
             )
-            # No device placement: the job is where it belongs, and placing it would reload its optimizers.
+            # Without device placement: to place an optimizer reloads its state, and ours is in place.
             self.accelerator = Accelerator(cpu=True, device_placement=False, project_config=project)
             self.accelerator.prepare(job.model, *job.optimizers.values(), *job.schedulers.values())
-            self.prepared = Progress(job)
-            rest = [p for n, p in job.components.items() if n.partition(".")[0] not in PREPARED]
-            self.accelerator.register_for_checkpointing(self.prepared, *rest)
-        return self.prepared
+            self.step = Step(job)
+            rest = [part for name, part in job.components.items() if name.split(".")[0] not in OWN]
+            self.accelerator.register_for_checkpointing(self.step, *rest)
+        return self.step
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        """Save as number `step`."""
+        self.prepare(job)
+        self.accelerator.project_configuration.iteration = step
+        self.accelerator.save_state()
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        """Load a number, or what accelerate itself takes for the latest."""
+        progress = self.prepare(job)
+        folder = self.root / "checkpoints" / f"checkpoint_{step}"
+        self.accelerator.load_state(None if step is None else str(folder))
+        return progress.loaded
+
+    def steps(self) -> list[int]:
+        """List the numbers, by the rule that `load_state` chooses the latest by."""
+        folder = self.root / "checkpoints"
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(int(re.findall(r"[0-9]+(?=[^/]*$)", name)[0]) for name in names)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True)
+class Accelerate(AdapterBase):
+    """Adapter of accelerate's documented way to save during training."""
+
+    def preload(self) -> None:
+        """Import once, in the server: no life pays for it."""
+        import accelerate
+
+        _ = accelerate.Accelerator(cpu=True)
+
+    def open(self, root: Path, options: OpenOptions) -> SaveState:
+        """Open on a project directory."""
+        return SaveState(root, options.keep_last)
+
+
+def make() -> Accelerate:
+    """Make the adapter; raises PackageNotFoundError without accelerate."""
+    return Accelerate(
+        name="accelerate",
+        version=metadata.version("accelerate"),
+        capabilities=frozenset(
+            {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}
+        ),
+        holds=EVERYTHING | {"gradients"},
+        library="accelerate",
+        recipe="huggingface.co/docs/accelerate/usage_guides/checkpoint: 'if automatic_checkpoint_naming "
+        "is enabled each saved checkpoint will be located then at "
+        "Accelerator.project_dir/checkpoints/checkpoint_{checkpoint_number}'; number = step; "
+        "model, optimizers, schedulers prepared, the rest by register_for_checkpointing()",
+        promises={},
+    )

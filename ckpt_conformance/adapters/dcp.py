@@ -93,8 +93,9 @@ class Dcp(AdapterBase):
 
     per_step: bool = False
 
-    def open(self, root: Path, _options: OpenOptions) -> Directories:
+    def open(self, root: Path, options: OpenOptions) -> Directories:
         """Open the recipe on a directory."""
+        del options
         return Directories(root, self.per_step)
 
 

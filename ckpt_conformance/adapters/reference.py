@@ -82,7 +82,7 @@ class Reference(AdapterBase):
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""
         mirror = (
-            DirectoryMirror(options.mirror, gate=options.upload_gate) if options.mirror else None
+            DirectoryMirror(options.mirror, before_file=options.upload_gate) if options.mirror else None
         )
         use_dcp = self.use_dcp if options.kind is None else options.kind == "dcp"
         keep = 0 if options.keep_last is None else options.keep_last

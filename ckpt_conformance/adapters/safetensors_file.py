@@ -67,8 +67,9 @@ class Files:
 class SafetensorsFile(AdapterBase):
     """Adapter of the recipe."""
 
-    def open(self, root: Path, _options: OpenOptions) -> Files:
+    def open(self, root: Path, options: OpenOptions) -> Files:
         """Open the recipe on a directory."""
+        del options
         return Files(root)
 
 

@@ -1,0 +1,154 @@
+"""Names on disk, learnt from what a manager wrote: which carry a step, and what others would be.
+
+No suite knows how a manager names its files. What the newest save created and carries the number
+of its step shows it; another step's name is the same name with another number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.verdicts import NotApplicable
+
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+    from ckpt_conformance.subject import Golden
+
+LONGEST = 255  # bytes of a name that Linux file systems take
+SMALL = 4096  # bytes: a pointer or an id is no longer
+CONTENTS = ("file", "empty", "folder", "dangling", "loop")
+
+
+@dataclass(frozen=True)
+class StepName:
+    """A path, relative to the root, whose last name a save created and carries its step's number."""
+
+    path: str
+    step: int
+    is_folder: bool
+
+    def of(self, other: int | str) -> str:
+        """Give the path that another step would have; digits keep their padding."""
+
+        def replace(match: re.Match[str]) -> str:
+            return str(other).zfill(len(match[0])) if isinstance(other, int) else other
+
+        folder, name = os.path.split(self.path)
+        return os.path.join(folder, _number(self.step).sub(replace, name))  # noqa: PTH118  relative
+
+
+def _number(step: int) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\d)0*{step}(?!\d)")
+
+
+def of_step(golden: Golden, step: int) -> list[StepName]:
+    """Give the outermost names that the save of a step created and that carry its number."""
+    earlier = [each for each in golden.saves if each < step]
+    before = golden.snapshot(max(earlier)) if earlier else None
+    return _created(golden.snapshot(step), before, step, "")
+
+
+def _created(root: Path, before: Path | None, step: int, folder: str) -> list[StepName]:
+    found: list[StepName] = []
+    for name in sorted(os.listdir(root / folder)):
+        path = os.path.join(folder, name)  # noqa: PTH118  relative
+        is_folder = (root / path).is_dir() and not (root / path).is_symlink()
+        is_new = before is None or not os.path.lexists(before / path)
+        if is_new and _number(step).search(name):
+            found.append(StepName(path, step, is_folder))
+        elif is_folder:
+            found += _created(root, before, step, path)
+    return found
+
+
+def require_step_names(golden: Golden, step: int) -> list[StepName]:
+    """Give them, or raise NotApplicable: a manager with one fixed name has no newer name."""
+    found = of_step(golden, step)
+    if not found:
+        raise NotApplicable("no name that the manager writes carries the number of its step")
+    return found
+
+
+def pointers(golden: Golden, step: int) -> list[str]:
+    """Give small files and links outside every step's own names: pointers, ids, trackers."""
+    mine = [found.path for each in golden.saves for found in of_step(golden, each)]
+    root, found = golden.snapshot(step), list[str]()
+    for base, folders, files in os.walk(root):
+        at = os.path.relpath(base, root)
+        paths = [os.path.normpath(os.path.join(at, name)) for name in (*folders, *files)]  # noqa: PTH118
+        folders[:] = [name for name in folders if not (root / at / name).is_symlink()]
+        found += [path for path in paths if _is_small(root / path)]
+    inside = tuple(f"{path}/" for path in mine)
+    return sorted(path for path in found if path not in mine and not path.startswith(inside))
+
+
+def _is_small(path: Path) -> bool:
+    info = path.lstat()
+    return path.is_symlink() or (path.is_file() and info.st_size <= SMALL)
+
+
+def lookalikes(found: StepName) -> list[str]:
+    """Give paths that look like a step's and are none: no number, a word, a sign, a suffix."""
+    made = [found.of(word) for word in ("", "tmp", "latest", "-1", "1e9", "0x10", "latest.bak")]
+    folder, name = os.path.split(found.of(8))
+    made += [os.path.join(folder, each) for each in (f"{name}.bak", f"{name} (copy)", f"copy of {name}")]  # noqa: PTH118
+    return [path for path in dict.fromkeys(made) if os.path.basename(path) and path != found.path]  # noqa: PTH119
+
+
+def strange(rng: random.Random, count: int) -> list[str]:
+    """Give names that people and tools leave behind: projects, other scripts' files, the longest."""
+    from faker import Faker
+
+    fake = Faker(["en_US", "ja_JP", "ar_SA", "de_DE"])
+    fake.seed_instance(rng.randrange(1 << 30))
+    makers = (
+        fake.file_name,
+        fake.name,
+        lambda: f"{fake.word()}-tmp",
+        lambda: f".{fake.word()}.swp",
+        lambda: f"{fake.word()} {fake.emoji()}",
+        lambda: f"{fake.word()}\n{fake.word()}",
+    )
+    made = ["step_tmp", "checkpoint-latest", "-rf", "~", " ", "lost+found", ".nfs0000000001"]
+    made += [makers[at % len(makers)]().replace("/", "_") for at in range(count)]
+    made.append("ü" * (LONGEST // 2))
+    return list(dict.fromkeys(made))
+
+
+def plant(root: Path, name: str, content: str) -> None:
+    """Put something under a free name: a `file`, an `empty` one, a `folder`, a `dangling` link, a `loop`."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if content == "folder":
+        path.mkdir()
+        (path / "notes.txt").write_text("not yours\n")
+    elif content == "dangling":
+        path.symlink_to("nowhere")
+    elif content == "loop":
+        path.symlink_to(path.name)
+    else:
+        path.write_bytes(b"" if content == "empty" else b"not yours\n")
+
+
+def plant_all(root: Path, made: list[str]) -> list[str]:
+    """Plant every path that is free, with contents in turn; give those that were planted."""
+    free = [name for name in dict.fromkeys(made) if not os.path.lexists(root / name)]
+    for at, name in enumerate(free):
+        plant(root, name, CONTENTS[at % len(CONTENTS)])
+    return free
+
+
+def plant_incomplete(root: Path, found: list[StepName], step: int) -> list[str]:
+    """Plant an empty file or directory under each name that a save of `step` would create."""
+    made = [each.of(step) for each in found]
+    for each, path in zip(found, made, strict=True):
+        if each.is_folder:
+            (root / path).mkdir(parents=True)
+        else:
+            (root / path).write_bytes(b"")
+    return made

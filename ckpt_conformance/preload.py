@@ -1,0 +1,109 @@
+"""What the fork server imports before it forks, so that no life pays for it.
+
+An adapter that misbehaves when it is imported must not take the others down. So a child tries first:
+it may raise, hang, end its process or start threads, and the server learns the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PATIENCE = 60.0  # seconds for an import
+LATER = "later"  # starts threads and says so: every life imports it anew
+
+
+def preload(adapters: Sequence[str]) -> dict[str, str]:
+    """Import torch and the adapters; give the reason of each adapter that can't be used."""
+    warm_up()
+    found = {} if try_out(adapters) is None else {name: try_out([name]) for name in adapters}
+    for name in adapters:
+        if found.get(name) is None:
+            load(name)
+    return {name: reason for name, reason in found.items() if reason not in {None, LATER}}  # type: ignore[misc]
+
+
+def warm_up() -> None:
+    """Import torch with its lazy parts, and train two tiny jobs."""
+    import torch
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+
+    torch.set_num_threads(1)
+    from ckpt_conformance import life
+    from ckpt_conformance.job import Job
+
+    _ = life.MEMORY
+    Job("mixed", 0).train(2)
+    Job("dtypes", 0).train(1)
+
+
+def load(name: str) -> str | None:
+    """Import an adapter and what it asks for; give the reason why it can't stay in this process."""
+    from ckpt_conformance import registry
+
+    adapter = registry.get(name)
+    getattr(adapter, "preload", lambda: None)()
+    threads = len(os.listdir("/proc/self/task")) - 1
+    if not threads:
+        return None
+    if adapter.isolation == "spawn":
+        return LATER
+    return f"adapter {name!r} starts {threads} thread(s) when imported; declare isolation = 'spawn'"
+
+
+def try_out(names: Sequence[str]) -> str | None:
+    """Load adapters in a child; give the reason of the first that fails."""
+    with tempfile.TemporaryDirectory(prefix="try-") as folder:
+        note = Path(folder) / "reason"
+        pid = os.fork()
+        if pid == 0:
+            _child(names, note, Path(folder) / "output")
+        timely = _wait(pid)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if note.exists():
+            return note.read_text() or None
+        end = f"ends the process (exit status {code})" if timely else f"takes over {PATIENCE:.0f} s"
+        return f"adapter {', '.join(names)}: its import {end}"
+
+
+def _child(names: Sequence[str], note: Path, output: Path) -> None:
+    """Load, and leave a note unless the process ends; never returns."""
+    os.setsid()
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), 1)
+    os.dup2(1, 2)
+    reason = ""
+    try:
+        reason = next(filter(None, map(load, names)), "")
+    except BaseException as error:  # noqa: BLE001  a child must never return into the server
+        reason = f"{type(error).__name__}: {error}"
+    note.write_text(reason)
+    os._exit(0)
+
+
+def _wait(pid: int) -> bool:
+    """Wait for the end of a child; past the deadline kill it and its children, and say so."""
+    descriptor = os.pidfd_open(pid)
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        timely = bool(selector.select(PATIENCE))
+    os.close(descriptor)
+    kill_group(pid)
+    return timely
+
+
+def kill_group(pid: int) -> None:
+    """Kill a life and the helpers it started; what has ended is no error."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

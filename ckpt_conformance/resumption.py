@@ -1,0 +1,163 @@
+"""What a resume of a run without faults gives: what arrives, and how it goes on from there.
+
+The identity oracle (families RTRP, COMP, RSUM): what arrives equals what was saved, and the records
+of the resumed run equal those of the run that never stopped. One life per adapter, kind of job and
+step is shared by all checks, so that each of them costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle
+from ckpt_conformance.subject import OTHER_SEED, SAVES
+from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Golden, Subject
+
+    Records = list[dict[str, Any]]
+    Check = Callable[[Subject], None]
+
+AFTER = 4  # steps that a resumed run is followed for: beyond the end of the epoch
+
+
+def every_leaf(_: str) -> bool:
+    """Choose every leaf."""
+    return True
+
+
+def resumed(
+    subject: Subject, golden: Golden, step: int = SAVES[-1], *, realign: bool = False
+) -> Ending:
+    """Give the life that resumed from the snapshot of `step`, into a job of another seed."""
+    key = (step, realign)
+    if key not in golden.resumed:
+        subject.lay_out(golden, step)
+        golden.resumed[key] = subject.run(
+            step + AFTER, resume=True, seed=OTHER_SEED, kind=golden.kind, realign=realign
+        )
+    return golden.resumed[key]
+
+
+def arrive(
+    subject: Subject, kind: str = "mixed", *, owner: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give (saved state, state at the first training step after the resume) of the newest step.
+
+    A resume that fails is a violation of the check that is the `owner` of the kind; for all others
+    it is a control that failed.
+    """
+    if kind != "mixed":
+        arrive(subject)
+    try:
+        return _arrive(subject, kind)
+    except Unknown as found:
+        if owner:
+            raise Violation(str(found), evidence={"kind": kind}) from found
+        where = "CKC-SMOK-004" if kind == "mixed" else "the check that is about that kind"
+        raise Unknown(f"control failed: {found}; see {where}") from found
+
+
+def _arrive(subject: Subject, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    golden = subject.golden(kind=kind)
+    ending = resumed(subject, golden)
+    if ending.error and ending.error["type"] == "builtins.NotImplementedError":
+        raise NotApplicable(f"the adapter takes no job of kind {kind}: {subject.tell(ending)}")
+    step, state = oracle.arrival(ending)
+    if step != SAVES[-1]:
+        raise Unknown(f"a job of kind {kind} does not come back: {subject.tell(ending)}")
+    return golden.at[step], state
+
+
+def differing(
+    saved: Mapping[str, Any],
+    arrived: Mapping[str, Any],
+    component: str,
+    leaf: Callable[[str], bool] = every_leaf,
+) -> list[str]:
+    """Name the leaves of a component that did not arrive as they were saved."""
+    return oracle.differences(_chosen(arrived, leaf), _chosen(saved, leaf), {component})
+
+
+def _chosen(state: Mapping[str, Any], leaf: Callable[[str], bool]) -> oracle.State:
+    return {
+        part: {path: bits for path, bits in found.items() if leaf(path)}
+        for part, found in state.items()
+    }
+
+
+def identity(
+    subject: Subject,
+    component: str,
+    message: str,
+    leaf: Callable[[str], bool] = every_leaf,
+    kind: str = "mixed",
+) -> None:
+    """Raise Violation unless the chosen leaves of a component arrive as they were saved."""
+    saved, arrived = arrive(subject, kind)
+    found = differing(saved, arrived, component, leaf)
+    if found:
+        raise Violation(message, evidence={"kind": kind, "arrived != saved": found})
+
+
+def control(check: Check, subject: Subject, name: str) -> None:
+    """Run the check of invariant `name` first; if it is violated, nothing can be said here."""
+    try:
+        check(subject)
+    except Violation as found:
+        raise Unknown(f"control failed: {found}; see {name}") from found
+
+
+def divergence(golden: Golden, records: Records) -> list[str]:
+    """Say where records of a resumed run leave those of the run that never stopped."""
+    whole = {record["step"]: record for record in golden.records}
+    for record in records:
+        wanted = whole.get(record["step"], {})
+        fields = [key for key, value in record.items() if wanted.get(key) != value]
+        if fields:
+            return [f"step {record['step']}", *(_tell(key, record, wanted) for key in fields)]
+    return []
+
+
+def _tell(key: str, record: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    return f"{key}: {str(record[key])[:60]} != {str(wanted.get(key))[:60]}"
+
+
+def records_of(ending: Ending) -> Records:
+    """Give the training records of a life's last operation."""
+    return ending.results[-1].get("records", []) if ending.results else []
+
+
+def follow(subject: Subject, golden: Golden, ending: Ending, count: int, message: str) -> None:
+    """Raise Violation unless the last operation made `count` records, those of the unbroken run."""
+    records = records_of(ending)
+    if len(records) != count:
+        evidence = subject.evidence(ending, records=len(records), expected=count)
+        raise Violation(f"{message}: it does not go on", evidence=evidence)
+    found = divergence(golden, records)
+    if found:
+        raise Violation(message, evidence={"kind": golden.kind, "resumed != unbroken": found})
+
+
+def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> None:
+    """Raise Violation unless the run that resumed from `step` goes on as if it had never stopped.
+
+    Before a manager is blamed, the same state is tried once more in aligned storage: if that run is
+    right, only the address of a tensor was at work, and the verdict is UNKNOWN.
+    """
+    ending = resumed(subject, golden, step)
+    try:
+        follow(subject, golden, ending, AFTER, message)
+    except Violation as found:
+        again = resumed(subject, golden, step, realign=True)
+        records = records_of(again)
+        if len(records) == AFTER and not divergence(golden, records):
+            raise Unknown(
+                f"{message}, but not from aligned storage: the machine's arithmetic depends on "
+                "addresses"
+            ) from found
+        raise

@@ -1,0 +1,213 @@
+"""What every fault at a call shares: counting, firing, the proof, and putting things back.
+
+`Life.arm` makes an injector with the manager's directory and the life's journal, installs it, and
+removes it at the end of the operation. An injector counts the calls whose path lies below the
+directory; at the chosen one it raises, or dies by a real SIGKILL. A pass that only counts (`at=0`)
+says how many points there are; with `survey` each log entry also holds the tree at that moment.
+
+A name that a module took with `from os import replace` is replaced there too, as long as it kept
+its name. What took it under another name, or inside a closure, calls the real function.
+"""
+
+from __future__ import annotations
+
+import errno as codes
+import os
+import signal
+import stat
+import sys
+import threading
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.journal import LifeJournal
+
+T = TypeVar("T")
+Mode = Literal["count", "raise", "kill"]
+Moment = Literal["before", "prefix", "after"]
+PREFIXES = ("0", "1", "half", "len-1")
+_MISSING = object()
+
+
+def length_of(prefix: str, size: int) -> int:
+    """Give the number of bytes that a prefix keeps of `size` bytes."""
+    return {"0": 0, "1": min(1, size), "half": size // 2, "len-1": max(size - 1, 0)}[prefix]
+
+
+def error_of(name: str, path: str) -> BaseException:
+    """Make the error of a name: an errno for OSError, or one of the two that collecting raises."""
+    if name == "MemoryError":
+        return MemoryError(f"injected: no memory for {path}")
+    if name == "RuntimeError":
+        return RuntimeError(f"injected: writing {path} failed, unexpected pos 64 vs 0")
+    code = getattr(codes, name)
+    return OSError(code, f"injected: {os.strerror(code)}", path)
+
+
+class Injector:
+    """One kind of call, struck at one of its occurrences.
+
+    Arguments: `at` is the call to strike, from 1, and 0 strikes none; `mode` is count, raise or
+    kill; `moment` is before the call, after a `prefix` of its bytes, or after it; `error` names
+    what is raised; `persistent` strikes every call from there on; `only` restricts to one function
+    (`os.replace`); `below` watches another directory, such as a mirror.
+    """
+
+    name = "injector"
+
+    def __init__(
+        self,
+        root: Path,
+        journal: LifeJournal,
+        **given: Any,  # noqa: ANN401  JSON-plain arguments of a program
+    ) -> None:
+        """Keep the arguments; raises TypeError for an unknown one."""
+        self.root = os.path.abspath(given.pop("below", None) or root)  # noqa: PTH100  keeps links
+        self.real = os.path.realpath(self.root)
+        self.journal = journal
+        self.at = int(given.pop("at", 0))
+        self.mode: Mode = given.pop("mode", "raise" if self.at else "count")
+        self.moment: Moment = given.pop("moment", "before")
+        self.prefix = str(given.pop("prefix", "half"))
+        self.error = str(given.pop("error", "EIO"))
+        self.persistent = bool(given.pop("persistent", False))
+        self.survey = bool(given.pop("survey", False))
+        self.only = str(given.pop("only", ""))
+        if given:
+            msg = f"{self.name} takes no argument {sorted(given)}"
+            raise TypeError(msg)
+        self.calls, self.fired = 0, 0
+        self.log: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    # -- installing -------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Replace what this injector watches; every injector defines it."""
+        raise NotImplementedError(self.name)
+
+    def remove(self) -> None:
+        """Put everything back, last first."""
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+    def patch(self, owner: object, name: str, replacement: object) -> None:
+        """Replace one attribute of a module or a class."""
+        self._undo.append((owner, name, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, replacement)
+
+    def patch_everywhere(self, original: Callable[..., Any], name: str, new: object) -> None:
+        """Replace a function in each module that holds it under its name."""
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is original:
+                self.patch(module, name, new)
+
+    # -- paths ------------------------------------------------------------------------------------
+
+    def below(self, path: object) -> str | None:
+        """Give the name relative to the watched directory, or None for other paths and objects."""
+        found = path_of(path)
+        if found is None:
+            return None
+        found = os.path.abspath(found)  # noqa: PTH100  a link must not be followed at its end
+        for root in (self.root, self.real):
+            if found == root:
+                return "."
+            if found.startswith(root + os.sep):
+                return found[len(root) + 1 :]
+        return None
+
+    # -- striking ---------------------------------------------------------------------------------
+
+    def count(self, what: str, name: str | None, **more: object) -> bool:
+        """Count a call on a name; tell whether this is the one to strike."""
+        if name is None or (self.only and what != self.only):
+            return False
+        with self._lock:
+            self.calls += 1
+            entry: dict[str, Any] = {"call": self.calls, "what": what, "path": name, **more}
+            if self.survey:
+                entry["tree"] = fingerprint(Path(self.root))
+            self.log.append(entry)
+            is_due = self.calls == self.at or (self.persistent and 0 < self.at <= self.calls)
+            return is_due and self.mode != "count"
+
+    def note(self, what: str, name: str) -> None:
+        """Write down that the fault fired, before it does: the journal survives SIGKILL."""
+        self.fired += 1
+        told = {"injector": self.name, "call": self.calls, "what": what, "path": name}
+        self.journal.note("fired", **told, mode=self.mode, moment=self.moment)
+
+    def strike(self, what: str, name: str) -> None:
+        """Fire: raise the error, or die."""
+        self.note(what, name)
+        if self.mode == "kill":
+            die()
+        raise error_of(self.error, name)
+
+    def around(self, what: str, name: str | None, call: Callable[[], T], **more: object) -> T:
+        """Run a call that has no prefix, struck before or after it."""
+        due = self.count(what, name, **more)
+        if due and self.moment != "after":
+            self.strike(what, str(name))
+        result = call()
+        if due:
+            self.strike(what, str(name))
+        return result
+
+
+def die() -> None:
+    """End this process as an out-of-memory killer or a scheduler does: nothing is flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def path_of(given: object) -> str | None:
+    """Give the path of a path, a descriptor, or an open file; None if it has none."""
+    if isinstance(given, bool) or given is None:
+        return None
+    if isinstance(given, int):
+        try:
+            found = os.readlink(f"/proc/self/fd/{given}")  # noqa: PTH115  a string is wanted
+        except OSError:
+            return None
+        return found if found.startswith("/") else None
+    if isinstance(given, str | bytes | os.PathLike):
+        return os.fsdecode(given)
+    name = getattr(given, "name", None)
+    return path_of(name) if isinstance(name, str | bytes | os.PathLike | int) else None
+
+
+def read(path: str) -> bytes:
+    """Read a file without `open`, which may be replaced at the moment; empty if it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return os.fsencode(os.readlink(path)) if os.path.islink(path) else b""  # noqa: PTH114, PTH115
+    try:
+        parts: list[bytes] = []
+        while part := os.read(descriptor, 1 << 20):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def fingerprint(root: Path) -> dict[str, str]:
+    """Map each name below a directory to a digest of what a new process would read there."""
+    found: dict[str, str] = {}
+    for base, folders, names in os.walk(root):
+        for name in (*folders, *names):
+            path = os.path.join(base, name)  # noqa: PTH118  os.walk gives strings
+            is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+            digest = "/" if is_folder else blake2b(read(path), digest_size=6).hexdigest()
+            found[os.path.relpath(path, root)] = digest
+    return found

@@ -1,0 +1,491 @@
+"""The loading half of the manager: find, verify, plan, fill, hand over.
+
+Everything that can be wrong is found before the first byte of the job is changed: the files are
+verified against the manifest, and the plan against the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+import torch
+
+from ckpt_conformance.reference_impl import (
+    dcp_format,
+    durable,
+    layout,
+    optimizer_state,
+    resolve,
+    snapshot,
+    torch_zip,
+    train_state,
+)
+from ckpt_conformance.reference_impl.base import ManagerBase
+from ckpt_conformance.reference_impl.encode import DTYPES, decode, memory_groups, replace
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointMismatch
+from ckpt_conformance.reference_impl.fill import ReadPlan, fill
+from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
+from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, TensorEntry, read_manifest
+from ckpt_conformance.reference_impl.torch_zip import TensorRef
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.train_state import Stateful
+
+logger = logging.getLogger(__name__)
+
+_ALWAYS = ("model", "rng", "extra")
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What a load served.
+
+    Attributes:
+        step: optimizer steps done at the save.
+        tokens_seen: cumulative, over all data-parallel ranks.
+        extra: the user's own.
+        reference: the checkpoint that was served.
+        refused: newer or preferred ones that were not, each with its reason.
+        cold: ids of components that were asked for and were not in it: they start anew.
+    """
+
+    step: int
+    tokens_seen: int
+    extra: dict[str, Any]
+    reference: CheckpointReference
+    refused: list[Refusal]
+    cold: list[str]
+
+
+@dataclass
+class OpenCheckpoint:
+    """A verified checkpoint: its files stay open, so that what is read is what was verified.
+
+    Attributes:
+        reference: where it is.
+        manifest: what it consists of.
+        files: name -> open file and its entry in the manifest.
+        documents: `model`, `optim`, `extra`, with a `TensorRef` for each tensor.
+        absent: files that are missing, with leave (`allow_missing`).
+    """
+
+    reference: CheckpointReference
+    manifest: Manifest
+    files: dict[str, tuple[BinaryIO, FileEntry]] = field(
+        default_factory=dict[str, "tuple[BinaryIO, FileEntry]"],
+    )
+    documents: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
+    absent: set[str] = field(default_factory=set[str])
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def open(self, name: str, entry: FileEntry) -> BinaryIO:
+        """Open a file of the checkpoint; it is closed with it."""
+        file = self._stack.enter_context(durable.open_regular(self.reference.directory / name))
+        self.files[name] = (file, entry)
+        return file
+
+    def __enter__(self) -> Self:
+        """Use it in a with statement."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stack.close()
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """The live objects of a job, by component id."""
+
+    model: Stateful
+    optimizers: Mapping[str, Stateful]
+    scheduler: Mapping[str, Stateful]
+    dataloader: Mapping[str, Stateful]
+    stateful: Mapping[str, Stateful]
+
+    @property
+    def ids(self) -> list[str]:
+        """All component ids but the model's."""
+        return [*self.optimizers, *self.scheduler, *self.dataloader, *self.stateful]
+
+
+@dataclass
+class LoadPlan:
+    """What a load will do, decided before anything is touched.
+
+    Attributes:
+        reads: bytes of files -> memory.
+        model: key -> the live tensor, or a value.
+        optimizers: id -> state_dict in the live optimizer's terms.
+        extra: the train state and all further components.
+        cold: ids that start anew.
+    """
+
+    reads: ReadPlan = field(default_factory=ReadPlan)
+    model: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
+    optimizers: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
+    extra: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
+    cold: list[str] = field(default_factory=list[str])
+
+
+class Loading(ManagerBase):
+    """Find, verify, plan, fill, hand over."""
+
+    # ---- find ----------------------------------------------------------------------------------
+
+    def candidates(
+        self,
+        reference: str | os.PathLike[str] | CheckpointReference | None = None,
+        step: int | None = None,
+        require_kind: Kind | None = None,
+    ) -> list[CheckpointReference]:
+        """What a load may serve, best first. An explicit request is the only candidate.
+
+        Without one: newest step first, as numbers; of one step this run's own before others', and
+        DCP before per-rank files. `latest` is not consulted: it may be stale or garbage (B05).
+
+        Raises:
+            CheckpointNotFound: an explicit request for what is not there (B09).
+        """
+        root = self.root
+        if reference is not None:
+            explicit = self.explicit(reference, require_kind)
+            if isinstance(explicit, CheckpointReference):
+                return [explicit]
+            root = explicit
+        found = sorted(resolve.scan(root), key=self.preference)
+        wanted = [
+            one
+            for one in found
+            if step in (None, one.reference.step) and require_kind in (None, one.reference.kind)
+        ]
+        if step is not None:
+            complete = [one.reference for one in wanted if one.complete]
+            resolve.warn_of_two_kinds(complete, complete[0]) if complete else None
+        return [one.reference for one in wanted]
+
+    def explicit(
+        self,
+        reference: str | os.PathLike[str] | CheckpointReference,
+        kind: Kind | None,
+    ) -> CheckpointReference | Path:
+        """The one checkpoint that a request names, or the parent directory that it names."""
+        if not isinstance(reference, CheckpointReference):
+            path = Path(reference)
+            if resolve.explicit_reference(path) is None and path.is_dir():
+                return path
+        return resolve.resolve_checkpoint_reference(reference, kind)
+
+    def preference(self, candidate: resolve.Candidate) -> tuple[int, bool, int, str]:
+        """The order in which candidates are tried."""
+        step, rank, name = resolve.preference(candidate)
+        own = candidate.manifest is not None and candidate.manifest.run_id in self.own_runs
+        return step, not own, rank, name
+
+    # ---- verify --------------------------------------------------------------------------------
+
+    def open_verified(
+        self,
+        reference: CheckpointReference,
+        allowed: set[str],
+    ) -> OpenCheckpoint:
+        """Open a checkpoint and verify all of it: manifest, sizes, digests, structure.
+
+        Raises:
+            CheckpointDamaged: anything in it is not as it was saved.
+            CheckpointMismatch: per-rank files of another number of ranks (M034, I03).
+        """
+        manifest = self.read_manifest(reference)
+        opened = OpenCheckpoint(reference, manifest)
+        try:
+            for name, entry in manifest.files.items():
+                if self.may_lack(opened, name, allowed):
+                    opened.absent.add(name)
+                else:
+                    self.verify_file(opened.open(name, entry), entry)
+            self.read_documents(opened)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def read_manifest(self, reference: CheckpointReference) -> Manifest:
+        """The manifest, if it speaks of what its place promises."""
+        manifest = read_manifest(reference.manifest_path)
+        resolve.check_identity(reference, manifest)
+        if manifest.world_size != 1 and manifest.kind == "model":
+            raise CheckpointMismatch(
+                f"{reference.path} holds the per-rank files of {manifest.world_size} ranks, this "
+                f"is 1 rank: another number of ranks goes through the DCP format",
+            )
+        return manifest
+
+    def may_lack(self, opened: OpenCheckpoint, name: str, allowed: set[str]) -> bool:
+        """Whether a file is missing, and a cold optimizer was asked for on purpose (M027)."""
+        optimizers = [one for one in opened.manifest.components if one.startswith("optimizer")]
+        return (
+            name == layout.optim_name(opened.manifest.step)
+            and all(snapshot.is_allowed(one, allowed) for one in optimizers)
+            and not (opened.reference.directory / name).exists()
+        )
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """A file has the size and the digest of the manifest; every byte of it is read (O01)."""
+        name, size = Path(str(file.name)).name, durable.file_size(file)
+        if size != entry.size:
+            raise CheckpointDamaged(f"{name} has {size} bytes instead of {entry.size}")
+        digest = durable.hash_file(file)
+        if digest != entry.blake3:
+            raise CheckpointDamaged(
+                f"{name} has the digest {digest[:12]}..., the manifest says {entry.blake3[:12]}...",
+            )
+
+    def read_documents(self, opened: OpenCheckpoint) -> None:
+        """Read the structure of a verified checkpoint; no tensor is read yet."""
+        if opened.manifest.kind == "dcp":
+            opened.documents = read_dcp_documents(opened)
+        else:
+            opened.documents = read_flat_documents(opened)
+        if "rng" not in opened.documents["extra"]:
+            raise CheckpointDamaged("it has no train state")
+
+    # ---- plan ----------------------------------------------------------------------------------
+
+    def plan(self, opened: OpenCheckpoint, job: Destinations, allowed: set[str]) -> LoadPlan:
+        """Decide where every byte goes; nothing of the job is changed.
+
+        Raises:
+            CheckpointMismatch: keys, shapes, dtypes, ties or components do not fit the job.
+        """
+        plan = LoadPlan()
+        plan.cold = self.check_components(opened, job, allowed)
+        plan.model = self.plan_model(opened, job.model, plan.reads)
+        for component, optimizer in job.optimizers.items():
+            if component not in plan.cold:
+                plan.optimizers[component] = self.plan_optimizer(
+                    opened, component, optimizer, job.model, plan.reads
+                )
+        plan.extra = replace(
+            opened.documents["extra"], TensorRef, lambda _, ref: plan.reads.new(ref)
+        )
+        return plan
+
+    def check_components(
+        self,
+        opened: OpenCheckpoint,
+        job: Destinations,
+        allowed: set[str],
+    ) -> list[str]:
+        """Every saved component has a destination, and the reverse (G13, H10).
+
+        Returns:
+            Ids that start cold: an optimizer or a loader that was never saved, with a warning
+            (M027, KX1), and what `allow_missing` names.
+
+        Raises:
+            CheckpointMismatch: any other component that only one side has.
+        """
+        saved = set(opened.manifest.components) - set(_ALWAYS)
+        if opened.absent:
+            saved = {one for one in saved if not one.startswith("optimizer")}
+        unused = sorted(
+            one for one in saved - set(job.ids) if not snapshot.is_allowed(one, allowed)
+        )
+        missing = [one for one in job.ids if one not in saved]
+        fatal = [
+            one
+            for one in missing
+            if not one.startswith(("optimizer", "dataloader"))
+            and not snapshot.is_allowed(one, allowed)
+        ]
+        if unused or fatal:
+            raise CheckpointMismatch(
+                f"{opened.reference.path.name}: saved but not asked for {unused}, asked for but "
+                f"not saved {fatal}. Pass the component, or name it in allow_missing",
+            )
+        for one in missing:
+            logger.warning(
+                "%s holds no %s: it starts COLD%s",
+                opened.reference.path,
+                one,
+                ", the epoch begins anew" if one.startswith("dataloader") else "",
+            )
+        return missing
+
+    def plan_model(
+        self,
+        opened: OpenCheckpoint,
+        model: Stateful,
+        reads: ReadPlan,
+    ) -> dict[str, Tree]:
+        """The model's own state_dict, its tensors to be filled in place."""
+        saved: Mapping[str, Tree] = opened.documents["model"]
+        live: dict[str, Tree] = model.state_dict()
+        self.check_model(saved, live, opened.manifest)
+        for key, value in live.items():
+            if isinstance(value, torch.Tensor):
+                reads.add(saved[key], value)
+            else:
+                live[key] = replace(saved[key], TensorRef, lambda _, ref: reads.new(ref))
+        return live
+
+    def check_model(
+        self,
+        saved: Mapping[str, Tree],
+        live: Mapping[str, Tree],
+        manifest: Manifest,
+    ) -> None:
+        """Same keys, kinds, shapes, dtypes and ties: nothing is cast, cut or left out."""
+        missing, unexpected = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
+        if missing or unexpected:
+            raise CheckpointMismatch(
+                f"model: missing in the checkpoint {missing[:8]} ({len(missing)}), "
+                f"unexpected in it {unexpected[:8]} ({len(unexpected)})",
+            )
+        for key, value in live.items():
+            check_tensor(key, saved[key], value)
+        tensors = {key: one for key, one in live.items() if isinstance(one, torch.Tensor)}
+        ties = memory_groups(tensors)
+        if ties != manifest.ties:
+            raise CheckpointMismatch(
+                f"model: the checkpoint ties {manifest.ties[:4]}, the job ties {ties[:4]}",
+            )
+
+    def plan_optimizer(
+        self,
+        opened: OpenCheckpoint,
+        component: str,
+        optimizer: Stateful,
+        model: Stateful,
+        reads: ReadPlan,
+    ) -> Tree:
+        """The state of one optimizer, in the live optimizer's order of parameters."""
+        saved = opened.documents["optim"][component]
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return replace(saved, TensorRef, lambda _, ref: reads.new(ref))
+        facts = opened.manifest.components[component]
+        names = optimizer_state.parameter_names(optimizer, model)
+        matches = optimizer_state.match_groups(
+            saved["param_groups"], facts.get("param_names"), optimizer, names or []
+        )
+        host = {(place, key) for place, key in facts.get("host_state", [])}
+        return optimizer_state.plan_state(saved, matches, optimizer, host, reads)
+
+    # ---- fill and hand over --------------------------------------------------------------------
+
+    def fill(self, opened: OpenCheckpoint, plan: LoadPlan) -> None:
+        """Read the bytes into the job's memory, and hash again what is served."""
+        fill(plan.reads, opened.files)
+
+    def apply(self, plan: LoadPlan, job: Destinations) -> None:
+        """Hand the filled states to their owners; the generators last (E03, E08)."""
+        self.restore_model(job.model, plan.model)
+        for component, state in plan.optimizers.items():
+            self.restore_optimizer(job.optimizers[component], state)
+        for component, one in job.stateful.items():
+            if component not in plan.cold:
+                self.restore_stateful(one, plan.extra["stateful"][component.partition("/")[2]])
+        for component, one in job.scheduler.items():
+            if component not in plan.cold:
+                self.restore_scheduler(one, part_of(plan.extra["scheduler"], component))
+        for component, one in job.dataloader.items():
+            if component not in plan.cold:
+                self.restore_dataloader(one, part_of(plan.extra["dataloader"], component))
+        self.restore_rng(plan.extra["rng"])
+
+    def restore_model(self, model: Stateful, state: dict[str, Tree]) -> None:
+        """Let the model take its state.
+
+        Its tensors hold the loaded bytes already. The call runs its hooks, refreshes what modules
+        derive from their state (K05), and takes what is not a tensor.
+        """
+        model.load_state_dict(state)
+
+    def restore_optimizer(self, optimizer: Stateful, state: Tree) -> None:
+        """Let an optimizer take its state, exactly."""
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer_state.put_state(optimizer, state)
+        else:
+            optimizer.load_state_dict(state)
+
+    def restore_stateful(self, component: Stateful, state: Tree) -> None:
+        """Let a further component take its state."""
+        component.load_state_dict(state)
+
+    def restore_scheduler(self, scheduler: Stateful, state: Tree) -> None:
+        """Let a scheduler take its state, once (F08)."""
+        scheduler.load_state_dict(state)
+
+    def restore_dataloader(self, dataloader: Stateful, state: Tree) -> None:
+        """Let a loader take its position."""
+        dataloader.load_state_dict(state)
+
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
+        """Restore every generator."""
+        train_state.set_rng_state(state)
+
+
+def part_of(state: Tree, component: str) -> Tree:
+    """The state of one of several, or of the only one."""
+    _, slash, name = component.partition("/")
+    return state[name] if slash else state
+
+
+def check_tensor(key: str, saved: Tree, live: Tree) -> None:
+    """A saved tensor and the live one have the same shape and dtype (J04, J05)."""
+    if isinstance(live, torch.Tensor) != isinstance(saved, TensorRef):
+        raise CheckpointMismatch(f"model: {key} is a tensor on one side only")
+    if not isinstance(live, torch.Tensor):
+        return
+    if tuple(live.shape) != saved.shape:
+        raise CheckpointMismatch(
+            f"model: {key} has shape {saved.shape} in the checkpoint, {tuple(live.shape)} here",
+        )
+    if live.dtype != saved.dtype:
+        raise CheckpointMismatch(
+            f"model: {key} is {saved.dtype} in the checkpoint, {live.dtype} here: nothing is cast",
+        )
+
+
+def read_flat_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
+    """The documents of a per-rank checkpoint, from its files."""
+    documents: dict[str, Tree] = {}
+    raw: dict[str, Tree] = {}
+    for name, (file, _) in opened.files.items():
+        document = layout.final_name(name).partition("_")[0]
+        raw[document] = torch_zip.read_tree(file, name)
+        documents[document] = decode(raw[document])
+    if not {"model", "extra"} <= set(documents):
+        raise CheckpointDamaged("its manifest lists no model or no train state")
+    return documents
+
+
+def read_dcp_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
+    """The documents of a DCP directory: the skeleton, with the tensors of the manifest's index."""
+    tensors = opened.manifest.tensors
+    try:
+        metadata, _ = opened.files[layout.DCP_METADATA]
+        file, _ = opened.files[layout.DCP_EXTRA]
+    except KeyError as error:
+        raise CheckpointDamaged(f"its manifest does not list {error}") from error
+    dcp_format.check_index(dcp_format.read_metadata(metadata), tensors)
+    extra = torch_zip.read_tree(file, layout.DCP_EXTRA)
+    skeleton = decode(extra.pop("skeleton"), lambda key: reference_of(tensors[key]))
+    return {**skeleton, "extra": decode(extra)}
+
+
+def reference_of(entry: TensorEntry) -> TensorRef:
+    """The place of a tensor from its entry in the manifest."""
+    return TensorRef(entry.file, entry.offset, entry.nbytes, DTYPES[entry.dtype], entry.shape)

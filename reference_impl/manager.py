@@ -1,0 +1,259 @@
+"""The checkpoint manager: save, load, steps.
+
+    manager = CheckpointManager("run/checkpoints", keep_last=2)
+    manager.save(step, model=model, optimizers=optimizer, scheduler=scheduler, dataloader=loader)
+    ...
+    result = manager.load(model=model, optimizers=optimizer, scheduler=scheduler, dataloader=loader)
+
+The parts are in `saving`, `loading` and `retention`; here is the order in which they are called.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.reference_impl import durable, layout, resolve, snapshot
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
+from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
+from ckpt_conformance.reference_impl.loading import Destinations, Loading, LoadResult
+from ckpt_conformance.reference_impl.retention import Retention
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.train_state import Stateful
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointManager(Retention, Loading):
+    """Saves and resumes one training run in one directory."""
+
+    def save(  # noqa: PLR0913 - these are the parts of a job
+        self,
+        step: int,
+        *,
+        model: Stateful,
+        optimizers: Mapping[str, Stateful] | Stateful | None = None,
+        scheduler: Stateful | Mapping[str, Stateful] | None = None,
+        dataloader: Stateful | None = None,
+        tokens_seen: int = 0,
+        extra: Mapping[str, Any] | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> Path:
+        """Save a job. When this returns, the checkpoint survives a power loss.
+
+        Args:
+            step: optimizer steps done; a step that exists is replaced.
+            model: an nn.Module, or anything stateful.
+            optimizers: one, or several by name.
+            scheduler: one, or several by name.
+            dataloader: its position; without it a resumed job replays its epoch (KX1).
+            tokens_seen: cumulative, over all data-parallel ranks.
+            extra: numbers, strings, lists, dicts and tensors; no key of the train state.
+            stateful: further components by name: grad scaler, EMA, ...
+
+        Returns:
+            The model file, or the DCP directory.
+
+        Raises:
+            SaveRefused: the state holds what a safe load would refuse; nothing was written.
+            OSError: the disk's own error. The older checkpoints are still there.
+        """
+        state = self.capture(
+            step,
+            model=model,
+            optimizers=optimizers,
+            scheduler=scheduler,
+            dataloader=dataloader,
+            tokens_seen=tokens_seen,
+            extra=extra,
+            stateful=stateful,
+        )
+        reference = self.save_snapshot(state)
+        return reference.path
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Write, publish, point, and only then rotate and mirror (C01, C02, B01)."""
+        self.prepare()
+        try:
+            reference = self.publish(self.write(state, layout.new_id()))
+            self.set_latest(reference)
+        except BaseException:
+            self.abandon()
+            raise
+        self.after_commit(reference)
+        return reference
+
+    def prepare(self) -> None:
+        """Make the root and the run's id, and reclaim what a dead save left (A12)."""
+        for parent in durable.make_root(self.root):
+            self.fsync_dir(parent)
+        self.ensure_run_id()
+        self.reclaim()
+
+    def abandon(self) -> None:
+        """After a failed save: remove what it staged, so that a full disk is not left full (O03)."""
+        try:
+            self.reclaim()
+        except Exception:
+            logger.exception("what the failed save left in %s could not be removed", self.root)
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Rotation and mirroring. An error here never fails a save that is committed (D09)."""
+        for action in (self.remove_superseded, self.retain, self.start_mirror):
+            try:
+                action(reference)
+            except Exception:
+                logger.exception("%s after %s failed", action.__name__, reference.path)
+
+    def start_mirror(self, reference: CheckpointReference) -> None:
+        """Begin the upload of every step of this run that has no receipt yet.
+
+        Not only of the step just saved: an upload that a crash or an error ended is taken up
+        again, since the directory is the truth and the queue in memory is not.
+        """
+        del reference
+        if self.mirror is None:
+            return
+        for candidate in reversed(resolve.scan(self.root)):
+            manifest = candidate.manifest
+            if manifest is None or not self.is_own(candidate):
+                continue
+            if not self.mirror.has_receipt(candidate.reference, manifest.digest):
+                self.mirror.upload(candidate.reference, manifest)
+
+    def load(  # noqa: PLR0913 - these are the parts of a job
+        self,
+        reference: str | os.PathLike[str] | CheckpointReference | None = None,
+        *,
+        step: int | None = None,
+        require_kind: Kind | None = None,
+        model: Stateful,
+        optimizers: Mapping[str, Stateful] | Stateful | None = None,
+        scheduler: Stateful | Mapping[str, Stateful] | None = None,
+        dataloader: Stateful | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        allow_missing: Collection[str] = (),
+    ) -> LoadResult:
+        """Resume a job in place, from the newest whole checkpoint or from the one that is named.
+
+        Args:
+            reference: a model file, a DCP directory, or their parent.
+            step: this step and no other.
+            require_kind: this format and no other.
+            model: gets its parameters and buffers in place.
+            optimizers: as at the save.
+            scheduler: as at the save.
+            dataloader: as at the save.
+            stateful: as at the save.
+            allow_missing: components, by id, family or name, that may be absent on one side:
+                `{"optimizer"}` asks for a cold optimizer where none is saved (M027).
+
+        Returns:
+            What was served, and what was refused on the way.
+
+        Raises:
+            CheckpointNotFound: nothing on disk, or not what was named. The one case in which a
+                job may start at step 0.
+            CheckpointDamaged: there is something, and none of it is whole.
+            CheckpointMismatch: a whole checkpoint does not fit this job. Nothing was touched.
+        """
+        job = Destinations(
+            model,
+            snapshot.by_id(optimizers, "optimizer"),
+            snapshot.by_id(scheduler, "scheduler"),
+            snapshot.by_id(dataloader, "dataloader"),
+            {f"stateful/{name}": one for name, one in (stateful or {}).items()},
+        )
+        refused: list[Refusal] = []
+        wanted = self.candidates(reference, step, require_kind)
+        for candidate in wanted:
+            opened = self.try_open(candidate, job, set(allow_missing), refused)
+            if opened is not None:
+                return self.serve(*opened, job, refused)
+        raise self.nothing_served(reference, step, require_kind, refused)
+
+    def try_open(
+        self,
+        candidate: CheckpointReference,
+        job: Destinations,
+        allowed: set[str],
+        refused: list[Refusal],
+    ) -> tuple[OpenCheckpoint, LoadPlan] | None:
+        """Verify and plan one candidate; on damage note it and give None."""
+        try:
+            opened = self.open_verified(candidate, allowed)
+            try:
+                return opened, self.plan(opened, job, allowed)
+            except BaseException:
+                opened.close()
+                raise
+        except (CheckpointDamaged, OSError) as error:
+            refused.append(Refusal(candidate, str(error)))
+            logger.warning("%s is REFUSED: %s", candidate.path, error)
+            return None
+
+    def serve(
+        self,
+        opened: OpenCheckpoint,
+        plan: LoadPlan,
+        job: Destinations,
+        refused: list[Refusal],
+    ) -> LoadResult:
+        """Fill and hand over a verified, planned checkpoint."""
+        with opened:
+            self.fill(opened, plan)
+            self.apply(plan, job)
+        self.report_served(opened, refused)
+        return LoadResult(
+            step=opened.manifest.step,
+            tokens_seen=opened.manifest.tokens_seen,
+            extra=plan.extra["extra"],
+            reference=opened.reference,
+            refused=refused,
+            cold=plan.cold,
+        )
+
+    def report_served(self, opened: OpenCheckpoint, refused: list[Refusal]) -> None:
+        """Say what was served, and how it differs from what this run is."""
+        manifest = opened.manifest
+        lost = resolve.orphans(self.root) if opened.reference.root == self.root else []
+        refused += [one for one in lost if one.reference.step > manifest.step]
+        logger.info("resumed from %s, step %d", opened.reference.path, manifest.step)
+        if self.run_id is not None and manifest.run_id not in self.own_runs:
+            logger.warning("%s was written by run %s", opened.reference.path, manifest.run_id)
+        for key in sorted(set(self.config) | set(manifest.config)):
+            here, there = self.config.get(key), manifest.config.get(key)
+            if self.config and here != there:
+                logger.warning("config.%s is %r here and %r in the checkpoint", key, here, there)
+
+    def nothing_served(
+        self,
+        reference: str | os.PathLike[str] | CheckpointReference | None,
+        step: int | None,
+        kind: Kind | None,
+        refused: list[Refusal],
+    ) -> CheckpointNotFound | CheckpointDamaged:
+        """The error of a load that could serve nothing."""
+        if reference is None and step is None:
+            return resolve.nothing_whole(self.root, refused, kind)
+        what = f"{reference or self.root}" + (f", step {step}" if step is not None else "")
+        if not refused:
+            return CheckpointNotFound(f"there is no {kind or ''} checkpoint for {what}")
+        reasons = "; ".join(f"{one.reference.path.name}: {one.reason}" for one in refused)
+        return CheckpointDamaged(f"{what} cannot be served: {reasons}", refused)
+
+    def steps(self) -> list[int]:
+        """The complete steps, ascending: manifest well-formed, every file of its size."""
+        return resolve.find_local_checkpoint_steps(self.root)
+
+    def close(self) -> None:
+        """Let the mirror finish."""
+        if self.mirror is not None:
+            self.mirror.close()

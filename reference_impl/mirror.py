@@ -1,0 +1,202 @@
+"""A second place for every checkpoint, filled in the background, and receipts for what is there.
+
+"The upload was started" is not "the checkpoint is there". A receipt is written, durably, after
+each byte was read back from the target and matched the manifest. It names the target and the
+manifest's digest, so a receipt of an older save of the same step counts for nothing (MX7).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import fsspec
+
+from ckpt_conformance.reference_impl import durable, layout
+from ckpt_conformance.reference_impl.errors import CheckpointError
+from ckpt_conformance.reference_impl.manifest import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.reference_impl.layout import CheckpointReference
+    from ckpt_conformance.reference_impl.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+_MAX_RECEIPT = 4096
+
+
+class Mirror(Protocol):
+    """What the manager asks of a mirror. No call may wait for an upload."""
+
+    def upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Begin to copy a committed checkpoint, and return at once. Repeating it is harmless."""
+        ...
+
+    def has_receipt(self, reference: CheckpointReference, manifest_digest: str) -> bool:
+        """Whether a durable receipt says that this very content is there."""
+        ...
+
+    def forget(self, reference: CheckpointReference) -> None:
+        """Drop the receipt of a checkpoint that was deleted here."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was begun, as far as it can be."""
+        ...
+
+
+class MirrorError(CheckpointError):
+    """An upload did not arrive as it was sent."""
+
+
+class DirectoryMirror:
+    """A mirror in a directory, through fsspec; slow or failing on demand.
+
+    Attributes:
+        target: the directory.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        before_file: Callable[[str], None] | None = None,
+    ) -> None:
+        """Mirror into `target`; no thread is started before the first upload.
+
+        Args:
+            target: created when it is needed.
+            before_file: called in the upload's thread with each name before it is copied; it may wait
+                (a slow network) or raise OSError (a failing one).
+        """
+        self.target = Path(os.fspath(target))
+        self._before_file = before_file or (lambda _: None)
+        self._files: Any = fsspec.filesystem("file")
+        self._queue: queue.Queue[tuple[CheckpointReference, Manifest] | None] = queue.Queue()
+        self._pending: set[tuple[CheckpointReference, str]] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def target_id(self) -> str:
+        """16 hex digits that stand for the target in receipts."""
+        return durable.digest_bytes(os.fsencode(self.target.absolute()))[:16]
+
+    # ---- what the manager asks -----------------------------------------------------------------
+
+    def upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Queue an upload, unless it is queued already."""
+        job = (reference, manifest.digest)
+        with self._lock:
+            if job in self._pending:
+                return
+            self._pending.add(job)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+                self._thread.start()
+        self._queue.put((reference, manifest))
+
+    def has_receipt(self, reference: CheckpointReference, manifest_digest: str) -> bool:
+        """Read the receipt; a missing or unreadable one means: not mirrored."""
+        path = self._receipt(reference)
+        try:
+            with path.open("rb") as file:
+                receipt = json.loads(file.read(_MAX_RECEIPT))
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, RecursionError) as error:
+            logger.error("%s cannot be read: %s", path, error)  # noqa: TRY400 - no stack is needed
+            return False
+        return bool(receipt == self._receipt_content(reference, manifest_digest))
+
+    def forget(self, reference: CheckpointReference) -> None:
+        """Remove the receipt."""
+        durable.remove_tree(self._receipt(reference))
+
+    def close(self, timeout: float | None = 60.0) -> None:
+        """Wait for the uploads that were begun, at most `timeout` seconds."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._queue.put(None)
+        thread.join(timeout)
+        if thread.is_alive():
+            logger.error("uploads to %s did not finish; they have no receipt", self.target)
+
+    # ---- the thread ----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Upload what is queued, one after the other, until told to stop."""
+        while (job := self._queue.get()) is not None:
+            reference, manifest = job
+            try:
+                self._upload(reference, manifest)
+            except Exception:
+                logger.exception("%s was not mirrored to %s", reference.path, self.target)
+            with self._lock:
+                self._pending.discard((reference, manifest.digest))
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Copy the files, then the manifest, read all of it back, then write the receipt (D06)."""
+        folder = self.target
+        if reference.kind == "dcp":
+            folder = self.target / layout.final_name(reference.directory.name)
+        self._files.makedirs(str(folder), exist_ok=True)
+        for name in manifest.files:
+            self._before_file(name)
+            self._files.put_file(str(reference.directory / name), str(folder / name))
+        for name, entry in manifest.files.items():
+            if self._digest(folder / name) != entry.blake3:
+                raise MirrorError(f"{folder / name} did not arrive as it was sent")
+        self._before_file(reference.manifest_path.name)
+        self._files.pipe_file(str(folder / reference.manifest_path.name), manifest.to_bytes())
+        if self._digest(folder / reference.manifest_path.name) != manifest.digest:
+            raise MirrorError(f"the manifest did not arrive in {folder} as it was sent")
+        self._write_receipt(reference, manifest.digest)
+
+    def _digest(self, path: Path) -> str:
+        """The digest of a file of the target, read back from there."""
+        hasher = durable.Hasher()
+        with self._files.open(str(path), "rb") as file:
+            while data := file.read(durable.CHUNK):
+                hasher.update(data)
+        return hasher.hexdigest()
+
+    # ---- receipts ------------------------------------------------------------------------------
+
+    def _receipt(self, reference: CheckpointReference) -> Path:
+        """Where the receipt of a checkpoint is: beside it, so that it survives a restart."""
+        return reference.root / layout.receipt_name(reference, self.target_id)
+
+    def _receipt_content(self, reference: CheckpointReference, digest: str) -> dict[str, Any]:
+        """What a receipt says."""
+        return {
+            "target": str(self.target.absolute()),
+            "step": reference.step,
+            "kind": reference.kind,
+            "manifest_digest": digest,
+        }
+
+    def _write_receipt(self, reference: CheckpointReference, digest: str) -> None:
+        """Write a receipt durably: after a power loss it must not speak of what is not there."""
+        path = self._receipt(reference)
+        staged = path.with_name(layout.work_name(path.name, "mirror", "tmp"))
+        try:
+            with durable.create(staged) as file:
+                file.write(canonical(self._receipt_content(reference, digest)))
+                durable.fsync_file(file)
+            staged.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                staged.unlink(missing_ok=True)
+            raise
+        durable.fsync_dir(path.parent)

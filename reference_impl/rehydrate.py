@@ -1,0 +1,230 @@
+"""From one format to another, and from outside: explicit, logged, never chosen by discovery.
+
+Torch's own converter, `dcp_to_torch_save`, unpickles what it reads (M045). Here the same reader
+and the same writer are used as for resuming.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from ckpt_conformance.reference_impl import dcp_format, durable, layout, resolve
+from ckpt_conformance.reference_impl.encode import Encoder, Tree, replace
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
+from ckpt_conformance.reference_impl.fill import ReadPlan, byte_view, fill
+from ckpt_conformance.reference_impl.manager import CheckpointManager
+from ckpt_conformance.reference_impl.manifest import MAX_BYTES
+from ckpt_conformance.reference_impl.snapshot import Snapshot
+from ckpt_conformance.reference_impl.torch_zip import TensorRef, read_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.reference_impl.layout import CheckpointReference
+
+logger = logging.getLogger(__name__)
+
+CONFIG_DEFAULTS: Mapping[str, bool] = {
+    "engram_enabled": False,
+    "mamba_enabled": False,
+    "dsa_enabled": False,
+}
+"""Features that are younger than the oldest checkpoints; off is what those were trained with."""
+
+
+def patch_missing_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of an old checkpoint's config with the newer keys, set to off (M037).
+
+    It cannot invent what is not there: another sharding or number of experts is refused
+    elsewhere (M036).
+    """
+    return {**CONFIG_DEFAULTS, **config}
+
+
+def rehydrate(
+    dcp_reference: str | os.PathLike[str] | CheckpointReference,
+    destination_root: str | os.PathLike[str],
+) -> CheckpointReference:
+    """Write a verified DCP checkpoint as per-rank files, bit for bit (M045, M046).
+
+    Args:
+        dcp_reference: the DCP directory.
+        destination_root: where the per-rank files go; it may be the directory's own root.
+
+    Returns:
+        The new checkpoint, of kind `model`, with the step and run of the old one.
+
+    Raises:
+        CheckpointNotFound: it is not there, or is not of kind `dcp`.
+        CheckpointDamaged: it is not as it was saved.
+    """
+    if not isinstance(dcp_reference, layout.CheckpointReference):
+        dcp_reference = Path(os.fspath(dcp_reference))
+    reference = resolve.resolve_checkpoint_reference(dcp_reference, "dcp")
+    with CheckpointManager(reference.root).open_verified(reference, set()) as opened:
+        reads = ReadPlan()
+        documents: dict[str, Tree] = {
+            name: replace(tree, TensorRef, lambda _, ref: reads.new(ref))
+            for name, tree in opened.documents.items()
+        }
+        fill(reads, opened.files)
+    manifest = opened.manifest
+    retie(documents["model"], manifest.ties)
+    encoder = Encoder()
+    state = Snapshot(
+        manifest.step,
+        manifest.tokens_seen,
+        {name: encoder.encode(tree) for name, tree in documents.items()},
+        manifest.components,
+        manifest.ties,
+    )
+    target = CheckpointManager(destination_root, run_id=manifest.run_id, config=manifest.config)
+    target.prepare()
+    return target.publish(target.write(state, layout.new_id()))
+
+
+def retie(model: dict[str, Tree], ties: list[list[str]]) -> None:
+    """Let tied keys share one tensor again, where they hold the same bytes (S04)."""
+    for first, *others in ties:
+        for key in others:
+            one, other = model[first], model[key]
+            same = (one.dtype, one.shape) == (other.dtype, other.shape)
+            if same and torch.equal(byte_view(one), byte_view(other)):
+                model[key] = one
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A foreign checkpoint, read without any proof that it is whole.
+
+    Attributes:
+        directory: where it was read from.
+        step: from its names, if they tell.
+        state: DCP: key -> tensor or value. Per-rank: file name -> its content.
+        train_state: the dict of K003, namespaced or flat, if there is one.
+        meta: the JSON beside it, if there is one.
+    """
+
+    directory: Path
+    step: int | None
+    state: dict[str, Tree] = field(default_factory=dict[str, Tree])
+    train_state: dict[str, Tree] | None = None
+    meta: dict[str, Any] | None = None
+
+
+def import_unverified(directory: str | os.PathLike[str]) -> Imported:
+    """Read a foreign directory that has no manifest. Discovery never chooses one (VX5).
+
+    Reads DCP directories (`.metadata` and shards, of any number of ranks), and directories with
+    `model_*.pt` (of these the newest step). Older spellings are accepted: `dist_ckpt_*`,
+    `train_state.pt`, the train state inside or beside (MX9).
+
+    Raises:
+        CheckpointNotFound: neither of these is there.
+        CheckpointDamaged: a file is not what its name says. Nothing in it was run.
+    """
+    path = Path(os.fspath(directory))
+    logger.warning("%s is read UNVERIFIED: nothing proves that it is whole", path)
+    if (path / layout.DCP_METADATA).is_file():
+        return _import_dcp(path)
+    steps = {layout.model_file_step(name): name for name in resolve.names_in(path)}
+    found = [step for step in steps if step is not None]
+    if not found:
+        raise CheckpointNotFound(f"{path} holds neither .metadata nor a model_*.pt file")
+    return _import_flat(path, max(found))
+
+
+def _import_dcp(path: Path) -> Imported:
+    """Read a DCP directory by its metadata."""
+    with durable.open_regular(path / layout.DCP_METADATA) as file:
+        stored = dcp_format.read_metadata(file)
+    state = {key: _read_item(path, item) for key, item in stored.items()}
+    step = layout.directory_step(path.name)
+    names = [f"extra_{step:06d}.pt", f"meta_{step:06d}.json"] if step is not None else []
+    beside = {name: path.parent / name for name in names}
+    extra = _first(path / "extra_state.pt", path / "train_state.pt", *list(beside.values())[:1])
+    meta = _first(path / "meta.json", path / "metadata.json", *list(beside.values())[1:])
+    return Imported(path, step, state, _pt(extra), _json(meta))
+
+
+def _import_flat(path: Path, step: int) -> Imported:
+    """Read the per-rank files of one step, in any padding of their names."""
+    state: dict[str, Tree] = {}
+    train_state = None
+    for name in resolve.names_in(path):
+        stem, _, rest = name.partition("_")
+        number = rest.split(".")[0].split("_")[0]
+        if not name.endswith(".pt") or not number.isascii() or not number.isdecimal():
+            continue
+        if int(number) == step and stem in ("model", "optim"):
+            state[name] = _pt(path / name)
+        elif int(number) == step and stem == "extra":
+            train_state = _pt(path / name)
+    return Imported(path, step, state, train_state, _json(_first(path / f"meta_{step:06d}.json")))
+
+
+def _first(*paths: Path) -> Path | None:
+    """The first path that exists."""
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _pt(path: Path | None) -> Tree:
+    """The content of a torch file, read safely; None without one."""
+    if path is None:
+        return None
+    with durable.open_regular(path) as file:
+        return _safe_load(file, 0, durable.file_size(file))
+
+
+def _json(path: Path | None) -> Any:
+    """The content of a small JSON file; None without one."""
+    if path is None:
+        return None
+    with durable.open_regular(path) as file:
+        try:
+            return json.loads(durable.read_exact(file, 0, min(durable.file_size(file), MAX_BYTES)))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointDamaged(f"{path.name} is not JSON: {error}") from error
+
+
+def _read_item(path: Path, item: dcp_format.StoredTensor | dcp_format.StoredBytes) -> Tree:
+    """One item of a DCP directory, its chunks put together."""
+    if isinstance(item, dcp_format.StoredBytes):
+        with durable.open_regular(path / item.file) as file:
+            return _safe_load(file, item.start, item.length)
+    parts: list[tuple[dcp_format.Chunk, torch.Tensor]] = []
+    for chunk in item.chunks:
+        with durable.open_regular(path / chunk.file) as file:
+            part = _safe_load(file, chunk.start, chunk.length)
+        if not isinstance(part, torch.Tensor) or tuple(part.shape) != chunk.sizes:
+            raise CheckpointDamaged(f"{chunk.file}: the chunk at {chunk.start} has another shape")
+        if part.dtype != item.dtype:
+            raise CheckpointDamaged(f"{chunk.file}: the chunk at {chunk.start} is {part.dtype}")
+        parts.append((chunk, part))
+    # Allocated only now: the sizes are those of tensors that were really there.
+    whole = torch.empty(item.shape, dtype=item.dtype)
+    for chunk, part in parts:
+        box = tuple(
+            slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True)
+        )
+        whole[box] = part
+    return whole
+
+
+def _safe_load(file: BinaryIO, start: int, length: int) -> Tree:
+    """`torch.load(weights_only=True)` of an archive whose directory was checked first."""
+    read_directory(file, start, length)
+    data = io.BytesIO(durable.read_exact(file, start, length))
+    try:
+        return torch.load(data, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        raise CheckpointDamaged(f"{file.name} is refused by a safe load: {error}") from error

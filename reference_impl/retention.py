@@ -1,0 +1,212 @@
+"""The deleting half of the manager: what may go, and how it goes.
+
+Retention works from the directory, not from memory, so it survives restarts (C11, VX10). It only
+deletes what it can prove to be its own: a complete checkpoint whose manifest bears this run's id
+or a declared parent's, and, with a mirror, one that was verified there. All else is kept and
+reported: better run out of disk than lose the only copy (M014).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.reference_impl import layout, resolve
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.layout import CheckpointReference
+from ckpt_conformance.reference_impl.manifest import read_manifest
+from ckpt_conformance.reference_impl.saving import Saving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl.layout import WorkName
+    from ckpt_conformance.reference_impl.resolve import Candidate
+
+logger = logging.getLogger(__name__)
+
+
+class Retention(Saving):
+    """Rotation, deletion, and reclaiming what a dead save left."""
+
+    # ---- rotation ------------------------------------------------------------------------------
+
+    def retain(self, saved: CheckpointReference) -> None:
+        """Delete what is beyond `keep_last`; called after the new checkpoint is committed (C01)."""
+        found = resolve.scan(self.root)
+        self.report_unparsed()
+        for victim in self.victims(found, saved):
+            if self.may_delete(victim):
+                self.delete_step(victim.reference)
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last`, oldest first.
+
+        Newest by step number (C08), never by mtime (C05). The step just saved always stays (C06).
+        Incomplete directories and other runs take no slot (KX8).
+        """
+        own = [one for one in found if self.is_own(one)]
+        steps = sorted({one.reference.step for one in own}, reverse=True)
+        if self.keep_last <= 0:
+            return []
+        kept = {*steps[: self.keep_last], saved.step}
+        return [one for one in reversed(own) if one.reference.step not in kept]
+
+    def is_own(self, candidate: Candidate) -> bool:
+        """Whether a checkpoint is complete and of this run or a declared parent."""
+        own = candidate.manifest is not None and candidate.manifest.run_id in self.own_runs
+        if not (own and candidate.complete):
+            logger.info(
+                "kept, and not counted: %s (%s)",
+                candidate.reference.path,
+                candidate.problem or "of another run",
+            )
+        return own and candidate.complete
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """With a mirror: only what has a durable receipt for this very content (M013, MX7)."""
+        if self.mirror is None or candidate.manifest is None:
+            return True
+        if self.mirror.has_receipt(candidate.reference, candidate.manifest.digest):
+            return True
+        logger.error(
+            "%s is kept: it has no receipt from the mirror. Waiting for an upload never blocks a "
+            "save; the next rotation asks again",
+            candidate.reference.path,
+        )
+        return False
+
+    def report_unparsed(self) -> None:
+        """Name what nobody here wrote; it is left alone (K018)."""
+        known = {layout.LATEST, layout.RUN_ID}
+        for name in resolve.names_in(self.root):
+            parsed = (
+                layout.flat_manifest_step(name),
+                layout.flat_data_step(name),
+                layout.directory_step(name),
+            )
+            work = layout.parse_work_name(name)
+            if name not in known and not layout.is_receipt(name) and not work:
+                if parsed == (None, None, None):
+                    logger.info("left alone: %s is no name of a checkpoint", self.root / name)
+
+    # ---- deletion ------------------------------------------------------------------------------
+
+    def delete_step(self, reference: CheckpointReference) -> None:
+        """Withdraw the commit first, durably; then unlink. A crash leaves no half checkpoint."""
+        logger.info("deleting %s", reference.path)
+        target = reference.manifest_path if reference.kind == "model" else reference.directory
+        final = layout.final_name(target.name)
+        withdrawn = self.root / layout.work_name(final, self.tag, "del")
+        self.rename(target, withdrawn)
+        self.fsync_dir(self.root)
+        self.finish_deletion(withdrawn)
+        if self.mirror is not None:
+            self.mirror.forget(reference)
+
+    def finish_deletion(self, withdrawn: Path) -> None:
+        """Unlink the files of a withdrawn commit, and last the name that lists them."""
+        if withdrawn.is_file():
+            self.unlink_listed(withdrawn)
+        self.unlink(withdrawn)
+
+    def unlink_listed(self, manifest_path: Path) -> None:
+        """Unlink the files that a manifest lists, unless a live manifest lists them too."""
+        try:
+            manifest = read_manifest(manifest_path)
+        except CheckpointDamaged as error:
+            logger.warning("%s cannot be read, its files stay: %s", manifest_path.name, error)
+            return
+        live = self.live_files()
+        for name in manifest.files:
+            if name not in live and self.is_ours(name):
+                self.unlink(self.root / name)
+
+    def is_ours(self, name: str) -> bool:
+        """Whether a name is one that a save of this format writes."""
+        work = layout.parse_work_name(name)
+        return layout.flat_data_step(work.final if work else name) is not None
+
+    def live_files(self) -> set[str]:
+        """Names that the manifests in the root list: per-rank files that are in use.
+
+        A manifest that cannot be read protects every file of its step.
+        """
+        live: set[str] = set()
+        names = resolve.names_in(self.root)
+        for name in names:
+            step = layout.flat_manifest_step(name)
+            if step is None:
+                continue
+            try:
+                live.update(read_manifest(self.root / name).files)
+            except CheckpointDamaged:
+                live.update(other for other in names if layout.data_step_of(other) == step)
+        return live
+
+    # ---- what a dead save left -----------------------------------------------------------------
+
+    def reclaim(self) -> None:
+        """Finish or undo what a dead save of this run left. Complete checkpoints are not touched.
+
+        Only names that carry the tag of this run or of a declared parent are looked at (B16).
+        """
+        works = dict(self.own_works())
+        if not works:
+            return
+        self.resume_replacements()
+        live = self.live_files()
+        # Data before manifests: as long as a staged manifest is there, it tells what else is.
+        for name, work in sorted(works.items(), key=lambda item: ".json" in item[1].final):
+            path = self.root / name
+            if work.state == "old":
+                self.settle_aside(path, work)
+            elif work.state == "del":
+                self.finish_deletion(path)
+            elif name not in live:
+                self.drop_staged(path, work)
+
+    def own_works(self) -> Iterator[tuple[str, WorkName]]:
+        """Names of work in progress of this run or a parent, or of making the run's id."""
+        tags = {layout.tag_of(run) for run in self.own_runs}
+        for name in resolve.names_in(self.root):
+            work = layout.parse_work_name(name)
+            if work and (work.tag in tags or work.final == layout.RUN_ID):
+                yield name, work
+
+    def resume_replacements(self) -> None:
+        """Give committed replacements their final names, where a crash came before."""
+        for candidate in resolve.scan(self.root):
+            manifest = candidate.manifest
+            if manifest is None or candidate.reference.kind != "model" or not candidate.complete:
+                continue
+            if any(layout.parse_work_name(name) for name in manifest.files):
+                self.finish_replacement(candidate.reference, manifest)
+
+    def settle_aside(self, path: Path, work: WorkName) -> None:
+        """A directory that was set aside: put it back if its replacement never came."""
+        final = self.root / work.final
+        step = layout.directory_step(work.final)
+        if step is None:
+            return
+        if not final.exists():
+            self.rename(path, final)
+            self.fsync_dir(self.root)
+        elif resolve.candidate_at(CheckpointReference(final, step, "dcp")).complete:
+            self.delete_step(CheckpointReference(path, step, "dcp"))
+
+    def drop_staged(self, path: Path, work: WorkName) -> None:
+        """Remove what was staged; a staged manifest also names files that were renamed already."""
+        step = layout.flat_manifest_step(work.final)
+        if step is not None and not (self.root / work.final).exists():
+            self.unlink_listed(path)
+        self.unlink(path)
+
+    def remove_superseded(self, saved: CheckpointReference) -> None:
+        """Remove older saves of the step just saved: set aside, or of the other kind (R01)."""
+        for candidate in resolve.scan(self.root):
+            reference = candidate.reference
+            same = reference.step == saved.step and reference != saved
+            if same and self.is_own(candidate):
+                self.delete_step(reference)

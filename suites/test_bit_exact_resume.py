@@ -1,0 +1,373 @@
+"""Bit-exact resume: the model comes back (RTRP), and the resumed run is the unbroken one (RSUM).
+
+Every check loads into a job of another seed, whose every tensor, generator and counter differs, and
+looks at the first training step after the load: what is set up after the load must not undo it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance import oracle, resumption
+from ckpt_conformance.checks import check
+from ckpt_conformance.subject import OTHER_SEED, SAVES
+from ckpt_conformance.verdicts import Unknown, Violation
+
+if TYPE_CHECKING:
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Golden, Subject
+
+NEWEST = SAVES[-1]
+BUFFERS = {"constant", "seen", "average"}  # of kind mixed
+RARE = {"frozen", "lazy", "scale", "empty"}  # frozen, never updated, 0-dim, empty
+EXTRA_STATE = "_extra_state"
+
+
+# -- RTRP: the model ---------------------------------------------------------------------------
+
+
+@check("CKC-RTRP-001")
+def test_trained_parameters_are_the_saved_ones(subject: Subject) -> None:
+    """Trained parameters arrive at the first training step with the bits that were saved.
+
+    Why: adapters were loaded and then initialised anew; a prefix on every key made a resume load
+    nothing, without a word (M06, M05, checklist M021).
+    How: resume into a job of another seed; compare each parameter bit for bit.
+    """
+    resumption.identity(
+        subject,
+        "model",
+        "a trained parameter is not what was saved",
+        leaf=lambda path: path not in BUFFERS | RARE,
+    )
+
+
+@check("CKC-RTRP-002")
+def test_buffers_are_the_saved_ones(subject: Subject) -> None:
+    """Buffers, with the statistics and the counter of batch norm, arrive as they were saved.
+
+    Why: what is no parameter is easily left out: the counter of a batch norm, the scale of an fp8
+    layer (M03, K05). The loss then changes only where the buffer matters.
+    How: compare the buffers of the mixed job and the whole state of a convolution with batch norm.
+    """
+    message = "a buffer is not what was saved"
+    resumption.identity(subject, "model", message, leaf=lambda path: path in BUFFERS)
+    resumption.control(test_trained_parameters_are_the_saved_ones, subject, "CKC-RTRP-001")
+    resumption.arrive(subject, "conv", owner=True)
+    resumption.identity(subject, "model", message, kind="conv")
+
+
+@check("CKC-RTRP-003")
+def test_rare_parameters_are_the_saved_ones(subject: Subject) -> None:
+    """Frozen, never-updated, 0-dim and empty parameters arrive as they were saved.
+
+    Why: a saver that keeps what requires a gradient, or takes tensors without an address for one
+    and the same, drops them (Q01, G04).
+    How: compare one parameter of each sort bit for bit.
+    """
+    resumption.identity(
+        subject,
+        "model",
+        "a frozen, never-updated, 0-dim or empty parameter is not what was saved",
+        leaf=lambda path: path in RARE,
+    )
+
+
+@check("CKC-RTRP-004")
+def test_every_dtype_and_layout_comes_back(subject: Subject) -> None:
+    """Tensors of every dtype and memory layout arrive with dtype, shape and bits.
+
+    Why: a format that knows four dtypes casts the fifth; what is quantised again on load is not
+    what was saved (K04, J04); a view is more than its storage (O05).
+    How: a model with bf16, fp8, complex, bool and int8 tensors, two views of one storage and a
+    transposed tensor.
+    """
+    resumption.control(test_trained_parameters_are_the_saved_ones, subject, "CKC-RTRP-001")
+    resumption.control(test_buffers_are_the_saved_ones, subject, "CKC-RTRP-002")
+    resumption.arrive(subject, "dtypes", owner=True)
+    resumption.identity(
+        subject,
+        "model",
+        "a tensor of a rarer dtype or layout is not what was saved",
+        kind="dtypes",
+        leaf=lambda path: not path.startswith(EXTRA_STATE),
+    )
+
+
+@check("CKC-RTRP-005")
+def test_tied_parameters_are_still_tied(subject: Subject) -> None:
+    """Parameters that shared storage before the save share it after the load.
+
+    Why: a tie that is lost on load gives two tensors which drift apart from the first step on, and
+    the loss says nothing (S01, S04); a writer that drops one name must not have a reader that
+    requires it (S02).
+    How: list the groups of parameters with one address, before the save and after the resume.
+    """
+    resumption.arrive(subject)
+    golden = subject.golden()
+    found = resumption.resumed(subject, golden).result("run")["arrived"]["ties"]
+    if found != golden.ties:
+        raise Violation("ties are lost", evidence={"before": golden.ties, "after": found})
+
+
+@check("CKC-RTRP-006")
+def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
+    """What a module gives by get_extra_state comes back.
+
+    Why: fp8 recipes keep their amax history there; a loader that passes over what is no tensor
+    restarts the history, and the scales with it (K05, checklist M046).
+    How: a model that keeps an amax history, compared at the first training step.
+    """
+    resumption.identity(
+        subject,
+        "model",
+        "the extra state of a module is not what was saved",
+        kind="dtypes",
+        leaf=lambda path: path.startswith(EXTRA_STATE),
+    )
+
+
+@check("CKC-RTRP-007")
+def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
+    """After the load, a change of the files changes nothing in the job.
+
+    Why: tensors that map the checkpoint file change when the file is overwritten, by the next save
+    or by a copy job (O06).
+    How: load, invert every byte of every file in place, digest the job before and after.
+    """
+    resumption.arrive(subject)
+    subject.lay_out(subject.golden())
+    ops = [{"op": "load"}, {"op": "leaves"}]
+    ops += [{"op": "probe", "probe": "ckpt_conformance.probes:scribble"}, {"op": "leaves"}]
+    ending = subject.life(*ops, seed=OTHER_SEED)
+    before, after = (ending.result("leaves", index).get("value") for index in (0, 1))
+    if not ending.result("probe").get("value"):
+        raise Unknown(f"no byte was overwritten: {subject.tell(ending)}")
+    if not before or before != after:
+        differs = oracle.differences(after or {}, before or {}, subject.holds)
+        raise Violation(
+            "the job changes with the file it was loaded from",
+            evidence=subject.evidence(ending, differs=differs),
+        )
+
+
+@check("CKC-RTRP-008")
+def test_what_was_loaded_can_be_saved_again(subject: Subject) -> None:
+    """A job saves over the step that it has just loaded, and that save loads equal.
+
+    Why: the first save after a resume rewrote the file which the live tensors mapped: a bus error,
+    or a checkpoint of zeros (O07, O08). A directory that exists already is no reason to fail (A12).
+    How: load the newest step, save the same step, load it in a new process.
+    """
+    _, wanted = resumption.arrive(subject)
+    subject.lay_out(subject.golden())
+    saving = subject.life({"op": "load"}, {"op": "save"}, {"op": "close"}, seed=OTHER_SEED)
+    if saving.how != "ended" or saving.error:
+        raise Violation(
+            "a job cannot save over the step it has just loaded", evidence=subject.evidence(saving)
+        )
+    ending = subject.resume()
+    step, arrived = oracle.arrival(ending)
+    if step != NEWEST or not oracle.same(arrived, wanted, subject.holds):
+        raise Violation(
+            "what was saved over the loaded step does not load equal",
+            evidence=subject.evidence(ending, wanted),
+        )
+
+
+@check("CKC-RTRP-009")
+def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
+    """The step that a load returns is the step of the state that it gives, also after a resume.
+
+    Why: a closure read the step when it ran, so the tracker named a later one (B02); a counter
+    that a resume froze went into every later checkpoint (H13, checklist M022).
+    How: resume, train on, save; resume again; compare the state with that at the save, then the
+    step.
+    """
+    resumption.arrive(subject)
+    subject.lay_out(subject.golden(), SAVES[0])
+    saving = subject.run(NEWEST, (NEWEST,), resume=True, final=True, seed=OTHER_SEED)
+    ending = subject.resume()
+    step, arrived = oracle.arrival(ending)
+    wanted = saving.result("run").get("final", {})
+    if not arrived or not oracle.same(arrived, wanted, {"model"}):
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-RTRP-001")
+    if step != NEWEST:
+        raise Violation(f"the load says step {step}, and gives the state of step {NEWEST}")
+
+
+# -- RSUM: the run that follows ------------------------------------------------------------------
+
+
+@check("CKC-RSUM-001")
+def test_a_run_resumed_in_mid_epoch_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """A run that resumes in the middle of an epoch makes the records of the run that never stopped.
+
+    Why: a save between the optimizer's step and the scheduler's or the counter's, a data loader
+    that begins anew, a generator that is seeded after the load: all load without an error and train
+    another model (E01, F01, H04, H05).
+    How: resume into a job of another seed, train past the end of the epoch; compare loss, learning
+    rates, batches, draws and a digest of the parameters at every step.
+    """
+    resumption.arrive(subject)
+    resumption.trajectory(
+        subject, subject.golden(), NEWEST, "the resumed run leaves the unbroken one"
+    )
+
+
+def _needs_rsum_001(subject: Subject) -> None:
+    resumption.control(
+        test_a_run_resumed_in_mid_epoch_goes_on_as_if_unbroken, subject, "CKC-RSUM-001"
+    )
+
+
+@check("CKC-RSUM-002")
+def test_a_run_resumed_again_and_again_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """The second and the third generation of checkpoints resume as the first does.
+
+    Why: a load that replaces an object leaves the manager with the old one, a counter that starts
+    at the last resume counts from there: right once, wrong from the second resume on (H02, H13,
+    H14, J03).
+    How: save at 2, resume and save at 3, resume and save at 4, resume and train on, each in a life
+    of its own and from another seed; all breaks lie in one epoch.
+    """
+    _needs_rsum_001(subject)
+    golden = subject.golden()
+    subject.lay_out(golden, SAVES[0])
+    for generation, until in enumerate((3, 4, 8)):
+        begin = (2, 3, 4)[generation]
+        ending = subject.run(until, (until,), resume=True, seed=OTHER_SEED + generation)
+        message = f"the run of generation {generation + 1} leaves the unbroken one"
+        resumption.follow(subject, golden, ending, until - begin, message)
+
+
+@check("CKC-RSUM-003")
+def test_a_run_resumed_at_the_end_of_an_epoch_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """A checkpoint of the last step of an epoch goes on with the first of the next.
+
+    Why: the edge has a branch of its own, which forgot the generators, gave the epoch once more or
+    refused a loader with nothing left (E02, H03, H16).
+    How: five batches an epoch; save at step 5, resume, train on.
+    """
+    _needs_rsum_001(subject)
+    resumption.trajectory(
+        subject, _late(subject), 5, "the run resumed at the end of an epoch leaves the unbroken one"
+    )
+
+
+@check("CKC-RSUM-004")
+def test_a_run_resumed_in_a_later_epoch_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """A checkpoint from the second epoch resumes in the second epoch's order.
+
+    Why: the sampler's epoch is not restored, or a wrapper sets it back to 0: right in the first
+    epoch, wrong data from the second on (H06, H07).
+    How: save at step 7, the second step of the second epoch; resume, train on.
+    """
+    _needs_rsum_001(subject)
+    resumption.trajectory(
+        subject, _late(subject), 7, "the run resumed in a later epoch leaves the unbroken one"
+    )
+
+
+def _late(subject: Subject) -> Golden:
+    return subject.golden((5, 7))
+
+
+@check("CKC-RSUM-005")
+def test_a_run_with_loader_workers_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """With two loader workers that prefetch, the resumed run gets the batches of the unbroken one.
+
+    Why: the workers are ahead of the training step: the position of the producer is not the one
+    that was trained on (H09), and an iterator that starts before the load never hears of it (H01).
+    How: a loader with two workers, a save in mid-epoch, a resume.
+    """
+    _needs_rsum_001(subject)
+    _follow_kind(subject, "workers", "with loader workers the resumed run leaves the unbroken one")
+
+
+@check("CKC-RSUM-006")
+def test_a_run_resumed_inside_an_accumulation_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """A save between two micro-batches of a gradient accumulation resumes there.
+
+    Why: optimizer steps were taken for micro-batches, and the gradients of the first ones were
+    dropped: the next update is made from a part of its data (H08).
+    How: accumulate three micro-batches, save after one of them, resume, train on.
+    """
+    _needs_rsum_001(subject)
+    _follow_kind(
+        subject, "accumulate", "inside an accumulation the resumed run leaves the unbroken one"
+    )
+
+
+@check("CKC-RSUM-007")
+def test_a_run_with_any_schedule_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """Whatever the schedule, the learning rates of the resumed run are those of the unbroken one.
+
+    Why: a scheduler that is rebuilt from the current rate, bound to another optimizer, or restored
+    by its last epoch alone is right for one schedule and wrong for the next (F01, F02, F09).
+    How: sequential warm-up, stable and decay, multi-step, cosine, linear, REX and constant
+    schedules; a resume inside each.
+    """
+    _needs_rsum_001(subject)
+    # A sequence of schedules holds the most state, so it is in every sample.
+    kinds = ["wsd", *subject.sample(["steps", "cosine", "linear", "rex", "constant"], quick=1)]
+    for kind in kinds:
+        _follow_kind(subject, kind, f"with schedule {kind} the resumed run leaves the unbroken one")
+
+
+def _follow_kind(subject: Subject, kind: str, message: str) -> None:
+    golden = subject.golden(kind=kind)
+    resumption.arrive(subject, kind, owner=True)
+    resumption.trajectory(subject, golden, NEWEST, message)
+
+
+@check("CKC-RSUM-008")
+def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """A job that trained past a save and loads it in the same process repeats its own records.
+
+    Why: in a live job the optimizer has state, the iterator is under way and objects are shared: a
+    load that was only tried on fresh ones leaves part of them as they are (H01, G03).
+    How: save at 4, train to 6, load, train on, all in one life.
+    """
+    _needs_rsum_001(subject)
+    ending = subject.run(6, (NEWEST,), then=[{"op": "load"}, {"op": "train", "n": 4}])
+    _follow_ops(subject, ending, "a job that rolled back leaves the unbroken run")
+
+
+@check("CKC-RSUM-009")
+def test_loading_twice_is_loading_once(subject: Subject) -> None:
+    """A second load of the same step changes nothing more.
+
+    Why: a position that is added to what is there, instead of being set, doubles with each resume
+    (F08).
+    How: load twice with one manager, train on.
+    """
+    _needs_rsum_001(subject)
+    subject.lay_out(subject.golden())
+    ops = [{"op": "load"}, {"op": "load"}, {"op": "train", "n": 4}]
+    ending = subject.life(*ops, seed=OTHER_SEED)
+    _follow_ops(subject, ending, "a job that was loaded twice leaves the unbroken run")
+
+
+def _follow_ops(subject: Subject, ending: Ending, message: str) -> None:
+    resumption.follow(subject, subject.golden(), ending, resumption.AFTER, message)
+
+
+@check("CKC-RSUM-010")
+def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
+    """Whatever a job is made of, its resumed run makes the records of the unbroken one.
+
+    Why: state that only some models and optimizers have, such as fp32 masters of bf16 parameters,
+    a second optimizer or extra state, shows in the steps that follow (K01, K03, checklist M043).
+    How: jobs with fp32 masters, two optimizers, batch norm and attention; a resume in each.
+    """
+    _needs_rsum_001(subject)
+    kinds = ["dtypes", "two-optimizers", *subject.sample(["conv", "transformer"], quick=1)]
+    for kind in kinds:
+        resumption.arrive(subject, kind)
+        resumption.trajectory(
+            subject,
+            subject.golden(kind=kind),
+            NEWEST,
+            f"a job of kind {kind} leaves the unbroken run when it resumes",
+        )

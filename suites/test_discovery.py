@@ -1,0 +1,363 @@
+"""Discovery: which checkpoint a restart takes, whatever else lies in the directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import names
+from ckpt_conformance.checks import check
+from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.names import StepName
+    from ckpt_conformance.subject import Golden, Subject
+
+GUESSES = {Outcome.COLD_START, Outcome.SILENT_WRONG}
+NEVER_WRONG = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
+POWERS = (9, 10, 99, 100)
+WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digits ends
+
+
+def probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  plain values
+    """Give the operation that runs a function of `ckpt_conformance.probes` in the life."""
+    return {"op": "probe", "probe": f"ckpt_conformance.probes:{name}", "args": args}
+
+
+@check("CKC-DISC-001")
+def test_the_newest_step_is_the_largest_number(subject: Subject) -> None:
+    """After saves of steps 9, 10, 99 and 100 a restart takes 100.
+
+    Why: names sorted as text put step 500 after step 2500, and the run goes back (B10, C08).
+    How: save across powers of ten (a manager also beyond the padding), restart, load the latest.
+    """
+    steps = POWERS
+    if subject.info.shape == "manager":
+        steps = POWERS + WIDER
+        ops = [op for step in steps for op in (probe("reach", step=step), {"op": "save"})]
+        ending = subject.life(*ops, {"op": "close"})
+    else:
+        ending = subject.run(max(steps), steps, then=[{"op": "close"}])
+    if ending.how != "ended" or ending.error:
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-SMOK-001")
+    ending = subject.resume()
+    if subject.tell(ending) != f"step {max(steps)}":
+        found = subject.evidence(ending, saved=list(steps))
+        raise Violation(f"step {max(steps)} is the newest and was not taken", evidence=found)
+
+
+def incomplete(subject: Subject, golden: Golden) -> list[tuple[str, Callable[[], object]]]:
+    """Give ways to leave step 6 empty or half there, beside the whole steps of `golden`."""
+    found = names.require_step_names(golden, 4)
+    lost = names.pointers(golden, 4)
+
+    def lay(chosen: list[StepName], without: list[str]) -> None:
+        subject.lay_out(golden)
+        names.plant_incomplete(subject.root, chosen, 6)
+        for path in without:
+            (subject.root / path).unlink()
+
+    ways = [("all names of step 6, empty", lambda: lay(found, []))]
+    if len(found) > 1:
+        ways += [(f"{one.of(6)}, empty", lambda one=one: lay([one], [])) for one in found]
+    if lost:
+        ways.append((f"all names of step 6, empty, and no {lost}", lambda: lay(found, lost)))
+    return ways
+
+
+@check("CKC-DISC-002")
+def test_an_empty_newest_step_is_never_served(subject: Subject) -> None:
+    """A checkpoint of which only the names exist is not served, and is no reason to begin anew.
+
+    Why: a read error taken for absence begins at step 0 and overwrites what was there (B08, B05).
+    How: plant empty files and directories under the names of the next step, restart.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    for told, lay in subject.sample(incomplete(subject, golden), quick=2):
+        lay()
+        message = "an empty newest checkpoint misleads the restart"
+        subject.judge(
+            subject.resume(), legal, NEVER_WRONG, message, newest=4, acknowledged={2, 4}, planted=told
+        )
+
+
+@check("CKC-DISC-010")
+def test_an_incomplete_newest_step_hides_no_whole_one(subject: Subject) -> None:
+    """With the newest checkpoint incomplete, the newest whole one is loaded.
+
+    Why: a job that dies on its half-written newest directory waits until a person deletes it
+    (B07, A09); test_resume_falls_back_to_newest_complete of K019.
+    How: plant empty names of the next step; or leave out what the newest save wrote last.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    for told, lay in subject.sample(incomplete(subject, golden), quick=2):
+        lay()
+        ending = subject.resume()
+        if subject.classify(ending, legal, newest=4, acknowledged={2, 4}) in GUESSES:
+            raise Unknown("control failed: a guess instead of a refusal; see CKC-DISC-002")
+        _expect_whole(subject, ending, legal, {Outcome.NEW}, told)
+    for told, path in subject.sample(_written_by(golden, 4), quick=1):
+        subject.lay_out(golden)
+        path_of = subject.root / path
+        shutil.rmtree(path_of) if path_of.is_dir() else path_of.unlink()
+        allowed = {Outcome.NEW, Outcome.LOST_STEP}  # a file that nobody needs may be missing
+        _expect_whole(subject, subject.resume(), legal, allowed, told)
+
+
+def _written_by(golden: Golden, step: int) -> list[tuple[str, str]]:
+    """Give the files of a step's own names, each to be left out in turn."""
+    root, found = golden.snapshot(step), list[tuple[str, str]]()
+    for name in names.of_step(golden, step):
+        inside = sorted(path for path in (root / name.path).rglob("*") if path.is_file())
+        for path in inside or [root / name.path]:
+            relative = path.relative_to(root).as_posix()
+            found.append((f"step {step} without {relative}", relative))
+    return found
+
+
+def _expect_whole(
+    subject: Subject, ending: Ending, legal: dict[int, Any], allowed: set[Outcome], told: str
+) -> None:
+    message = "an incomplete newest checkpoint hides the whole one"
+    given: dict[str, Any] = {"newest": 4, "acknowledged": {2, 4}, "planted": told}
+    subject.judge(ending, legal, allowed, message, **given)
+
+
+def _spoiled(subject: Subject, golden: Golden) -> list[tuple[str, Callable[[], object]]]:
+    """Give ways to lose, age or garble each pointer."""
+    names.require_step_names(golden, 4)
+    ways: list[tuple[str, Callable[[], object]]] = []
+    for pointer in names.pointers(golden, 4):
+        path, older = subject.root / pointer, golden.snapshot(2) / pointer
+
+        def replace(path: Path = path, data: bytes | None = None, link: str | None = None) -> None:
+            is_link = path.is_symlink()
+            path.unlink()
+            if link is not None or (is_link and data):
+                path.symlink_to(link or "checkpoint-of-nobody")
+            elif data is not None:
+                path.write_bytes(data)
+
+        ways.append((f"no {pointer}", replace))
+        ways.append((f"garbage in {pointer}", lambda r=replace: r(data=b"\xff\xfe{\x00 no name")))
+        ways.append((f"{pointer} names step 99", lambda r=replace, p=path: r(data=_other(p))))
+        if older.is_symlink():
+            ways.append((f"stale {pointer}", lambda r=replace, o=older: r(link=os.readlink(o))))
+        elif older.is_file():
+            ways.append((f"stale {pointer}", lambda r=replace, o=older: r(data=o.read_bytes())))
+    if not ways:
+        raise NotApplicable("the manager keeps no pointer beside its checkpoints")
+    return ways
+
+
+def _other(path: Path) -> bytes:
+    """Give a pointer's text with another step's number, or garbage if it holds none."""
+    data = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
+    return data.replace(b"4", b"99")
+
+
+@check("CKC-DISC-003")
+def test_a_spoiled_pointer_hides_nothing(subject: Subject) -> None:
+    """Without its pointer, with a stale or a garbled one, the newest whole step is loaded.
+
+    Why: a fallback that is weaker than the main rule walks into wreckage, or back (B05, B01).
+    How: delete, age and garble each small file that belongs to no step, restart.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    for told, spoil in subject.sample(_spoiled(subject, golden), quick=4):
+        subject.lay_out(golden)
+        spoil()
+        message = "a spoiled pointer misleads the restart"
+        ending = subject.resume()
+        given: dict[str, Any] = {"newest": 4, "acknowledged": {2, 4}, "spoiled": told}
+        subject.judge(ending, legal, {Outcome.NEW}, message, **given)
+
+
+@check("CKC-DISC-004")
+def test_a_tree_resumes_from_another_place(subject: Subject) -> None:
+    """A directory that was moved, or that is reached from another working directory, resumes.
+
+    Why: an absolute path, or one relative to where the job happened to run, is stored in a pointer
+    and means nothing after a move (B12, B13, B16).
+    How: move the root away and load there; save with a relative root, load it from elsewhere.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    subject.lay_out(golden)
+    elsewhere = subject.scratch / "moved" / "to here"
+    elsewhere.parent.mkdir()
+    shutil.move(subject.root, elsewhere)
+    message = "a directory that was moved does not resume"
+    given: dict[str, Any] = {"newest": 4, "acknowledged": {2, 4}}
+    ending = subject.resume(root=elsewhere)
+    subject.judge(ending, legal, {Outcome.NEW}, message, **given)
+    subject.root.mkdir()
+    near = probe("enter", folder=str(subject.root.parent))
+    save = {"op": "run", "until": 4, "save_at": [2, 4]}
+    subject.life(near, save, {"op": "close"}, root=subject.root.name)
+    there = subject.root.relative_to(subject.folder)
+    load = {"op": "run", "until": None, "resume": True, "stop_after": 0}
+    far = probe("enter", folder=str(subject.folder))
+    ending = subject.life(far, load, root=there, seed=97)
+    message = "a relative directory does not resume from another working directory"
+    subject.judge(ending, legal, {Outcome.NEW}, message, **given)
+
+
+@check("CKC-DISC-005")
+def test_foreign_names_disturb_nothing(subject: Subject) -> None:
+    """Names that the manager did not write change neither its saves nor its discovery.
+
+    Why: one `step_tmp` beside the steps made a save raise ValueError (KX8); a stray sibling was
+    merged into the weights (R02); a link onto itself has no end (B14).
+    How: plant look-alikes, other tools' names, dangling links and loops; save, restart, load.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden, 4)
+    similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
+    planted = names.plant_all(subject.root, names.strange(subject.rng, 12) + similar)
+    given: dict[str, Any] = {"planted": planted[:4], "count": len(planted)}
+    ending = subject.run(4, (2, 4), then=[{"op": "close"}])
+    if ending.how != "ended" or ending.error:
+        raise Violation("a foreign name breaks the save", evidence=subject.evidence(ending, **given))
+    message = "a foreign name disturbs discovery"
+    ending = subject.resume()
+    subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4}, **given)
+
+
+@check("CKC-DISC-006")
+def test_times_of_files_do_not_matter(subject: Subject) -> None:
+    """Discovery goes by steps, not by the times of files.
+
+    Why: a copy, a restored backup or a mounted store sets times in any order (C05).
+    How: make the times of all files equal, then reversed; restart, load the latest.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    names.require_step_names(golden, 4)
+    for told in ("equal", "reversed"):
+        subject.lay_out(golden)
+        set_times(subject.root, golden, reverse=told == "reversed")
+        message = "times of files mislead the restart"
+        ending = subject.resume()
+        given: dict[str, Any] = {"newest": 4, "acknowledged": {2, 4}, "times": told}
+        subject.judge(ending, legal, {Outcome.NEW}, message, **given)
+
+
+def set_times(root: Path, golden: Golden, *, reverse: bool) -> None:
+    """Make all times equal; or let what belongs to an older step look newer, all in the future."""
+    at = {found.path: step for step in golden.saves for found in names.of_step(golden, step)}
+    for base, folders, files in os.walk(root, topdown=False):
+        for name in (*folders, *files):
+            path = os.path.join(base, name)  # noqa: PTH118  os.walk gives strings
+            relative = os.path.relpath(path, root)
+            steps = [step for mine, step in at.items() if f"{relative}/".startswith(f"{mine}/")]
+            seconds = 4_000_000_000 - (max(steps, default=0) * 1_000 if reverse else 0)
+            os.utime(path, (seconds, seconds), follow_symlinks=False)
+
+
+@check("CKC-DISC-007")
+def test_nothing_to_load_is_refused(subject: Subject) -> None:
+    """A load from a directory without a checkpoint refuses.
+
+    Why: a wrong path ended in a warning, and the run began from scratch (B09).
+    How: load the latest from an empty directory.
+    """
+    ending = subject.resume()
+    refused = ending.how == "ended" and ending.error is not None
+    if not refused:
+        raise Violation("an empty directory was loaded", evidence=subject.evidence(ending))
+
+
+@check("CKC-DISC-008")
+def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
+    """When a step is saved twice, the second save is what a load gives.
+
+    Why: a stale sibling, or half of an older save of the same name, was preferred (R01, A10).
+    How: save step 4, change every tensor, save step 4 again, restart; the control saved it once.
+    """
+    twice = ({"op": "save", "step": 4}, {"op": "perturb"}, {"op": "save", "step": 4})
+    train, close = {"op": "train", "n": 4}, {"op": "close"}
+    subject.life(train, {"op": "save", "step": 3}, *twice[1:], close)
+    control = subject.resume()
+    if subject.tell(control) != "step 4":
+        raise Unknown(f"control failed: {subject.tell(control)}; see CKC-SMOK-001, CKC-DISC-001")
+    legal = {4: control.result("run")["states"]["4"]}
+    subject.reset()
+    saved = subject.life(train, *twice, close)
+    if saved.error:
+        raise Violation("a step cannot be saved again", evidence=subject.evidence(saved))
+    message = "the second save of a step is not what is loaded"
+    ending = subject.resume()
+    subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
+
+
+@check("CKC-DISC-009")
+def test_steps_names_what_loads(subject: Subject) -> None:
+    """`steps()` is ascending and names exactly the steps that load.
+
+    Why: two rules of discovery in one code base disagree, and one of them is used (B04, B11).
+    How: save two steps; ask; load the latest and, where it can be asked for, each saved step.
+    """
+    golden = subject.golden()
+    subject.lay_out(golden)
+    told = subject.steps()
+    if told != sorted(set(told)):
+        raise Violation(f"steps() gives {told}: not ascending", evidence={"steps": told})
+    asks: list[int | None] = [None]
+    if "explicit_step" in subject.info.capabilities:
+        asks += [2, 4]
+    loaded = {ask: subject.tell(subject.resume(ask)) for ask in asks}
+    found = sorted({int(text[5:]) for text in loaded.values() if text.startswith("step ")})
+    if told[-1:] != found[-1:] or (len(asks) > 1 and told != found):
+        raise Violation(f"steps() gives {told}, what loads is {found}", evidence={"loads": loaded})
+
+
+@check("CKC-DISC-012")
+def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
+    """A save of a resumed run leaves every other step's checkpoint as it was.
+
+    Why: a name from a counter that starts at 0 in each process wrote step 2200 over step 200
+    (C14).
+    How: resume from step 4, save step 6 in that life; then ask for step 2 and for the latest.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    subject.lay_out(golden)
+    ending = subject.run(6, (6,), resume=True, then=[{"op": "close"}])
+    if ending.error or ending.how != "ended":
+        raise Unknown(f"control failed: the resumed run does not end well: {subject.tell(ending)}")
+    message = "the save of a resumed run spoiled an older step"
+    ending = subject.resume(2)
+    subject.judge(ending, legal, {Outcome.LOST_STEP}, message, newest=6, acknowledged={2, 4, 6})
+    ending = subject.resume()
+    if subject.tell(ending) != "step 6":
+        message = "the save of a resumed run is not the newest"
+        raise Violation(message, evidence=subject.evidence(ending))
+
+
+@check("CKC-DISC-013")
+def test_an_incomplete_step_is_not_advertised(subject: Subject) -> None:
+    """`steps()` does not name a step that is not whole.
+
+    Why: a directory without its manifest was advertised, staged and failed on every node (M040,
+    B04); test_latest_only_resolves_to_durable_checkpoints of K019.
+    How: plant empty names of the next step, or take a whole step's files away; ask.
+    """
+    golden = subject.golden()
+    whole = [step for step in (2, 4) if names.require_step_names(golden, step)]
+    subject.lay_out(golden)
+    before = subject.steps()
+    for told, lay in subject.sample(incomplete(subject, golden), quick=2):
+        lay()
+        found = subject.steps()
+        if found != before:
+            given = {"planted": told, "whole": whole}
+            raise Violation(f"steps() gives {found} instead of {before}", evidence=given)

@@ -1,0 +1,280 @@
+"""Generators, scheduler and all other state (COMP): nothing that steers the training is left out.
+
+One component each, compared at the first training step after a resume into a job of another seed.
+A component that is not held (see `holds`) is not asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, resumption
+from ckpt_conformance.checks import check
+from ckpt_conformance.subject import OTHER_SEED, SAVES
+from ckpt_conformance.verdicts import Unknown, Violation
+
+if TYPE_CHECKING:
+    from ckpt_conformance.subject import Subject
+
+
+# -- the optimizer -------------------------------------------------------------------------------
+
+
+def _owner_of(path: str) -> str:
+    """Give the parameter that a leaf of an optimizer's state belongs to, or nothing."""
+    parts = path.split(".")
+    return parts[1].removesuffix("()") if parts[0] == "state" and len(parts) > 1 else ""
+
+
+def _with_state(saved: dict[str, Any]) -> set[str]:
+    """Give the parameters that have optimizer state."""
+    return {_owner_of(path) for path in saved["optimizer"]} - {""}
+
+
+def _is_step(path: str) -> bool:
+    return path.startswith("state.") and path.endswith(".step")
+
+
+def _is_moment(path: str) -> bool:
+    return path.startswith("state.") and not path.endswith((".step", "()"))
+
+
+@check("CKC-COMP-001")
+def test_moments_reach_a_fresh_optimizer(subject: Subject) -> None:
+    """The moments of the optimizer arrive in an optimizer that had none.
+
+    Why: a load that fills what is there finds nothing in a fresh optimizer and says nothing (G03,
+    G18); a constructor after the load erases the state (R07, checklist M023).
+    How: compare every tensor of the optimizer's state but the step counters.
+    """
+    saved, arrived = resumption.arrive(subject)
+    known = _with_state(saved)
+    found = resumption.differing(
+        saved, arrived, "optimizer", lambda path: _is_moment(path) and _owner_of(path) in known
+    )
+    if found:
+        raise Violation("the optimizer's moments are lost", evidence={"arrived != saved": found})
+
+
+@check("CKC-COMP-002")
+def test_step_counters_are_exact(subject: Subject) -> None:
+    """The optimizer's step counters arrive with value and dtype.
+
+    Why: a counter that is cast to the dtype of its parameter cannot count past 256 in bf16 (K06,
+    G11), and the bias correction is wrong from then on.
+    How: compare the counters of a job with bf16 parameters, and of one that stands beyond 100,000.
+    """
+    saved, arrived = resumption.arrive(subject)
+    found = resumption.differing(saved, arrived, "optimizer", _is_step)
+    if found:
+        raise Violation("a step counter changed", evidence={"arrived != saved": found})
+    resumption.identity(subject, "optimizer", "a step counter changed", _is_step, "dtypes")
+
+
+@check("CKC-COMP-003")
+def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
+    """Optimizer state keeps dtype and bits, also where its dtype is not the parameter's.
+
+    Why: fp32 masters and moments of bf16 parameters are cast to bf16 on load and lose their low
+    bits at every resume (K01, K02, K03).
+    How: a job with fp32 masters and momentum of bf16 parameters.
+    """
+    resumption.control(test_moments_reach_a_fresh_optimizer, subject, "CKC-COMP-001")
+    message = "optimizer state lost its dtype or its bits"
+    resumption.identity(subject, "optimizer", message, _is_moment, "dtypes")
+
+
+@check("CKC-COMP-004")
+def test_hyper_parameters_are_the_saved_ones(subject: Subject) -> None:
+    """Every key of every parameter group is the saved one, also where the constructor drifted.
+
+    Why: a load that restores the learning rate and not the weight decay, or only the keys that it
+    knows, gives a mixture of two configurations (F04, F05).
+    How: resume into the same job, then into one whose constructor got other values; the second may
+    be refused.
+    """
+    saved, _ = resumption.arrive(subject)
+    message = "a hyper-parameter is not the saved one"
+    resumption.identity(subject, "optimizer", message, _is_group)
+    subject.lay_out(subject.golden())
+    ending = subject.resume(variant="drift")
+    step, arrived = oracle.arrival(ending)
+    if step is None:
+        if ending.how != "ended":
+            raise Violation(message, evidence=subject.evidence(ending))
+        return
+    found = resumption.differing(saved, arrived, "optimizer", _is_group)
+    if found:
+        raise Violation(message, evidence={"variant": "drift", "arrived != saved": found})
+
+
+def _is_group(path: str) -> bool:
+    return path.startswith("param_groups")
+
+
+@check("CKC-COMP-014")
+def test_every_one_of_several_optimizers_comes_back(subject: Subject) -> None:
+    """Each of several optimizers, and each of their schedulers, comes back.
+
+    Why: a loop that saves `optimizer`, or a count of keys that happens to fit, leaves the second
+    one cold (G18, checklist M043).
+    How: a job with AdamW and SGD on different parameters, each with a scheduler.
+    """
+    resumption.control(test_moments_reach_a_fresh_optimizer, subject, "CKC-COMP-001")
+    resumption.control(test_step_counters_are_exact, subject, "CKC-COMP-002")
+    resumption.control(test_hyper_parameters_are_the_saved_ones, subject, "CKC-COMP-004")
+    resumption.arrive(subject, "two-optimizers", owner=True)
+    message = "one of several optimizers is not what was saved"
+    resumption.identity(subject, "optimizer", message, kind="two-optimizers")
+    if "scheduler" in subject.holds:
+        resumption.control(test_the_scheduler_comes_back, subject, "CKC-COMP-005")
+        message = "the scheduler of one of several optimizers is not what was saved"
+        resumption.identity(subject, "scheduler", message, kind="two-optimizers")
+
+
+@check("CKC-COMP-015")
+def test_a_parameter_without_state_gets_none(subject: Subject) -> None:
+    """A parameter that never got a gradient has no optimizer state after the load either.
+
+    Why: state that is made for every parameter, by a dummy step or a template, is state that the
+    unbroken run has not; a template that wants it for each refuses its own save (G02, G04).
+    How: a job with a frozen parameter and one that is never used; list who has state.
+    """
+    saved, arrived = resumption.arrive(subject)
+    more = sorted(_with_state(arrived) - _with_state(saved))
+    if more:
+        raise Violation(
+            "parameters that never got a gradient have optimizer state", evidence={"indices": more}
+        )
+
+
+@check("CKC-COMP-016")
+def test_moments_follow_the_name(subject: Subject) -> None:
+    """In a reordered parameter group moments follow the name, or the load refuses.
+
+    Why: state is mapped by position; between parameters of one shape it changes hands without an
+    error (G05).
+    How: resume into a job whose first group is reversed; train on and compare with the unbroken
+    run, in which the order of a group means nothing.
+    """
+    golden = subject.golden()
+    if resumption.divergence(golden, resumption.records_of(resumption.resumed(subject, golden))):
+        raise Unknown("control failed: without another order it diverges too; see CKC-RSUM-001")
+    subject.lay_out(golden)
+    until = SAVES[-1] + resumption.AFTER
+    ending = subject.run(until, resume=True, seed=OTHER_SEED, variant="reordered")
+    step, _ = oracle.arrival(ending)
+    if step is None and ending.how == "ended":
+        return
+    resumption.follow(subject, golden, ending, resumption.AFTER, "moments went to other parameters")
+
+
+# -- scheduler, generators, scaler, EMA, loader, extra, gradients ---------------------------------
+
+
+@check("CKC-COMP-005")
+def test_the_scheduler_comes_back(subject: Subject) -> None:
+    """The whole state of the scheduler comes back.
+
+    Why: two layers each think that the other saves it, and warm-up begins anew (F03).
+    How: compare every entry of its state, container types included.
+    """
+    resumption.identity(subject, "scheduler", "the scheduler is not what was saved")
+
+
+def _generator(subject: Subject, name: str) -> None:
+    resumption.identity(
+        subject,
+        "rng",
+        f"the {name.partition('_')[0]} generator is not where it was",
+        lambda path: path.startswith(name),
+    )
+
+
+@check("CKC-COMP-006")
+def test_the_python_generator_comes_back(subject: Subject) -> None:
+    """At the first training step the generator of `random` stands where it stood at the save.
+
+    Why: several generators are saved and the chain of elif on load restores one (E05); an error on
+    one of them is swallowed, and those after it are never reached (E06).
+    How: compare its whole state, which differs by seed.
+    """
+    _generator(subject, "python")
+
+
+@check("CKC-COMP-007")
+def test_the_numpy_generator_comes_back(subject: Subject) -> None:
+    """At the first training step NumPy's global generator stands where it stood at the save.
+
+    Why: augmentation draws from it; a safe load refuses its state as NumPy gives it, and the
+    refusal is logged and forgotten (E05, E06, M01).
+    How: compare its whole state, which differs by seed.
+    """
+    _generator(subject, "numpy")
+
+
+@check("CKC-COMP-008")
+def test_the_torch_generator_comes_back(subject: Subject) -> None:
+    """At the first training step torch's generators stand where they stood at the save.
+
+    Why: dropout draws from them; what is set up after the load seeds them again (E01, E08).
+    How: compare their whole state, which differs by seed.
+    """
+    _generator(subject, "torch")
+
+
+@check("CKC-COMP-009")
+def test_the_gradient_scaler_comes_back(subject: Subject) -> None:
+    """The scale of the gradient scaler and its growth counter come back.
+
+    Why: a scaler that was left out, or is built after the load, begins at its first scale and
+    overflows or underflows for many steps (G12, G13).
+    How: compare every entry of its state; the scale differs by seed.
+    """
+    resumption.identity(subject, "scaler", "the gradient scaler is not what was saved")
+
+
+@check("CKC-COMP-010")
+def test_the_moving_average_comes_back(subject: Subject) -> None:
+    """The moving average of the weights and its count of updates come back.
+
+    Why: one of two sets of weights is saved, or the counter is a plain attribute and the warm-up of
+    the decay wipes the average (G14, G16).
+    How: compare the shadow of each parameter and the count.
+    """
+    resumption.identity(subject, "ema", "the moving average is not what was saved")
+
+
+@check("CKC-COMP-011")
+def test_the_data_position_comes_back(subject: Subject) -> None:
+    """Seed, epoch and position of the data loader come back.
+
+    Why: a loader that is not in the checkpoint replays the same permutation from its start at every
+    restart, and the tail of the data is never seen (H12).
+    How: compare the loader's state in the middle of an epoch.
+    """
+    resumption.identity(subject, "loader", "the data position is not what was saved")
+
+
+@check("CKC-COMP-012")
+def test_extra_comes_back_with_its_types(subject: Subject) -> None:
+    """The user's own dict comes back with the types of its keys and values.
+
+    Why: values that are no tensors stay what they were in the destination (J02); a detour over
+    another format makes strings of integer keys and lists of tuples (checklist K017, M024).
+    How: a nested dict with integer keys, a tuple, infinity, None and text beyond ASCII.
+    """
+    resumption.identity(subject, "extra", "the extra dict is not what was saved")
+
+
+@check("CKC-COMP-013")
+def test_held_gradients_come_back(subject: Subject) -> None:
+    """Gradients that are held between two micro-batches, and their count, come back.
+
+    Why: a save inside an accumulation without them makes the next update from a part of its data
+    (H08).
+    How: a job that accumulates three micro-batches, saved after the first.
+    """
+    resumption.arrive(subject, "accumulate", owner=True)
+    message = "held gradients are not what was saved"
+    resumption.identity(subject, "gradients", message, kind="accumulate")

@@ -1,0 +1,147 @@
+"""Damage at rest: each fault changes bytes, says so, and touches nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpt_conformance.fault_injectors import at_rest, payload
+from ckpt_conformance.fault_injectors.payload import Place
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WEIGHT = bytes(range(1, 129))
+NEEDLES = [{"name": "model/weight", "bytes": WEIGHT[:64].hex(), "size": 128}]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkpoint of a weight file, a second one and a JSON file."""
+    found = tmp_path / "root"
+    (found / "deep").mkdir(parents=True)
+    (found / "deep" / "weights.bin").write_bytes(b"head" + WEIGHT + bytes(100) + b"tail" * 40)
+    (found / "other.bin").write_bytes(bytes(reversed(WEIGHT)))
+    (found / "meta.json").write_text(json.dumps({"step": 4, "name": "läuft", "sizes": [1, 2]}))
+    return found
+
+
+def seeded(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311  choices, not secrets
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {name: (root / name).read_bytes() for name in payload.names(root)}
+
+
+@pytest.mark.parametrize("fault", at_rest.AT_REST)
+def test_every_fault_fires_and_proves_it(fault: str, root: Path) -> None:
+    before = contents(root)
+    damage = at_rest.AT_REST[fault](root, seeded(3), None)
+    after = contents(root)
+    assert damage.before != damage.after
+    assert damage.after == at_rest.digest(root / damage.file)
+    assert before.get(damage.file) != after.get(damage.file)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert len(changed) == (2 if fault == "swapped-files" else 1)
+    assert json.dumps(damage.to_json())
+
+
+@pytest.mark.parametrize("fault", at_rest.AT_REST)
+def test_the_same_seed_does_the_same(fault: str, root: Path, tmp_path: Path) -> None:
+    done = []
+    for copy in ("first", "second"):
+        at_rest.copy_damaged(root, tmp_path / copy, fault, seeded(5))
+        done.append(contents(tmp_path / copy))
+    assert done[0] == done[1] != contents(root)
+
+
+def test_payload_is_found_by_the_bytes_of_a_tensor(root: Path) -> None:
+    assert payload.find(root, NEEDLES) == [Place("deep/weights.bin", 4, 128, "model/weight")]
+
+
+def test_without_a_match_the_middle_of_the_largest_file_stands_in(root: Path) -> None:
+    absent = [{"name": "x", "bytes": b"\xee".hex() * 64, "size": 64}]
+    (place,) = payload.places(root, absent)
+    assert place.file == "deep/weights.bin"
+    assert not place.found
+    assert 0 < place.offset < (root / place.file).stat().st_size
+
+
+def test_a_directory_without_bytes_has_no_place(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="no file with a byte"):
+        payload.middle(tmp_path)
+
+
+def test_a_flip_stays_inside_its_place(root: Path) -> None:
+    (place,) = payload.find(root, NEEDLES)
+    before = (root / place.file).read_bytes()
+    at_rest.flip_bits(root, place, seeded(1), bits=5)
+    after = (root / place.file).read_bytes()
+    differing = [at for at, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    assert 1 <= len(differing) <= 5
+    assert all(4 <= at < 132 for at in differing)
+
+
+def test_times_stay_because_a_disk_does_not_touch_them(root: Path) -> None:
+    path = root / "other.bin"
+    before = path.stat()
+    at_rest.truncate(root, "other.bin", "half")
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert path.stat().st_ino == before.st_ino
+    assert path.stat().st_size == 64
+
+
+@pytest.mark.parametrize(("cut", "left"), [("0", 0), ("1", 1), ("half", 64), ("len-1", 127)])
+def test_a_truncation_leaves_what_it_says(cut: at_rest.Cut, left: int, root: Path) -> None:
+    at_rest.truncate(root, "other.bin", cut)
+    assert (root / "other.bin").read_bytes() == bytes(reversed(WEIGHT))[:left]
+
+
+def test_a_fault_that_changes_nothing_is_unknown(root: Path) -> None:
+    (root / "empty").touch()
+    with pytest.raises(Unknown, match="did not fire"):
+        at_rest.truncate(root, "empty", "half")
+    with pytest.raises(Unknown, match="did not fire"):
+        at_rest.zero_block(root, Place("deep/weights.bin", 140, 32, "zeros"))
+    with pytest.raises(Unknown, match="did not fire"):
+        at_rest.remove(root, "absent")
+    with pytest.raises(Unknown, match="no second file"):
+        at_rest.AT_REST["swapped-files"](root / "deep", seeded(1), None)
+
+
+def test_blocks_of_two_tensors_are_swapped(root: Path) -> None:
+    (place,) = payload.find(root, NEEDLES)
+    at_rest.swap_blocks(root, place, Place(place.file, 232, 128, "tail"))
+    data = (root / place.file).read_bytes()
+    assert data[4:132] == b"tail" * 32
+    assert data[232:360] == WEIGHT
+
+
+def test_edited_metadata_is_valid_and_differs_in_one_field(root: Path) -> None:
+    before = json.loads((root / "meta.json").read_text())
+    damage = at_rest.edit_json(root, "meta.json", seeded(2), "number")
+    after = json.loads((root / "meta.json").read_text())
+    assert before != after
+    assert json.dumps(before)[:3] == json.dumps(after)[:3]
+    assert "became" in damage.detail
+
+
+def test_text_that_is_no_utf8(root: Path) -> None:
+    at_rest.break_utf8(root, "meta.json")
+    with pytest.raises(UnicodeDecodeError):
+        (root / "meta.json").read_text("utf-8")
+
+
+def test_files_of_a_step_are_those_its_save_made_or_changed(root: Path, tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    (before / "deep").mkdir(parents=True)
+    (before / "other.bin").write_bytes(bytes(reversed(WEIGHT)))
+    (before / "meta.json").write_text("{}")
+    assert payload.changed(before, root) == ["deep/weights.bin", "meta.json"]
+    assert payload.changed(None, root) == payload.names(root)

@@ -1,0 +1,367 @@
+"""Faults at a call: each fires where it is told to, proves it, and puts everything back."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import checkpoint as dcp
+
+from ckpt_conformance import fault_injectors, journal
+from ckpt_conformance.fault_injectors import files, injector
+from ckpt_conformance.fault_injectors.collecting import Collecting
+from ckpt_conformance.fault_injectors.dcp_calls import DcpLoad, DcpSave
+from ckpt_conformance.fault_injectors.dcp_writer import DcpWriter
+from ckpt_conformance.fault_injectors.file_read import FileRead
+from ckpt_conformance.fault_injectors.file_write import FileWrite
+from ckpt_conformance.fault_injectors.fsync import Fsync
+from ckpt_conformance.fault_injectors.rename import Rename
+from ckpt_conformance.fault_injectors.safetensors_save import SafetensorsSave
+from ckpt_conformance.fault_injectors.torch_load import TorchLoad
+from ckpt_conformance.fault_injectors.torch_save import TorchSave
+from ckpt_conformance.fault_injectors.unlink import Unlink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckpt_conformance.fault_injectors.injector import Injector
+
+STATE = {"weight": torch.arange(64.0)}
+
+
+def save_torch(root: Path) -> None:
+    torch.save(STATE, root / "a.pt")
+
+
+def load_torch(root: Path) -> None:
+    torch.load(root / "old.pt", weights_only=True)
+
+
+def save_dcp(root: Path) -> None:
+    dcp.save(dict(STATE), checkpoint_id=root / "dcp", no_dist=True)
+
+
+def load_dcp(root: Path) -> None:
+    dcp.load({"weight": torch.zeros(64)}, checkpoint_id=root / "old_dcp", no_dist=True)
+
+
+def write_file(root: Path) -> None:
+    (root / "a.txt").write_text("some text")
+
+
+def read_file(root: Path) -> None:
+    (root / "old.txt").read_text()
+
+
+def rename_file(root: Path) -> None:
+    (root / "old.txt").rename(root / "new.txt")
+
+
+def unlink_file(root: Path) -> None:
+    (root / "old.txt").unlink()
+
+
+def sync_file(root: Path) -> None:
+    with (root / "old.txt").open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def collect(_: Path) -> None:
+    nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict()
+
+
+CALLS: dict[type[Injector], Callable[[Path], None]] = {
+    TorchSave: save_torch,
+    TorchLoad: load_torch,
+    DcpSave: save_dcp,
+    DcpLoad: load_dcp,
+    DcpWriter: save_dcp,
+    FileWrite: write_file,
+    FileRead: read_file,
+    Rename: rename_file,
+    Unlink: unlink_file,
+    Fsync: sync_file,
+    Collecting: collect,
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    found = tmp_path / "root"
+    found.mkdir()
+    (found / "old.txt").write_text("old")
+    torch.save(STATE, found / "old.pt")
+    dcp.save(dict(STATE), checkpoint_id=found / "old_dcp", no_dist=True)
+    return found
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Iterator[journal.LifeJournal]:
+    found = journal.LifeJournal(tmp_path / "journal")
+    yield found
+    os.close(found.descriptor)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_replaced() -> Iterator[None]:
+    watched = (io.open, os.replace, os.rename, os.unlink, os.fsync, os.write, torch.save)
+    watched += (torch.load, dcp.save, dcp.load, nn.Module.state_dict, Path.open)
+    yield
+    after = (io.open, os.replace, os.rename, os.unlink, os.fsync, os.write, torch.save)
+    after += (torch.load, dcp.save, dcp.load, nn.Module.state_dict, Path.open)
+    assert watched == after
+
+
+@contextmanager
+def armed_with(made: Injector) -> Iterator[Injector]:
+    """Install an injector and remove it, also after an error."""
+    made.install()
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+def events(tmp_path: Path) -> list[dict[str, Any]]:
+    return journal.read(tmp_path / "journal")
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
+def test_a_pass_that_counts_changes_nothing(
+    kind: type[Injector], root: Path, notes: journal.LifeJournal
+) -> None:
+    with armed_with(kind(root, notes)) as armed:
+        CALLS[kind](root)
+    assert armed.calls == len(armed.log) >= 1
+    assert armed.fired == 0
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
+def test_it_raises_at_the_call_and_says_so(
+    kind: type[Injector], root: Path, notes: journal.LifeJournal, tmp_path: Path
+) -> None:
+    with armed_with(kind(root, notes, at=1, error="ENOSPC")) as armed:
+        # DCP wraps what its writer raises, in an exception that is no Exception.
+        with pytest.raises(BaseException, match="No space left"):
+            CALLS[kind](root)
+        assert armed.fired == 1
+    assert [entry["event"] for entry in events(tmp_path)] == ["fired"]
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
+def test_it_fires_once_and_everything_is_put_back(
+    kind: type[Injector], root: Path, notes: journal.LifeJournal
+) -> None:
+    armed = kind(root, notes, at=2, mode="raise")
+    armed.install()
+    armed.remove()
+    CALLS[kind](root)
+    assert armed.calls == 0
+
+
+def test_paths_elsewhere_do_not_count(
+    root: Path, notes: journal.LifeJournal, tmp_path: Path
+) -> None:
+    with (
+        armed_with(FileWrite(root, notes, at=1)) as writes,
+        armed_with(TorchSave(root, notes, at=1)) as saves,
+    ):
+        (tmp_path / "rooted.txt").write_text("beside")
+        torch.save(STATE, tmp_path / "beside.pt")
+        torch.save(STATE, io.BytesIO())
+    assert (writes.calls, saves.calls) == (0, 0)
+
+
+def test_a_mirror_can_be_watched_instead(
+    root: Path, notes: journal.LifeJournal, tmp_path: Path
+) -> None:
+    with armed_with(FileWrite(root, notes, below=str(tmp_path / "mirror"))) as armed:
+        write_file(root)
+        (tmp_path / "mirror").mkdir()
+        (tmp_path / "mirror" / "a").write_bytes(b"copy")
+    assert {entry["path"] for entry in armed.log} == {"a"}
+
+
+def test_the_nth_call_is_struck_and_the_next_is_not(root: Path, notes: journal.LifeJournal) -> None:
+    with armed_with(Rename(root, notes, at=2)) as armed:
+        (root / "old.txt").rename(root / "1")
+        with pytest.raises(OSError, match="injected") as caught:
+            (root / "1").rename(root / "2")
+        (root / "1").rename(root / "3")
+    assert caught.value.errno == errno.EIO
+    assert (armed.calls, armed.fired) == (3, 1)
+
+
+def test_a_persistent_fault_strikes_from_there_on(root: Path, notes: journal.LifeJournal) -> None:
+    with armed_with(Unlink(root, notes, at=2, persistent=True)) as armed:
+        (root / "old.txt").unlink()
+        for _ in range(3):
+            with pytest.raises(OSError, match="injected"):
+                (root / "old.pt").unlink()
+    assert armed.fired == 3
+
+
+def test_after_means_that_the_call_was_done(root: Path, notes: journal.LifeJournal) -> None:
+    armed = Rename(root, notes, at=1, moment="after")
+    with armed_with(armed), pytest.raises(OSError, match="injected"):
+        (root / "old.txt").rename(root / "new.txt")
+    assert (root / "new.txt").exists()
+
+
+@pytest.mark.parametrize("prefix", injector.PREFIXES)
+@pytest.mark.parametrize("through_a_file", [False, True])
+def test_torch_save_leaves_a_prefix_of_its_own_bytes(
+    prefix: str, root: Path, notes: journal.LifeJournal, *, through_a_file: bool
+) -> None:
+    save_torch(root)
+    whole = (root / "a.pt").stat().st_size
+    armed = TorchSave(root, notes, at=1, moment="prefix", prefix=prefix)
+    struck = pytest.raises(OSError, match="injected")
+    with armed_with(armed), struck, (root / "a.pt").open("wb") as file:
+        torch.save(STATE, file if through_a_file else root / "a.pt")
+    left = (root / "a.pt").read_bytes()
+    assert len(left) == injector.length_of(prefix, whole) or through_a_file
+    assert left[:2] in {b"", b"P", b"PK"}
+    with pytest.raises((RuntimeError, EOFError, ValueError, pickle.UnpicklingError)):
+        torch.load(io.BytesIO(left), weights_only=True)
+
+
+def test_a_disk_that_fills_up_takes_a_part_and_refuses_the_rest(
+    root: Path, notes: journal.LifeJournal
+) -> None:
+    armed = FileWrite(root, notes, at=2, moment="prefix", error="ENOSPC")
+    with armed_with(armed), pytest.raises(OSError, match="No space") as caught:
+        (root / "a.bin").write_bytes(b"x" * 1000)
+    assert caught.value.errno == errno.ENOSPC
+    assert (root / "a.bin").read_bytes() == b"x" * 500
+    assert armed.fired == 1
+
+
+def test_a_short_write_is_a_fault_that_only_the_count_shows(
+    root: Path, notes: journal.LifeJournal
+) -> None:
+    with armed_with(FileWrite(root, notes, at=2, moment="prefix")) as armed:
+        with io.FileIO(root / "unseen", "w") as unseen:
+            unseen.write(b"not through open")
+        with open(root / "a.bin", "wb", buffering=0) as file:  # noqa: PTH123  the call under test
+            assert file.write(b"x" * 10) == 5
+    assert armed.fired == 1
+
+
+def test_names_that_were_imported_are_replaced_too(
+    root: Path, notes: journal.LifeJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "replace", os.replace, raising=False)
+    with armed_with(Rename(root, notes)) as armed:
+        files.replace(root / "old.txt", root / "new.txt")  # type: ignore[attr-defined]
+    assert armed.calls == 1
+
+
+def test_two_injectors_of_one_function_both_see_it(root: Path, notes: journal.LifeJournal) -> None:
+    with armed_with(FileWrite(root, notes)) as writes, armed_with(FileRead(root, notes)) as reads:
+        shutil.copyfile(root / "old.txt", root / "copy.txt")
+    assert {entry["path"] for entry in writes.log} == {"copy.txt"}
+    assert {entry["path"] for entry in reads.log} == {"old.txt"}
+    assert (root / "copy.txt").read_text() == "old"
+
+
+def test_a_survey_holds_the_tree_at_each_call(root: Path, notes: journal.LifeJournal) -> None:
+    with armed_with(FileWrite(root, notes, survey=True)) as armed:
+        (root / "a.txt").write_text("some text")
+    first, second = (set(entry["tree"]) for entry in armed.log)
+    assert second - first == {"a.txt"}
+
+
+@pytest.mark.parametrize("mode", ["w", "wb", "a", "x", "r+", "w+b"])
+def test_hooked_files_are_what_open_gives(
+    mode: str, root: Path, notes: journal.LifeJournal, tmp_path: Path
+) -> None:
+    def use(path: Path) -> tuple[object, ...]:
+        if "r" in mode:
+            path.write_text("0123456789")
+        with path.open(mode) as file:
+            found = (type(file), file.mode, file.write("ab" if "b" not in mode else b"ab"))
+        return (*found, path.read_bytes())
+
+    real = use(tmp_path / "real")
+    with armed_with(FileWrite(root, notes)) as armed:
+        assert use(root / "hooked") == real
+    assert armed.calls >= 2
+
+
+def test_a_component_is_asked_once_however_deep_it_is(
+    root: Path, notes: journal.LifeJournal
+) -> None:
+    with armed_with(Collecting(root, notes, at=2, error="MemoryError")) as armed:
+        collect(root)
+        with pytest.raises(MemoryError, match="injected"):
+            collect(root)
+    assert armed.calls == 2
+
+
+def test_an_unknown_argument_is_refused(root: Path, notes: journal.LifeJournal) -> None:
+    with pytest.raises(TypeError, match="takes no argument"):
+        FileWrite(root, notes, when=3)
+
+
+def test_the_rust_writer_of_safetensors(root: Path, notes: journal.LifeJournal) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    armed = SafetensorsSave(root, notes, at=1, moment="prefix")
+    with armed_with(armed), pytest.raises(OSError, match="injected"):
+        safetensors.save_file({"a": torch.ones(8)}, root / "a.safetensors")
+    assert armed.fired == 1
+    assert (root / "a.safetensors").exists()
+
+
+DYING = """
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from ckpt_conformance.fault_injectors.file_write import FileWrite
+from ckpt_conformance.journal import LifeJournal
+root = Path(sys.argv[1])
+armed = FileWrite(root, LifeJournal(root.parent / "journal"), at=2, mode="kill", moment=sys.argv[2])
+armed.install()
+with (root / "a.bin").open("wb") as file:
+    file.write(b"x" * 100)
+    file.flush()
+    file.write(b"never")
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(("moment", "left"), [("before", 0), ("prefix", 50), ("after", 100)])
+def test_a_kill_is_a_real_one_and_is_written_down_first(
+    moment: str, left: int, root: Path, tmp_path: Path
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", DYING, str(root), moment], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert (root / "a.bin").stat().st_size == left
+    (event,) = events(tmp_path)
+    assert (event["event"], event["what"], event["path"]) == ("fired", "write", "a.bin")
+
+
+def test_every_fault_is_described() -> None:
+    found = fault_injectors.all_faults()
+    assert {kind.name for kind in CALLS} <= set(found)
+    assert all(each.models and each.not_models and each.proof for each in found.values())
+
+
+def test_every_module_says_what_it_is() -> None:
+    described = {where.partition(":")[0] for where in fault_injectors.AT_CALL.values()}
+    described |= {"at_rest", "payload"}
+    shared = {"__init__", "injector", "files", "whole_file"}
+    folder = Path(str(fault_injectors.__file__)).parent
+    assert {path.stem for path in folder.glob("*.py")} == described | shared
