@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance import __version__
-from ckpt_conformance.certificate import MACHINE_LIMIT, as_table, plain, write_json
+from ckpt_conformance.certificate import (
+    MACHINE_LIMIT,
+    STOPPED,
+    RequestError,
+    as_table,
+    plain,
+    write_json,
+)
 from ckpt_conformance.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ MATRIX_SCHEMA = "ckpt-conformance/kill-matrix/v1"
 GREEN = frozenset({Verdict.PASS, Verdict.NOT_MET, Verdict.NOT_APPLICABLE, Verdict.WAIVED})
 
 
-class BaselineError(ValueError):
+class BaselineError(RequestError):
     """A baseline that cannot be used, with the file, the reason and the next step."""
 
 
@@ -67,7 +74,11 @@ def asides(result: Json, old: Baseline | None) -> dict[str, list[str]]:
     """List what nobody has to act on: unmet SHOULDs, and what the baseline knows."""
     invariants: dict[str, Json] = result["invariants"]
     unmet = [name for name, one in invariants.items() if one["verdict"] == Verdict.NOT_MET]
-    lists = {"SHOULD not met": sorted(unmet)}
+    stopped = sum(one["reason"] == STOPPED for one in invariants.values())
+    lists = {
+        "SHOULD not met": sorted(unmet),
+        "not run": [f"{stopped} of {len(invariants)}"][:stopped],
+    }
     if old:
         known = old.known(result["adapter"]["name"])
         green = old.turned_green(result).items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,15 @@ def safe(name: str) -> str:
 
 
 def write(folder: Path, subject: Subject, outcome: CheckOutcome) -> Path:
-    """Write a bundle below `folder` and give its path; an existing one of the same check is kept."""
+    """Write a bundle below `folder` and give its path.
+
+    An older bundle of the same check is replaced; a folder that is no bundle of ours is left alone.
+    """
     check = outcome.check.partition("::")[2]
     target = folder / f"{outcome.invariant}-{safe(check)}"
     if target.exists():
-        return target
+        read(target)  # raises for what is not ours
+        shutil.rmtree(target)
     target.mkdir(parents=True)
     how = {"schema": SCHEMA, "budget": subject.budget, "outcome": outcome.to_json()}
     (target / "violation.json").write_text(json.dumps(how, indent=2, default=str))

@@ -33,6 +33,7 @@ REPRODUCED = "reproduced with a real process"
 # A reason that begins so names something this machine cannot do (no seccomp, no loop device). It
 # changes the exit status only where the user asked for the profile.
 MACHINE_LIMIT = "this machine"
+STOPPED = "not run: the run was interrupted"
 CERTIFIED, VIOLATED, USAGE, UNDECIDED = 0, 1, 2, 3
 DEEPEST = 20
 
@@ -196,7 +197,7 @@ def _invariant(
         "owner": _told(telling, "owner", info.owner) if bad else None,
         "grade": _told(telling, "grade", REPRODUCED) if bad else None,
         "rate": _rate(outcomes),
-        "reason": plain(telling.reason) if telling else _not_run(run),
+        "reason": plain(telling.reason) if telling else STOPPED if run.interrupted else "not run",
         "checks": [_check(one) for one in sorted(outcomes, key=_worst_first)],
         "evidence": plain(telling.evidence) if telling else {},
         "reproduce": _reproduce(invariant, info.name, run.options),
@@ -210,10 +211,6 @@ def _told(outcome: CheckOutcome | None, key: str, otherwise: str) -> str:
 
 def _worst_first(outcome: CheckOutcome) -> tuple[int, str]:
     return -SEVERITY[outcome.verdict], outcome.check
-
-
-def _not_run(run: RunFacts) -> str:
-    return "not run: the run was interrupted" if run.interrupted else "not run"
 
 
 def _telling(outcomes: Sequence[CheckOutcome], verdict: Verdict) -> CheckOutcome | None:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Self, TextIO
+from typing import TYPE_CHECKING, Annotated, Self, TextIO
 
 from ckpt_conformance import __version__, environment, registry
 from ckpt_conformance.catalogue import PROFILES, load_catalogue
@@ -37,7 +37,7 @@ except ModuleNotFoundError as missing:
     raise SystemExit(2) from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ckpt_conformance.certificate import Json
     from ckpt_conformance.registry import AdapterInfo
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 INTERRUPTED = 130
 QUIET_SECONDS, LINE_SECONDS = 2.0, 10.0
+USAGE_ERRORS = (certificate.RequestError, environment.OutputError, registry.AdapterError)
 MEANINGS = {0: "certified", 1: "violated", 3: "undecided"}
 
 app = typer.Typer(
@@ -62,10 +63,16 @@ Budget = StrEnum("Budget", ["QUICK", "FULL"])
 Listed = StrEnum("Listed", ["ADAPTERS", "INVARIANTS", "PROFILES", "FAULTS", "MUTANTS"])
 
 
-def fail(message: str) -> NoReturn:
-    """Report a usage error and leave with status 2."""
-    report.say(f"error: {report.shown(message)}", error=True)
-    raise typer.Exit(certificate.USAGE)
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Make a parser of whole numbers that shows the value it refuses."""
+
+    def parse(value: object) -> int:
+        text = str(value)
+        if not (text.isdecimal() and low <= int(text) <= high):
+            raise typer.BadParameter(f"{text!r} is no whole number from {low} to {high}")
+        return int(text)
+
+    return parse
 
 
 class Progress:
@@ -81,7 +88,7 @@ class Progress:
         self._bar = bars.Progress(
             bars.SpinnerColumn(),
             bars.TextColumn("{task.description}"),
-            bars.BarColumn(),
+            bars.BarColumn(complete_style="cyan", finished_style="cyan"),
             bars.MofNCompleteColumn(),
             bars.TimeElapsedColumn(),
             bars.TextColumn("{task.fields[note]}"),
@@ -144,16 +151,20 @@ def _unique(given: Iterable[str] | None) -> tuple[str, ...]:
 
 Names = list[str] | None
 Jobs = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Processes; default: one for each core.")
+    int | None,
+    typer.Option(parser=whole(1, 1024), metavar="N", help="Processes; default: one a core."),
 ]
 Spending = Annotated[Budget, typer.Option(help="quick: 12 core-seconds an adapter.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Every choice follows from it.")]
+Seed = Annotated[
+    int,
+    typer.Option(parser=whole(0, 2**32 - 1), metavar="N", help="Every choice follows from it."),
+]
 
 
 @app.command()
 def certify(  # noqa: PLR0913  one parameter for each option
     adapters: Annotated[
-        list[str], typer.Argument(metavar="ADAPTER...", help="A bundled name, or module:attribute.")
+        list[str], typer.Argument(metavar="ADAPTER", help="A bundled name, or module:attribute.")
     ],
     *,
     profile: Annotated[Names, typer.Option(help="Judge this profile only (repeatable).")] = None,
@@ -178,7 +189,8 @@ def certify(  # noqa: PLR0913  one parameter for each option
         typer.Option(help="Write what is violated now; the exit status stays what it is."),
     ] = None,
     catalogue: Annotated[
-        int | None, typer.Option(min=1, help="Pin the version of the invariants.")
+        int | None,
+        typer.Option(parser=whole(1, 9999), metavar="N", help="Pin the version of the invariants."),
     ] = None,
 ) -> None:
     """Certify checkpoint managers; write result.json, report.html, junit.xml and summary.md."""
@@ -196,44 +208,34 @@ def certify(  # noqa: PLR0913  one parameter for each option
         out=out,
         catalogue=catalogue,
     )
-    infos = check_request(options)
+    certificate.check_request(options, load_catalogue(), PROFILES)
+    infos = {name: describe(name) for name in options.adapters}
     old = prepare_files(options, known, write_baseline)
     outcomes, interrupted = run(options, "certify")
     results = build_results(infos, outcomes, options, interrupted=interrupted)
     raise typer.Exit(deliver(results, options, old, write_baseline))
 
 
-def check_request(options: SessionOptions) -> dict[str, AdapterInfo]:
-    """Refuse what does not exist, before anything runs; describe each adapter."""
-    try:
-        certificate.check_request(options, load_catalogue(), PROFILES)
-    except certificate.RequestError as error:
-        fail(str(error))
-    return {name: describe(name) for name in options.adapters}
-
-
-def describe(name: str) -> registry.AdapterInfo:
-    """Describe an adapter; one that is unknown or does not import is a usage error."""
+def describe(name: str) -> AdapterInfo:
+    """Describe an adapter; whatever its own module raises is a usage error."""
     try:
         return registry.describe(name)
-    except registry.AdapterError as error:
-        fail(str(error))
-    except Exception as error:  # noqa: BLE001  whatever the adapter's own module raises
-        fail(f"adapter {name!r} fails before anything runs: {type(error).__name__}: {error}")
+    except registry.AdapterError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise registry.AdapterError(f"adapter {name!r} cannot be made: {what}") from error
 
 
 def prepare_files(
     options: SessionOptions, known: Path | None, write: Path | None
 ) -> baseline.Baseline | None:
     """Read the baseline and try every file that will be written, before anything runs."""
-    try:
-        old = baseline.read_baseline(known) if known else None
-        if write:
-            baseline.check_writable(write)
-        for folder in folders_of(options).values():
-            environment.prepare_output(folder)
-    except (baseline.BaselineError, environment.OutputError) as error:
-        fail(str(error))
+    old = baseline.read_baseline(known) if known else None
+    if write:
+        baseline.check_writable(write)
+    for folder in folders_of(options).values():
+        environment.prepare_output(folder)
     return old
 
 
@@ -282,15 +284,14 @@ def deliver(
         )
     if len(results) > 1:
         profiles = dict.fromkeys(name for one in results for name in one["profiles"])
-        width = max(len(one["adapter"]["name"]) for one in results) + 2
-        report.show("managers.txt.j2", results=results, profiles=list(profiles), width=width)
+        pad = max(len(one["adapter"]["name"]) for one in results) + 2
+        report.show("managers.txt.j2", results=results, profiles=list(profiles), pad=pad)
     if any(result["interrupted"] for result in results):
         report.say("Stopped by hand: what did not run is UNKNOWN.")
         return INTERRUPTED
     if write:
-        report.say(
-            f"{write}: {report.count(baseline.write_baseline(write, results), 'known violation')}"
-        )
+        known = baseline.write_baseline(write, results)
+        report.say(f"{write}: {report.count(known, 'known violation')}")
     status = certificate.merge_status(
         certificate.judge(one, old.known(one["adapter"]["name"]) if old else ()) for one in results
     )
@@ -315,10 +316,7 @@ def mutants(
     from ckpt_conformance.session import SessionOptions
 
     known = all_mutants()
-    try:
-        certificate.check_names("mutant", only or (), known)
-    except certificate.RequestError as error:
-        fail(str(error))
+    certificate.check_names("mutant", only or (), known)
     chosen = {name: known[name] for name in only or known}
     bases = {info.base for info in chosen.values()}
     controls = [name for name in CONTROLS if not only or name in bases]
@@ -337,7 +335,7 @@ def mutants(
     if as_json:
         typer.echo(json.dumps(matrix, indent=2))
     else:
-        report.show("kill_matrix.txt.j2", matrix=matrix, width=max(map(len, options.adapters)))
+        report.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, (*controls, *chosen))))
     raise typer.Exit(INTERRUPTED if interrupted else int(not matrix["exact"]))
 
 
@@ -387,6 +385,9 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))
     try:
         app()
+    except USAGE_ERRORS as error:
+        report.say(f"error: {report.shown(error)}", error=True)
+        raise SystemExit(certificate.USAGE) from None
     except Exception:  # noqa: BLE001  Python itself would leave with 1, which means "violations"
         traceback.print_exc()
         sys.stderr.write(

@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_conformance import bundle
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -124,7 +126,8 @@ def output_folders(out: Path, adapters: Sequence[str]) -> dict[str, Path]:
         return {adapters[0]: out}
     folders: dict[str, Path] = {}
     for adapter in adapters:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", adapter).strip(".-") or "adapter"
+        stem = bundle.safe(adapter)  # the session puts bundles/ there, by the same rule
+        stem = stem if stem.strip(".-") else "adapter"
         taken = {folder.name.casefold() for folder in folders.values()}
         names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 2**31))
         folders[adapter] = out / next(name for name in names if name.casefold() not in taken)

@@ -24,7 +24,7 @@ class Job:
     generators and another data order: loading into it shows whatever is not put back. `variant`
     alters the destination: `drift` (other hyper-parameters), `dtype`, `shape`, `missing` (a
     parameter that no checkpoint holds), `unexpected` (a parameter less), `reordered` (parameter
-    groups in another order).
+    groups in another order); the middle four also as `dtype-buffer` and so on.
     """
 
     def __init__(self, kind: str, seed: int, *, variant: str = "") -> None:

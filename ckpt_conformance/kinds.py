@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 from ckpt_conformance import models
 from ckpt_conformance.loader import FEATURES, ShuffledLoader
-from ckpt_conformance.state import Ema, Extra, Gradients, MasterSgd
+from ckpt_conformance.state import Ema, Extra, Gradients, MasterSgd, Rex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,9 @@ KINDS: dict[str, Kind] = {
     "cosine": Kind(schedule="cosine", shows="CosineAnnealingLR"),
     "linear": Kind(schedule="linear", shows="LinearLR"),
     "wsd": Kind(schedule="wsd", shows="warm-up, stable, decay in sequence (SequentialLR)"),
-    "rex": Kind(schedule="rex", shows="REX as a LambdaLR callable"),
+    "rex": Kind(
+        schedule="rex", shows="REX as a callable object in a LambdaLR, whose own state counts"
+    ),
     "constant": Kind(schedule="constant", shows="ConstantLR"),
     "steps": Kind(schedule="steps", shows="MultiStepLR: an integer-keyed Counter in its state"),
 }
@@ -75,9 +77,7 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
         ],
         [3, 6],
     ),
-    "rex": lambda o: lr_scheduler.LambdaLR(
-        o, lambda n: (1 - n / HORIZON) / (1 - n / HORIZON + 0.5 * n / HORIZON)
-    ),
+    "rex": lambda o: lr_scheduler.LambdaLR(o, Rex(HORIZON)),
     "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 5),
     "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 3, 5], 0.5),
 }
@@ -129,7 +129,11 @@ def loss(model: nn.Module, features: torch.Tensor, classes: torch.Tensor) -> tor
 
 
 def _varied(model: nn.Module, variant: str) -> nn.Module:
-    """Alter the destination, so that what was saved no longer fits it."""
+    """Alter the destination, so that what was saved no longer fits it.
+
+    A variant that ends in `-buffer` leaves the parameters alone: optimizers fit as before, so that
+    only a comparison of the model's own entries shows it.
+    """
     inner: Any = model.get_submodule("inner") if hasattr(model, "inner") else None
     if variant == "dtype":
         inner.to(torch.float64 if inner.weight.dtype != torch.float64 else torch.float32)
@@ -139,7 +143,20 @@ def _varied(model: nn.Module, variant: str) -> nn.Module:
         model.register_parameter("newcomer", nn.Parameter(torch.randn(FEATURES)))
     elif variant == "unexpected":
         del model.lazy
+    elif variant.endswith("-buffer"):
+        _vary_buffer(model, variant.removesuffix("-buffer"))
     return model
+
+
+def _vary_buffer(model: nn.Module, variant: str) -> None:
+    if variant == "dtype":
+        model.constant = model.get_buffer("constant").bfloat16()
+    elif variant == "shape":
+        model.constant = torch.randn(4)
+    elif variant == "missing":
+        model.register_buffer("newcomer", torch.randn(FEATURES))
+    elif variant == "unexpected":
+        del model.constant
 
 
 def _groups(model: nn.Module, variant: str) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ class Life:
             getattr(self, f"op_{op['op']}")(op, result)
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001  what the manager raises is what we came to see; DCP's is no Exception
+        except BaseException as error:  # noqa: BLE001  DCP's is no Exception; all is to be seen
             result["error"] = self.describe(error)
             self.disarm()
         return result
@@ -96,7 +96,8 @@ class Life:
         memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
-        message = str(error)[:500]
+        lines = str(error).strip().splitlines() or [""]
+        message = lines[0][:250] + (f" ... {lines[-1][-240:]}" if len(lines) > 1 else "")
         return {
             "type": f"{kind.__module__}.{kind.__qualname__}",
             "message": message,
@@ -124,7 +125,14 @@ class Life:
         while self.faults:
             injector = self.faults.pop()
             injector.remove()
-            counts.append({"calls": injector.calls, "fired": injector.fired, "log": injector.log})
+            counts.append(
+                {
+                    "name": getattr(injector, "name", ""),
+                    "calls": injector.calls,
+                    "fired": injector.fired,
+                    "log": injector.log,
+                }
+            )
         return counts
 
     def _acknowledged(self, step: int) -> None:
@@ -258,11 +266,20 @@ class Life:
         """Replace the job by a fresh one in the same process; the manager stays."""
         self.job = self.new_job({**self.program["job"], **op.get("job", {})})
 
+    def op_lay_out(self, op: dict[str, Any], result: dict[str, Any]) -> None:
+        """Close the manager and make its directory a copy of a tree; the next operation opens anew."""
+        self.op_close(op, result)
+        trees.lay_out(Path(op["tree"]), self.root)
+
     def op_close(self, _op: dict[str, Any], _result: dict[str, Any]) -> None:
         """Close the manager; the next operation opens a new one."""
         if self._opened is not None and hasattr(self._opened, "close"):
             self._opened.close()
         self._opened = None
+
+    def op_copy_out(self, op: dict[str, Any], _result: dict[str, Any]) -> None:
+        """Copy the manager's directory as it is now to a new place."""
+        trees.copy(self.root, Path(op["tree"]))
 
     def op_gate(self, op: dict[str, Any], result: dict[str, Any]) -> None:
         """Set the upload gate: open, shut (a slow network) or fail; or wait until an upload is at the gate."""

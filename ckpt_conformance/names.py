@@ -26,7 +26,7 @@ CONTENTS = ("file", "empty", "folder", "dangling", "loop")
 
 @dataclass(frozen=True)
 class StepName:
-    """A path, relative to the root, whose last name a save created and carries its step's number."""
+    """A path, relative to the root, whose last name was created by a save and carries its step."""
 
     path: str
     step: int
@@ -50,19 +50,20 @@ def of_step(golden: Golden, step: int) -> list[StepName]:
     """Give the outermost names that the save of a step created and that carry its number."""
     earlier = [each for each in golden.saves if each < step]
     before = golden.snapshot(max(earlier)) if earlier else None
-    return _created(golden.snapshot(step), before, step, "")
+    return created(golden.snapshot(step), before, step)
 
 
-def _created(root: Path, before: Path | None, step: int, folder: str) -> list[StepName]:
+def created(root: Path, before: Path | None, step: int, folder: str = "") -> list[StepName]:
+    """Give the outermost names in a tree that carry a step's number and are not in `before`."""
     found: list[StepName] = []
-    for name in sorted(os.listdir(root / folder)):
+    for name in sorted(entry.name for entry in (root / folder).iterdir()):
         path = os.path.join(folder, name)  # noqa: PTH118  relative
         is_folder = (root / path).is_dir() and not (root / path).is_symlink()
         is_new = before is None or not os.path.lexists(before / path)
         if is_new and _number(step).search(name):
             found.append(StepName(path, step, is_folder))
         elif is_folder:
-            found += _created(root, before, step, path)
+            found += created(root, before, step, path)
     return found
 
 
@@ -96,12 +97,13 @@ def lookalikes(found: StepName) -> list[str]:
     """Give paths that look like a step's and are none: no number, a word, a sign, a suffix."""
     made = [found.of(word) for word in ("", "tmp", "latest", "-1", "1e9", "0x10", "latest.bak")]
     folder, name = os.path.split(found.of(8))
-    made += [os.path.join(folder, each) for each in (f"{name}.bak", f"{name} (copy)", f"copy of {name}")]  # noqa: PTH118
+    copies = [f"{name}.bak", f"{name} (copy)", f"copy of {name}"]
+    made += [os.path.join(folder, copy) for copy in copies]  # noqa: PTH118  relative
     return [path for path in dict.fromkeys(made) if os.path.basename(path) and path != found.path]  # noqa: PTH119
 
 
 def strange(rng: random.Random, count: int) -> list[str]:
-    """Give names that people and tools leave behind: projects, other scripts' files, the longest."""
+    """Give names that people and tools leave behind, hostile ones too, and the longest."""
     from faker import Faker
 
     fake = Faker(["en_US", "ja_JP", "ar_SA", "de_DE"])
@@ -121,7 +123,7 @@ def strange(rng: random.Random, count: int) -> list[str]:
 
 
 def plant(root: Path, name: str, content: str) -> None:
-    """Put something under a free name: a `file`, an `empty` one, a `folder`, a `dangling` link, a `loop`."""
+    """Put one of `CONTENTS` under a free name."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if content == "folder":

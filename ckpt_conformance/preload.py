@@ -1,7 +1,7 @@
 """What the fork server imports before it forks, so that no life pays for it.
 
-An adapter that misbehaves when it is imported must not take the others down. So a child tries first:
-it may raise, hang, end its process or start threads, and the server learns the reason.
+An adapter that misbehaves when it is imported must not take the others down. So a child tries
+first: it may raise, hang, end its process or start threads, and the server learns the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def preload(adapters: Sequence[str]) -> dict[str, str]:
     for name in adapters:
         if found.get(name) is None:
             load(name)
-    return {name: reason for name, reason in found.items() if reason not in {None, LATER}}  # type: ignore[misc]
+    return {name: reason for name, reason in found.items() if reason and reason != LATER}
 
 
 def warm_up() -> None:
@@ -52,7 +52,7 @@ def load(name: str) -> str | None:
 
     adapter = registry.get(name)
     getattr(adapter, "preload", lambda: None)()
-    threads = len(os.listdir("/proc/self/task")) - 1
+    threads = len(list(Path("/proc/self/task").iterdir())) - 1
     if not threads:
         return None
     if adapter.isolation == "spawn":

@@ -24,6 +24,7 @@ from rich.text import Text
 from ckpt_conformance.catalogue import FAMILIES
 from ckpt_conformance.certificate import (
     CERTIFIED,
+    STOPPED,
     UNDECIDED,
     judge,
     write_json,
@@ -130,6 +131,12 @@ def incident(name: str) -> Incident:
     return Incident(name, name if re.match(r"https?://[^\s]+$", name) else "", "")
 
 
+def bundle_path(key: str, value: object) -> str:
+    """Give the path of a bundle beside the report, or nothing where the evidence names none."""
+    named = key == "bundle" and re.fullmatch(r"\w[\w.-]*", str(value))
+    return f"bundles/{value}/violation.json" if named else ""
+
+
 def verdict_counts(result: Json) -> dict[Verdict, int]:
     """Count the invariants by verdict, worst first."""
     counts = Counter(Verdict(one["verdict"]) for one in result["invariants"].values())
@@ -192,9 +199,13 @@ def families(result: Json) -> list[Family]:
 
 
 def attention(result: Json) -> list[tuple[str, Json]]:
-    """List what a reader must look at first: violations, then UNKNOWN."""
+    """List what a reader must look at first: violations, then UNKNOWN that is no mere Ctrl-C."""
     wanted = (Verdict.VIOLATION, Verdict.UNKNOWN)
-    found = [(name, one) for name, one in result["invariants"].items() if one["verdict"] in wanted]
+    found = [
+        (name, one)
+        for name, one in result["invariants"].items()
+        if one["verdict"] in wanted and one["reason"] != STOPPED
+    ]
     return sorted(found, key=lambda pair: (-SEVERITY[Verdict(pair[1]["verdict"])], pair[0]))
 
 
@@ -249,6 +260,7 @@ def render_html(result: Json) -> str:
         counts=verdict_counts(result),
         families=families(result),
         incident=incident,
+        bundle_path=bundle_path,
         attention=attention(result),
         words=WORDS,
         mark=MARK,
@@ -363,7 +375,8 @@ def say(line: str, *, error: bool = False) -> None:
     text = Text(line)
     for verdict, word in WORDS.items():
         signs = f"[{re.escape(word.glyph + word.ascii)}]"
-        text.highlight_regex(rf"(?m)^ {{0,2}}{signs} \S+", STYLES[verdict])
+        cell = rf"(?<!\S){re.escape(word.glyph)}\d*(?!\S)"
+        text.highlight_regex(rf"(?m)^ {{0,2}}{signs} \S+|{cell}", STYLES[verdict])
     text.highlight_regex(r"(?m)^error:|^ +(MISSED|EXTRA)\b", STYLES[Verdict.VIOLATION])
     console.print(text, soft_wrap=True)
 

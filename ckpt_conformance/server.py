@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import selectors
@@ -21,6 +22,7 @@ from typing import Any
 from ckpt_conformance.preload import kill_group, preload
 
 DEADLINE = 60.0  # seconds
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Server:
@@ -83,16 +85,17 @@ class Server:
         code = 70
         try:
             os.setsid()  # its helpers (loader workers) die with it
+            ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # however the server ends
             out = os.open(program["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(out, 1)
             os.dup2(out, 2)
             self.listener.close()
-            if program["adapter"] in self.refused:
-                raise RuntimeError(self.refused[program["adapter"]])
+            if reason := self.refused.get(program["adapter"]):
+                sys.exit(reason)
             if program.get("isolation") == "spawn":
                 source = Path(program["result"]).with_suffix(".program")
                 source.write_text(json.dumps(program))
-                os.execv(
+                os.execv(  # noqa: S606  our own interpreter
                     sys.executable, [sys.executable, "-m", "ckpt_conformance.life", str(source)]
                 )
             from ckpt_conformance import life
@@ -128,7 +131,7 @@ class Server:
 
 
 def main() -> None:
-    """Serve: `python -m ckpt_conformance.server SOCKET [ADAPTER ...]`; prints one line when ready."""
+    """Serve: `python -m ckpt_conformance.server SOCKET [ADAPTER ...]`; one line when ready."""
     parser = argparse.ArgumentParser()
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")

@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 class Ema:
@@ -104,12 +104,17 @@ class MasterSgd(optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": 0.9, "weight_decay": 0.01})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update masters in fp32, then round into the parameters."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Update masters in fp32, then round into the parameters; a closure gives the gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     self._update(p, group)
+        return loss
 
     def _update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
@@ -124,3 +129,21 @@ class MasterSgd(optim.Optimizer):
         state["master"].add_(state["momentum"], alpha=-group["lr"])
         state["step"] += 1
         p.copy_(state["master"].to(p.dtype))
+
+
+class Rex:
+    """The REX schedule as a callable object, smoothed: what it gave before is a part of its state.
+
+    LambdaLR saves the attributes of such an object, and nothing of a plain function.
+    """
+
+    def __init__(self, horizon: int) -> None:
+        """Start at the full rate."""
+        self.horizon, self.at, self.value = horizon, 0, 1.0
+
+    def __call__(self, step: int) -> float:
+        """Give the factor of a step; several groups ask for the same one."""
+        if step != self.at:
+            left = 1 - step / self.horizon
+            self.at, self.value = step, 0.5 * self.value + 0.5 * left / (0.5 + 0.5 * left)
+        return self.value

@@ -65,6 +65,7 @@ class Subject:
     budget: str = "quick"
     deadline: float = 60.0  # seconds that a life has, unless the check says otherwise
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
     lives: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
@@ -231,11 +232,14 @@ class Subject:
 
     def tell(self, ending: Ending) -> str:
         """Say in one line how a life ended."""
+        if ending.how == "hang":
+            return f"hang (no end within {ending.program.get('deadline', 0):g} s)"
+        if ending.error:
+            what = "out of memory: " if ending.how == "memory" else ""
+            return f"{what}{ending.error['type']}: {ending.error['message'][:200]}"
         if ending.how != "ended":
             last = ending.output.strip().splitlines()[-1:] or [""]
             return f"{ending.how} (exit code {ending.code}) {last[0][:200]}".strip()
-        if ending.error:
-            return f"{ending.error['type']}: {ending.error['message'][:200]}"
         step, _ = oracle.arrival(ending)
         return f"step {step}" if step is not None else "no training step"
 

@@ -54,7 +54,8 @@ def all_faults() -> Mapping[str, FaultInfo]:
     from ckpt_conformance.fault_injectors import at_rest
 
     found = {name: where.partition(":")[0] for name, where in AT_CALL.items()}
-    found |= dict.fromkeys(at_rest.AT_REST, "at_rest")
+    found |= dict.fromkeys((*at_rest.AT_REST, "other-step"), "at_rest")
+    found["dcp-chunk-hole"] = "dcp_metadata"
     return {name: _describe(name, module) for name, module in found.items()}
 
 

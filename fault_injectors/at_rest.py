@@ -208,8 +208,13 @@ def _fields(tree: Any, kind: type) -> list[tuple[Any, Any]]:  # noqa: ANN401  JS
     return found
 
 
-def edit_json(root: Path, file: str, rng: random.Random, what: str = "number") -> Damage:
-    """Change one field of a JSON file as a hand would: a number by one, or a name by a letter."""
+def edit_json(
+    root: Path, file: str, rng: random.Random, what: str = "number", prefer: object = None
+) -> Damage:
+    """Change one field of a JSON file as a hand would: a number by one, or a name by a letter.
+
+    A field whose value is `prefer` is chosen where there is one: a step number, for example.
+    """
     path = root / file
     before, data = digest(path), path.read_bytes()
     tree = json.loads(data)
@@ -217,7 +222,8 @@ def edit_json(root: Path, file: str, rng: random.Random, what: str = "number") -
     if not fields:
         message = f"the fault edited-metadata did not fire: {file} holds no {what}"
         raise Unknown(message)
-    container, key = rng.choice(fields)
+    wanted = [(each, key) for each, key in fields if each[key] == prefer]
+    container, key = rng.choice(wanted or fields)
     old = container[key]
     container[key] = old + 1 if what == "number" else f"{old}x"
     compact = b": " not in data

@@ -1,13 +1,15 @@
 """Reads of Python files: `open` for reading, and each raw read below its buffers.
 
 Models: an I/O error of the medium or the network at the N-th operation of a load.
-Does not model: readers in C++ or Rust, memory maps, `os.read`; bytes that are wrong (see at_rest).
+Does not model: readers in C++ or Rust, memory maps, `os.open` and `os.read`; bytes that are wrong
+(see at_rest).
 Proof: `fired`, and an event in the journal.
 """
 
 from __future__ import annotations
 
 import io
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FAULTS = ("file-read",)
+BY_DESCRIPTOR = ("pread", "preadv", "readv")
 
 
 class FileRead(Injector):
@@ -26,9 +29,12 @@ class FileRead(Injector):
     name = "file-read"
 
     def install(self) -> None:
-        """Replace `open`."""
+        """Replace `open` and the reading calls of `os`."""
         self._open_really: Callable[..., object] = io.open
         self.patch_everywhere(io.open, "open", self._open)
+        for name in BY_DESCRIPTOR:
+            original = getattr(os, name)
+            self.patch_everywhere(original, name, partial(self._by_descriptor, name, original))
 
     def _open(
         self,
@@ -52,3 +58,8 @@ class FileRead(Injector):
 
     def _read(self, name: str, real: Callable[[], object]) -> object:
         return self.around("read", name, real)
+
+    def _by_descriptor(
+        self, name: str, real: Callable[..., object], descriptor: int, *args: object
+    ) -> object:
+        return self.around(f"os.{name}", self.below(descriptor), partial(real, descriptor, *args))

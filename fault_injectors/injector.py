@@ -12,6 +12,7 @@ its name. What took it under another name, or inside a closure, calls the real f
 from __future__ import annotations
 
 import errno as codes
+import itertools
 import os
 import signal
 import stat
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Mode = Literal["count", "raise", "kill"]
 Moment = Literal["before", "prefix", "after"]
+_ORDER = itertools.count()  # of calls over all injectors of a process
 PREFIXES = ("0", "1", "half", "len-1")
 _MISSING = object()
 
@@ -135,6 +137,7 @@ class Injector:
         with self._lock:
             self.calls += 1
             entry: dict[str, Any] = {"call": self.calls, "what": what, "path": name, **more}
+            entry["order"] = next(_ORDER)
             if self.survey:
                 entry["tree"] = fingerprint(Path(self.root))
             self.log.append(entry)

@@ -74,12 +74,10 @@ class ManagerBase:
 
     def read_run_id(self) -> str | None:
         """The id in the root; None without one, or when it is not an id."""
-        try:
-            text = (self.root / layout.RUN_ID).read_bytes()[:256].decode("ascii").strip()
-        except (FileNotFoundError, NotADirectoryError):
+        data = durable.read_small_file(self.root / layout.RUN_ID)
+        if data is None:
             return None
-        except UnicodeDecodeError:
-            text = ""
+        text = data.decode("ascii", errors="replace").strip()
         if not _RUN_ID.fullmatch(text):
             logger.warning("%s holds no id: a new one is made", self.root / layout.RUN_ID)
             return None
@@ -95,7 +93,8 @@ class ManagerBase:
     @property
     def own_runs(self) -> frozenset[str]:
         """The runs whose checkpoints this one may delete."""
-        return self.parents | ({self.run_id} if self.run_id else frozenset())
+        own = [] if self.run_id is None else [self.run_id]
+        return self.parents.union(own)
 
     @property
     def tag(self) -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -27,16 +27,25 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.state_dict_saver import (
+    save,  # pyright: ignore[reportUnknownVariableType]  # torch leaves PathLike open
+)
 
 from ckpt_conformance.reference_impl import durable
+from ckpt_conformance.reference_impl.encode import type_of
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 from ckpt_conformance.reference_impl.layout import DCP_EXTRA
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
-from ckpt_conformance.reference_impl.torch_zip import check_opcodes, read_directory
+from ckpt_conformance.reference_impl.torch_zip import (
+    check_opcodes,
+    opcodes,
+    read_directory,
+    torch_dtype,
+)
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
 _MAX_METADATA = 256 << 20
 
@@ -55,12 +64,14 @@ class _HashingFileSystem(FileSystem):
         self._expected = expected_bytes
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
         """Open a new file for writing; it has been synced when the context ends."""
         if mode != "wb":
             raise ValueError(f"{path} was opened with mode {mode}: this serves saves only")
-        with durable.create(Path(path)) as file:
-            writer = durable.HashingWriter(file, self._expected)
+        with (
+            durable.create(Path(path)) as file,
+            durable.HashingWriter(file, self._expected) as writer,
+        ):
             yield cast("io.IOBase", writer)
             self._sync(file)
             self.files[Path(path).name] = FileEntry(writer.size, writer.hexdigest())
@@ -114,10 +125,10 @@ def write_tensors(
     with warnings.catch_warnings():
         # Torch warns whenever DCP runs in one process, which is what no_dist asks for.
         warnings.simplefilter("ignore", UserWarning)
-        dcp.save(
+        save(
             dict(tensors),
             storage_writer=_Writer(directory, files, save_id),
-            planner=dcp.DefaultSavePlanner(),
+            planner=DefaultSavePlanner(),
             no_dist=True,
         )
     return files.files
@@ -161,13 +172,14 @@ class StoredBytes:
 
 
 # What the pickler writes for Metadata, at the default protocol of Python 3.8 and later.
-_OPCODES = frozenset(
+_OPCODES = opcodes(
     "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
     "SHORT_BINUNICODE BINUNICODE EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
     "APPEND APPENDS SETITEM SETITEMS GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD MEMOIZE "
-    "BINGET LONG_BINGET BINPUT LONG_BINPUT".split(),
+    "BINGET LONG_BINGET BINPUT LONG_BINPUT",
 )
 _METADATA = "torch.distributed.checkpoint.metadata"
+_FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 _CLASSES = (
     "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties "
     "MetadataIndex StorageMeta _MEM_FORMAT_ENCODING"
@@ -184,12 +196,9 @@ def _layout(name: str) -> str:
     return name
 
 
-_ALLOWED: dict[tuple[str, str], Any] = {
+_ALLOWED: dict[tuple[str, str], object] = {
     **{(_METADATA, name): getattr(metadata, name) for name in _CLASSES.split()},
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): getattr(
-        filesystem,
-        "_StorageInfo",
-    ),
+    **{(_FILESYSTEM, name): getattr(filesystem, name) for name in ("_StorageInfo",)},
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _layout,
     ("pathlib", "PosixPath"): _joined,
@@ -200,12 +209,9 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 class _MetadataUnpickler(pickle.Unpickler):
     """Builds the classes of DCP's metadata and nothing else: `.metadata` is a pickle (MX11)."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """An allowed class or a dtype; CheckpointDamaged for any other name."""
-        found = _ALLOWED.get((module, name))
-        if found is None and module == "torch":
-            found = getattr(torch, name, None)
-            found = found if isinstance(found, torch.dtype) else None
+        found = _ALLOWED.get((module, name)) or torch_dtype(module, name)
         if found is None:
             raise CheckpointDamaged(f".metadata asks for {module}.{name}: refused, not run")
         return found
@@ -224,15 +230,14 @@ def read_metadata(file: BinaryIO) -> dict[str, StoredTensor | StoredBytes]:
     data = durable.read_exact(file, 0, size)
     check_opcodes(data, _OPCODES)
     try:
-        found = _MetadataUnpickler(io.BytesIO(data)).load()
-        return _items(found)
+        return _items(_MetadataUnpickler(io.BytesIO(data)).load())
     except CheckpointDamaged:
         raise
     except Exception as error:
         raise CheckpointDamaged(f".metadata cannot be read: {error!r}") from error
 
 
-def _items(found: Metadata) -> dict[str, StoredTensor | StoredBytes]:
+def _items(found: object) -> dict[str, StoredTensor | StoredBytes]:
     """The content of the metadata as plain values, each checked."""
     if not isinstance(found, Metadata):
         raise CheckpointDamaged(f".metadata holds a {type(found).__name__}")
@@ -241,7 +246,8 @@ def _items(found: Metadata) -> dict[str, StoredTensor | StoredBytes]:
         for index, info in found.storage_data.items()
     }
     items: dict[str, StoredTensor | StoredBytes] = {}
-    for key, item in found.state_dict_metadata.items():
+    items_found: dict[str, object] = {**found.state_dict_metadata}
+    for key, item in items_found.items():
         if isinstance(item, TensorStorageMetadata):
             items[str(key)] = _stored_tensor(str(key), item, places)
         elif isinstance(item, BytesStorageMetadata):
@@ -254,7 +260,7 @@ def _items(found: Metadata) -> dict[str, StoredTensor | StoredBytes]:
 def _stored_tensor(key: str, item: TensorStorageMetadata, places: dict[Any, Any]) -> StoredTensor:
     """A tensor whose chunks cover it exactly once."""
     dtype, shape = item.properties.dtype, tuple(item.size)
-    if not isinstance(dtype, torch.dtype) or not all(type(size) is int for size in shape):
+    if type_of(dtype) is not torch.dtype or not all(type(size) is int for size in shape):
         raise CheckpointDamaged(f".metadata: {key} has no proper dtype or shape")
     chunks = tuple(
         Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *_place(places[key, tuple(chunk.offsets)]))
@@ -264,9 +270,9 @@ def _stored_tensor(key: str, item: TensorStorageMetadata, places: dict[Any, Any]
     return StoredTensor(dtype, shape, chunks)
 
 
-def _place(info: Any) -> tuple[str, int, int]:
+def _place(info: object) -> tuple[str, int, int]:
     """File, first byte and length of an item; the file's name must be a plain one (L01)."""
-    name, start, length = info.relative_path, info.offset, info.length
+    name, start, length = (getattr(info, key) for key in ("relative_path", "offset", "length"))
     if not isinstance(name, str) or Path(name).name != name or "\0" in name or name == "..":
         raise CheckpointDamaged(f".metadata names the file {name!r}, outside of the checkpoint")
     if type(start) is not int or type(length) is not int or min(start, length) < 0:

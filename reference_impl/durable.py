@@ -9,27 +9,37 @@ Facts that the order of calls rests on (Linux; each was seen on real images):
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from blake3 import blake3
 
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
 Bytes = bytes | bytearray | memoryview
 
 CHUNK = 4 << 20
 """Bytes per read. Small against any state, large against the cost of a call."""
 
-_PARALLEL_FROM = 16 << 20
-"""Bytes of one file from which hashing uses all cores; below it no thread is ever started."""
+PARALLEL_FROM = 16 << 20
+"""Bytes of one file from which reading and hashing use more than one core.
+
+Below it no thread is ever started."""
+
+READERS = 3
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 class Hasher:
@@ -37,12 +47,15 @@ class Hasher:
 
     The thread pool of BLAKE3 starts at the first call that asks for it and then stays. A job that
     saves little should not get threads for it, so only a stream that is known to be large asks.
+
+    Attributes:
+        parallel: whether more than one core is used.
     """
 
     def __init__(self, expected_bytes: int = 0) -> None:
         """Begin an empty digest; `expected_bytes` decides whether cores are shared."""
-        threads = blake3.AUTO if expected_bytes >= _PARALLEL_FROM else 1
-        self._hasher = blake3(max_threads=threads)
+        self.parallel = expected_bytes >= PARALLEL_FROM
+        self._hasher = blake3(max_threads=blake3.AUTO if self.parallel else 1)
 
     def update(self, data: Bytes) -> None:
         """Add bytes."""
@@ -76,6 +89,7 @@ class HashingWriter:
         self.name = str(file.name)
         self.size = 0
         self._hasher = Hasher(expected_bytes)
+        self._pool = ThreadPoolExecutor(1) if self._hasher.parallel else None
 
     def write(self, data: Bytes) -> int:
         """Write all of `data`.
@@ -83,8 +97,13 @@ class HashingWriter:
         A buffered file retries short writes and EINTR itself (A07), so the count is never short.
         """
         view = memoryview(data).cast("B")
-        self._hasher.update(view)
-        self.file.write(view)
+        if self._pool is not None and len(view) >= CHUNK:
+            hashed = self._pool.submit(self._hasher.update, view)
+            self.file.write(view)
+            hashed.result()  # the memory is the caller's again when this returns
+        else:
+            self._hasher.update(view)
+            self.file.write(view)
         self.size += len(view)
         return len(view)
 
@@ -98,6 +117,15 @@ class HashingWriter:
 
     def close(self) -> None:
         """Do nothing: the file belongs to whoever opened it, and is synced before it is closed."""
+
+    def __enter__(self) -> Self:
+        """Use it in a with statement: its thread, if it has one, ends with that."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread."""
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def hexdigest(self) -> str:
         """The digest of everything written, 64 hex digits."""
@@ -153,6 +181,21 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
+def read_small_file(path: Path, limit: int = 4096) -> bytes | None:
+    """The first bytes of a small file; None if it is absent or is not a regular file.
+
+    Any other error of the disk is raised: a file that cannot be read is not absent.
+    """
+    try:
+        with open_regular(path) as file:
+            return file.read(limit)
+    except CheckpointDamaged as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno not in _NOT_THERE:
+            raise cause from None
+        return None
+
+
 def file_size(file: BinaryIO) -> int:
     """The size of an open file, in bytes."""
     return os.fstat(file.fileno()).st_size
@@ -162,11 +205,65 @@ def hash_file(file: BinaryIO) -> str:
     """The digest of an open file, read in chunks: never a mapping, which counts as the job's."""
     size = file_size(file)
     hasher = Hasher(size)
-    buffer = memoryview(bytearray(min(CHUNK, max(size, 1))))
-    file.seek(0)
-    while count := file.readinto(buffer):  # type: ignore[attr-defined]
-        hasher.update(buffer[:count])
+    ring = scratch_ring(size)
+    pieces = ((at, next(ring)[: min(CHUNK, size - at)]) for at in range(0, size, CHUNK))
+    read_and_hash(file, pieces, hasher)
     return hasher.hexdigest()
+
+
+def scratch_ring(size: int) -> Iterator[memoryview]:
+    """Buffers of one chunk, used in turn: one more than there are reads at a time."""
+    count = READERS + 1 if size >= PARALLEL_FROM else 1
+    return cycle([memoryview(bytearray(min(CHUNK, size))) for _ in range(count)])
+
+
+def read_and_hash(
+    file: BinaryIO,
+    pieces: Iterable[tuple[int, memoryview] | None],
+    hasher: Hasher,
+) -> None:
+    """Fill pieces of memory from a file, and hash them in the order in which they come.
+
+    Args:
+        file: open for reading.
+        pieces: (first byte in the file, memory to fill), or None: all before it are to be in
+            memory before the next piece is asked for.
+        hasher: gets every byte. A large file is read by several threads, ahead of the hashing.
+    """
+    if hasher.parallel:
+        with ThreadPoolExecutor(READERS) as pool:
+            _read_ahead(file, pieces, hasher, pool)
+    else:
+        for piece in filter(None, pieces):
+            hasher.update(_read_piece(file, *piece))
+
+
+def _read_ahead(
+    file: BinaryIO,
+    pieces: Iterable[tuple[int, memoryview] | None],
+    hasher: Hasher,
+    pool: ThreadPoolExecutor,
+) -> None:
+    """`read_and_hash` with some reads under way while earlier ones are hashed."""
+    pending: deque[Future[memoryview]] = deque()
+    for piece in pieces:
+        if piece is not None:
+            pending.append(pool.submit(_read_piece, file, *piece))
+        while pending and (piece is None or len(pending) == READERS):
+            hasher.update(pending.popleft().result())
+    for read in pending:
+        hasher.update(read.result())
+
+
+def _read_piece(file: BinaryIO, offset: int, view: memoryview) -> memoryview:
+    """Fill a piece of memory from a place in a file, whatever the reads give at a time."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(file.fileno(), [view[done:]], offset + done)
+        if count == 0:
+            raise CheckpointDamaged(f"{file.name} became shorter while it was read")
+        done += count
+    return view
 
 
 def read_exact(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -191,7 +288,7 @@ def read_exact(file: BinaryIO, offset: int, length: int) -> bytes:
 
 
 @contextmanager
-def create(path: Path) -> Iterator[BinaryIO]:
+def create(path: Path) -> Generator[BinaryIO]:
     """Open a new file for writing; the name must be free, since staging names are unique."""
     with path.open("xb") as file:
         yield file

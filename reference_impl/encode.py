@@ -8,7 +8,7 @@ NumPy scalars, which schedulers and loaders often hold, are kept bit for bit in 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -30,7 +30,11 @@ MAX_INT_BITS = 2000  # the safe unpickler reads integers of at most 255 bytes
 
 _ATOMS = (type(None), bool, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
 _KEYS = (type(None), bool, int, float, str, bytes)
-_SEQUENCES: tuple[type, ...] = (list, tuple, torch.Size)
+_SEQUENCES: dict[type, Callable[[list[Tree]], Tree]] = {
+    list: list,
+    tuple: tuple,
+    torch.Size: torch.Size,
+}
 _MAPPINGS: tuple[type, ...] = (dict, OrderedDict, Counter)
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _SCALAR_KINDS = "biufcmM"
@@ -42,6 +46,26 @@ DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in _DTYPE_NAMES.split() if hasattr(torch, name)
 }
 """The element types that are kept: whole bytes, and rebuilt by every torch that has them."""
+
+
+def is_dict(value: object) -> TypeGuard[dict[Any, Tree]]:
+    """Whether a value of a tree is a dict of any class."""
+    return isinstance(value, dict)
+
+
+def is_scalar(value: object) -> TypeGuard[np.generic[Any]]:
+    """Whether a value is a scalar of NumPy."""
+    return isinstance(value, np.generic)
+
+
+def type_of(value: object) -> type[object]:
+    """The exact class of a value: a subclass of a plain type is not plain."""
+    return type(value)
+
+
+def is_list(value: object) -> TypeGuard[list[Tree] | tuple[Tree, ...]]:
+    """Whether a value of a tree is a list or a plain tuple."""
+    return type(value) in (list, tuple)
 
 
 def show(path: Path) -> str:
@@ -87,23 +111,17 @@ class Encoder:
         """
         if len(path) > MAX_DEPTH:
             raise refuse(path[:4], value, "it is nested too deep, or holds itself")
-        kind = type(value)
+        kind = type_of(value)
         if kind in _TENSORS:
             return self._tensor(value, path)
-        if kind is bytes and not value:  # pickled by a name that a safe load does not know
-            return {TAG: "bytes", "value": []}
-        if kind in _ATOMS or (kind is int and value.bit_length() <= MAX_INT_BITS):
-            return value
         if kind in _MAPPINGS:
             return self._mapping(value, path)
         if kind in _SEQUENCES:
             items = [self.encode(item, (*path, index)) for index, item in enumerate(value)]
-            return kind(items)
+            return _SEQUENCES[kind](items)
         if kind is set:
             return {_encode_key(item, path) for item in value}
-        if isinstance(value, np.generic):
-            return _encode_scalar(value, path)
-        raise refuse(path, value, "a safe load would refuse it")
+        return _encode_leaf(value, path)
 
     def _mapping(self, value: Mapping[object, Tree], path: Path) -> Tree:
         """Copy a dict and keep its class; a dict that looks like one of our tags is wrapped."""
@@ -130,20 +148,25 @@ def encode(value: Tree, path: Path = ()) -> Tree:
     return Encoder().encode(value, path)
 
 
-def _encode_key(key: object, path: Path) -> object:
+def _encode_leaf(value: Tree, path: Path) -> Tree:
+    """A value that holds no others."""
+    kind = type_of(value)
+    if kind is bytes and not value:  # pickled by a name that a safe load does not know
+        return {TAG: "bytes", "value": []}
+    if kind in _ATOMS or (kind is int and value.bit_length() <= MAX_INT_BITS):
+        return value
+    if is_scalar(value) and value.dtype.kind in _SCALAR_KINDS:
+        return {TAG: "numpy", "dtype": value.dtype.str, "value": value.tobytes()}
+    raise refuse(path, value, "a safe load would refuse it")
+
+
+def _encode_key(key: Tree, path: Path) -> object:
     """Check a key of a dict or a member of a set: hashable, and not of a class of its own."""
-    if type(key) is tuple:
-        return tuple(_encode_key(item, path) for item in key)
-    if type(key) in _KEYS and key != b"":
-        return encode(key, path)
+    if type_of(key) is tuple:
+        return tuple([_encode_key(item, path) for item in key])
+    if type_of(key) in _KEYS and key != b"":
+        return _encode_leaf(key, path)
     raise refuse((*path, key), key, "it is a key, and a safe load would refuse it")
-
-
-def _encode_scalar(value: np.generic, path: Path) -> Tree:
-    """A NumPy scalar as its dtype and its bytes."""
-    if value.dtype.kind not in _SCALAR_KINDS:
-        raise refuse(path, value, "only numbers and times of NumPy are kept")
-    return {TAG: "numpy", "dtype": value.dtype.str, "value": value.tobytes()}
 
 
 def _check_tensor(value: torch.Tensor, path: Path) -> None:
@@ -171,9 +194,10 @@ def _mapping_like(source: Mapping[Any, Tree], items: dict[Any, Tree]) -> Tree:
 
     `_metadata` of a module's state_dict goes along: load_state_dict reads module versions there.
     """
-    if type(source) is Counter:
+    kind = type_of(source)
+    if kind is Counter:
         return Counter(items)
-    if type(source) is not OrderedDict:
+    if kind is not OrderedDict:
         return items
     ordered: Any = OrderedDict(items)
     versions = getattr(source, "_metadata", None)
@@ -193,9 +217,9 @@ def walk(tree: Tree, wanted: Types, path: Path = ()) -> Iterator[tuple[Path, Tre
 
 def _children(tree: Tree) -> Iterable[tuple[object, Tree]]:
     """What a container holds, by key or by index; nothing for a leaf."""
-    if isinstance(tree, dict):
+    if is_dict(tree):
         return tree.items()
-    return enumerate(tree) if type(tree) in (list, tuple) else ()
+    return enumerate(tree) if is_list(tree) else ()
 
 
 def replace(
@@ -207,12 +231,12 @@ def replace(
     """A copy of a tree in which every leaf of the wanted types is replaced."""
     if isinstance(tree, wanted):
         return new(path, tree)
-    if isinstance(tree, dict):
+    if is_dict(tree):
         return _mapping_like(
             tree,
             {key: replace(item, wanted, new, (*path, key)) for key, item in tree.items()},
         )
-    if type(tree) in (list, tuple):
+    if is_list(tree):
         return type(tree)(
             [replace(item, wanted, new, (*path, index)) for index, item in enumerate(tree)],
         )
@@ -229,11 +253,11 @@ def decode(tree: Tree, tensor_of: Callable[[str], Tree] | None = None) -> Tree:
     Raises:
         CheckpointDamaged: a tag that this version does not know, or with the wrong contents.
     """
-    if isinstance(tree, dict):
+    if is_dict(tree):
         if TAG in tree:
             return _decode_tagged(tree, tensor_of)
         return _mapping_like(tree, {key: decode(item, tensor_of) for key, item in tree.items()})
-    if type(tree) in (list, tuple):
+    if is_list(tree):
         return type(tree)([decode(item, tensor_of) for item in tree])
     return tree
 

@@ -8,15 +8,16 @@ buffer of a few MiB is allocated.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from ckpt_conformance.reference_impl.durable import CHUNK, Hasher
+from ckpt_conformance.reference_impl import durable
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ckpt_conformance.reference_impl.manifest import FileEntry
     from ckpt_conformance.reference_impl.torch_zip import TensorRef
@@ -60,7 +61,7 @@ class ReadPlan:
             ),
             key=lambda segment: segment[:2],
         )
-        for before, after in zip(found, found[1:], strict=False):
+        for before, after in pairwise(found):
             if before[0] + before[1] > after[0]:
                 raise CheckpointDamaged(f"{file}: two tensors overlap at byte {after[0]}")
         return found
@@ -88,56 +89,51 @@ def _fill_file(
     segments: list[tuple[int, int, list[torch.Tensor]]],
 ) -> str:
     """Read one file through; gives the digest of what was read."""
-    stream = _Stream(file, entry.size)
-    for offset, length, targets in segments:
-        stream.skip_to(offset)
-        stream.read_into(targets, length)
-    stream.skip_to(entry.size)
-    return stream.hasher.hexdigest()
+    hasher = durable.Hasher(entry.size)
+    durable.read_and_hash(file, _pieces(entry.size, segments), hasher)
+    return hasher.hexdigest()
 
 
-class _Stream:
-    """A file that is read once from front to back and hashed on the way."""
+def _pieces(
+    size: int,
+    segments: list[tuple[int, int, list[torch.Tensor]]],
+) -> Iterator[tuple[int, memoryview] | None]:
+    """The file from its first byte to its last: the memory of tensors, and scratch between."""
+    ring = durable.scratch_ring(size)
+    position = 0
+    for offset, length, targets in [*segments, (size, 0, [])]:
+        for at in range(position, offset, durable.CHUNK):
+            yield at, next(ring)[: min(durable.CHUNK, offset - at)]
+        position = offset + length
+        if targets:
+            yield from _tensor_pieces(offset, length, targets)
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        """Begin at the first byte."""
-        self._file: Any = file
-        self._position = 0
-        self._scratch = memoryview(bytearray(min(CHUNK, max(size, 1))))
-        self.hasher = Hasher(size)
-        file.seek(0)
 
-    def skip_to(self, offset: int) -> None:
-        """Hash what lies before the next tensor."""
-        while self._position < offset:
-            self._read(self._scratch[: offset - self._position])
-
-    def read_into(self, targets: list[torch.Tensor], length: int) -> None:
-        """Read the next bytes into the first target, and copy them to the others."""
-        first = targets[0].detach()
-        if first.device.type == "cpu" and first.is_contiguous():
-            view = memoryview(byte_view(first).numpy())
-            for start in range(0, length, CHUNK):
-                self._read(view[start : start + CHUNK])
-        else:
-            staged = torch.empty(first.shape, dtype=first.dtype)
-            self.read_into([staged], length)
-            first.copy_(staged)
-        for other in targets[1:]:
-            other.detach().copy_(first)
-
-    def _read(self, view: memoryview) -> None:
-        """Fill a piece of memory from the file, and hash what came."""
-        done = 0
-        while done < len(view):
-            count = self._file.readinto(view[done:])
-            if not count:
-                raise CheckpointDamaged(f"{self._file.name} became shorter while it was read")
-            done += count
-        self.hasher.update(view)
-        self._position += done
+def _tensor_pieces(
+    offset: int,
+    length: int,
+    targets: list[torch.Tensor],
+) -> Iterator[tuple[int, memoryview] | None]:
+    """The memory of the first target; the others are copied from it once it is filled."""
+    first = targets[0].detach()
+    direct = first.device.type == "cpu" and first.is_contiguous()
+    filled = first if direct else torch.empty(first.shape, dtype=first.dtype)
+    view = memory_of(filled)
+    for start in range(0, length, durable.CHUNK):
+        yield offset + start, view[start : start + durable.CHUNK]
+    others = targets[1:] if direct else targets
+    if others:
+        yield None
+        for other in others:
+            other.detach().copy_(filled)
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor as uint8, shape [number of bytes]."""
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, writable, as bytes."""
+    array: Any = byte_view(tensor).numpy()
+    return memoryview(array)

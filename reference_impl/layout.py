@@ -24,8 +24,10 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Kind = Literal["model", "dcp"]
 
@@ -200,6 +202,13 @@ def final_name(name: str) -> str:
 def data_step_of(name: str) -> int | None:
     """The step of a per-rank file, under its final or under a staging name."""
     return flat_data_step(final_name(name))
+
+
+def is_known(name: str) -> bool:
+    """Whether a name, or the final name behind it, is one that a manager writes."""
+    final = final_name(name)
+    steps = (flat_manifest_step(final), flat_data_step(final), directory_step(final))
+    return final in (LATEST, RUN_ID) or steps != (None, None, None) or is_receipt(final)
 
 
 def receipt_name(reference: CheckpointReference, target: str) -> str:

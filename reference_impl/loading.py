@@ -7,29 +7,36 @@ verified against the manifest, and the plan against the job.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
 from ckpt_conformance.reference_impl import (
-    dcp_format,
     durable,
     layout,
     optimizer_state,
     resolve,
     snapshot,
-    torch_zip,
     train_state,
 )
 from ckpt_conformance.reference_impl.base import ManagerBase
-from ckpt_conformance.reference_impl.encode import DTYPES, decode, memory_groups, replace
+from ckpt_conformance.reference_impl.encode import memory_groups, replace
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointMismatch
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
-from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
-from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, TensorEntry, read_manifest
+from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
+from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, read_manifest
+from ckpt_conformance.reference_impl.opened import (
+    Destinations,
+    LoadPlan,
+    LoadResult,
+    OpenCheckpoint,
+    check_documents,
+    check_tensor,
+    part_of,
+    read_dcp_documents,
+    read_flat_documents,
+)
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
@@ -41,103 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+__all__ = ["Destinations", "LoadPlan", "LoadResult", "Loading", "OpenCheckpoint"]
+
 _ALWAYS = ("model", "rng", "extra")
-
-
-@dataclass(frozen=True)
-class LoadResult:
-    """What a load served.
-
-    Attributes:
-        step: optimizer steps done at the save.
-        tokens_seen: cumulative, over all data-parallel ranks.
-        extra: the user's own.
-        reference: the checkpoint that was served.
-        refused: newer or preferred ones that were not, each with its reason.
-        cold: ids of components that were asked for and were not in it: they start anew.
-    """
-
-    step: int
-    tokens_seen: int
-    extra: dict[str, Any]
-    reference: CheckpointReference
-    refused: list[Refusal]
-    cold: list[str]
-
-
-@dataclass
-class OpenCheckpoint:
-    """A verified checkpoint: its files stay open, so that what is read is what was verified.
-
-    Attributes:
-        reference: where it is.
-        manifest: what it consists of.
-        files: name -> open file and its entry in the manifest.
-        documents: `model`, `optim`, `extra`, with a `TensorRef` for each tensor.
-        absent: files that are missing, with leave (`allow_missing`).
-    """
-
-    reference: CheckpointReference
-    manifest: Manifest
-    files: dict[str, tuple[BinaryIO, FileEntry]] = field(
-        default_factory=dict[str, "tuple[BinaryIO, FileEntry]"],
-    )
-    documents: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
-    absent: set[str] = field(default_factory=set[str])
-    _stack: ExitStack = field(default_factory=ExitStack)
-
-    def open(self, name: str, entry: FileEntry) -> BinaryIO:
-        """Open a file of the checkpoint; it is closed with it."""
-        file = self._stack.enter_context(durable.open_regular(self.reference.directory / name))
-        self.files[name] = (file, entry)
-        return file
-
-    def __enter__(self) -> Self:
-        """Use it in a with statement."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the files."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._stack.close()
-
-
-@dataclass(frozen=True)
-class Destinations:
-    """The live objects of a job, by component id."""
-
-    model: Stateful
-    optimizers: Mapping[str, Stateful]
-    scheduler: Mapping[str, Stateful]
-    dataloader: Mapping[str, Stateful]
-    stateful: Mapping[str, Stateful]
-
-    @property
-    def ids(self) -> list[str]:
-        """All component ids but the model's."""
-        return [*self.optimizers, *self.scheduler, *self.dataloader, *self.stateful]
-
-
-@dataclass
-class LoadPlan:
-    """What a load will do, decided before anything is touched.
-
-    Attributes:
-        reads: bytes of files -> memory.
-        model: key -> the live tensor, or a value.
-        optimizers: id -> state_dict in the live optimizer's terms.
-        extra: the train state and all further components.
-        cold: ids that start anew.
-    """
-
-    reads: ReadPlan = field(default_factory=ReadPlan)
-    model: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
-    optimizers: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
-    extra: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
-    cold: list[str] = field(default_factory=list[str])
 
 
 class Loading(ManagerBase):
@@ -165,7 +78,10 @@ class Loading(ManagerBase):
             if isinstance(explicit, CheckpointReference):
                 return [explicit]
             root = explicit
-        found = sorted(resolve.scan(root), key=self.preference)
+        try:
+            found = sorted(resolve.scan(root), key=self.preference)
+        except OSError as error:
+            raise CheckpointDamaged(f"{root} cannot be listed: {error}") from error
         wanted = [
             one
             for one in found
@@ -173,7 +89,7 @@ class Loading(ManagerBase):
         ]
         if step is not None:
             complete = [one.reference for one in wanted if one.complete]
-            resolve.warn_of_two_kinds(complete, complete[0]) if complete else None
+            resolve.warn_of_two_kinds(complete)
         return [one.reference for one in wanted]
 
     def explicit(
@@ -182,11 +98,12 @@ class Loading(ManagerBase):
         kind: Kind | None,
     ) -> CheckpointReference | Path:
         """The one checkpoint that a request names, or the parent directory that it names."""
-        if not isinstance(reference, CheckpointReference):
-            path = Path(reference)
-            if resolve.explicit_reference(path) is None and path.is_dir():
-                return path
-        return resolve.resolve_checkpoint_reference(reference, kind)
+        if isinstance(reference, CheckpointReference):
+            return resolve.resolve_checkpoint_reference(reference, kind)
+        path = Path(reference)
+        if resolve.explicit_reference(path) is None and path.is_dir():
+            return path
+        return resolve.resolve_checkpoint_reference(path, kind)
 
     def preference(self, candidate: resolve.Candidate) -> tuple[int, bool, int, str]:
         """The order in which candidates are tried."""
@@ -223,6 +140,7 @@ class Loading(ManagerBase):
 
     def read_manifest(self, reference: CheckpointReference) -> Manifest:
         """The manifest, if it speaks of what its place promises."""
+        resolve.check_place(reference)
         manifest = read_manifest(reference.manifest_path)
         resolve.check_identity(reference, manifest)
         if manifest.world_size != 1 and manifest.kind == "model":
@@ -258,8 +176,7 @@ class Loading(ManagerBase):
             opened.documents = read_dcp_documents(opened)
         else:
             opened.documents = read_flat_documents(opened)
-        if "rng" not in opened.documents["extra"]:
-            raise CheckpointDamaged("it has no train state")
+        check_documents(opened)
 
     # ---- plan ----------------------------------------------------------------------------------
 
@@ -386,8 +303,18 @@ class Loading(ManagerBase):
     # ---- fill and hand over --------------------------------------------------------------------
 
     def fill(self, opened: OpenCheckpoint, plan: LoadPlan) -> None:
-        """Read the bytes into the job's memory, and hash again what is served."""
-        fill(plan.reads, opened.files)
+        """Read the bytes into the job's memory, and hash again what is served.
+
+        Raises:
+            CheckpointDamaged: the disk fails now. The job's memory is not to be used.
+        """
+        try:
+            fill(plan.reads, opened.files)
+        except OSError as error:
+            raise CheckpointDamaged(
+                f"{opened.reference.path} failed while it was read, after its verification: "
+                f"{error}. The state in memory is not to be used: load again",
+            ) from error
 
     def apply(self, plan: LoadPlan, job: Destinations) -> None:
         """Hand the filled states to their owners; the generators last (E03, E08)."""
@@ -435,57 +362,3 @@ class Loading(ManagerBase):
     def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Restore every generator."""
         train_state.set_rng_state(state)
-
-
-def part_of(state: Tree, component: str) -> Tree:
-    """The state of one of several, or of the only one."""
-    _, slash, name = component.partition("/")
-    return state[name] if slash else state
-
-
-def check_tensor(key: str, saved: Tree, live: Tree) -> None:
-    """A saved tensor and the live one have the same shape and dtype (J04, J05)."""
-    if isinstance(live, torch.Tensor) != isinstance(saved, TensorRef):
-        raise CheckpointMismatch(f"model: {key} is a tensor on one side only")
-    if not isinstance(live, torch.Tensor):
-        return
-    if tuple(live.shape) != saved.shape:
-        raise CheckpointMismatch(
-            f"model: {key} has shape {saved.shape} in the checkpoint, {tuple(live.shape)} here",
-        )
-    if live.dtype != saved.dtype:
-        raise CheckpointMismatch(
-            f"model: {key} is {saved.dtype} in the checkpoint, {live.dtype} here: nothing is cast",
-        )
-
-
-def read_flat_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
-    """The documents of a per-rank checkpoint, from its files."""
-    documents: dict[str, Tree] = {}
-    raw: dict[str, Tree] = {}
-    for name, (file, _) in opened.files.items():
-        document = layout.final_name(name).partition("_")[0]
-        raw[document] = torch_zip.read_tree(file, name)
-        documents[document] = decode(raw[document])
-    if not {"model", "extra"} <= set(documents):
-        raise CheckpointDamaged("its manifest lists no model or no train state")
-    return documents
-
-
-def read_dcp_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
-    """The documents of a DCP directory: the skeleton, with the tensors of the manifest's index."""
-    tensors = opened.manifest.tensors
-    try:
-        metadata, _ = opened.files[layout.DCP_METADATA]
-        file, _ = opened.files[layout.DCP_EXTRA]
-    except KeyError as error:
-        raise CheckpointDamaged(f"its manifest does not list {error}") from error
-    dcp_format.check_index(dcp_format.read_metadata(metadata), tensors)
-    extra = torch_zip.read_tree(file, layout.DCP_EXTRA)
-    skeleton = decode(extra.pop("skeleton"), lambda key: reference_of(tensors[key]))
-    return {**skeleton, "extra": decode(extra)}
-
-
-def reference_of(entry: TensorEntry) -> TensorRef:
-    """The place of a tensor from its entry in the manifest."""
-    return TensorRef(entry.file, entry.offset, entry.nbytes, DTYPES[entry.dtype], entry.shape)

@@ -11,6 +11,7 @@ The parts are in `saving`, `loading` and `retention`; here is the order in which
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.reference_impl import durable, layout, resolve, snapshot
@@ -98,7 +99,7 @@ class CheckpointManager(Retention, Loading):
         self.reclaim()
 
     def abandon(self) -> None:
-        """After a failed save: remove what it staged, so that a full disk is not left full (O03)."""
+        """After a failed save: remove what it staged, so that a full disk gets room (O03)."""
         try:
             self.reclaim()
         except Exception:
@@ -223,8 +224,9 @@ class CheckpointManager(Retention, Loading):
     def report_served(self, opened: OpenCheckpoint, refused: list[Refusal]) -> None:
         """Say what was served, and how it differs from what this run is."""
         manifest = opened.manifest
-        lost = resolve.orphans(self.root) if opened.reference.root == self.root else []
-        refused += [one for one in lost if one.reference.step > manifest.step]
+        with suppress(OSError):
+            lost = resolve.orphans(opened.reference.root)
+            refused += [one for one in lost if one.reference.step > manifest.step]
         logger.info("resumed from %s, step %d", opened.reference.path, manifest.step)
         if self.run_id is not None and manifest.run_id not in self.own_runs:
             logger.warning("%s was written by run %s", opened.reference.path, manifest.run_id)

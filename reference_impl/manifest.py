@@ -196,9 +196,11 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     if kind not in ("model", "dcp"):
         raise ValueError(f"its kind {kind!r} is unknown")
     _check_shapes(body)
-    numbers = {key: _count(body.pop(key), key) for key in ("step", "tokens_seen", "world_size")}
-    texts = {key: _text(body.pop(key), key) for key in ("run_id", "save_id", "framework")}
-    return Manifest(kind=kind, files=files, tensors=tensors, **numbers, **texts, **body)
+    checked: dict[str, Any] = {
+        **{key: _count(body.pop(key), key) for key in ("step", "tokens_seen", "world_size")},
+        **{key: _text(body.pop(key), key) for key in ("run_id", "save_id", "framework")},
+    }
+    return Manifest(kind=kind, files=files, tensors=tensors, **checked, **body)
 
 
 def _check_shapes(body: dict[str, Any]) -> None:
@@ -243,7 +245,8 @@ def _file_entry(entry: dict[str, Any]) -> FileEntry:
 def _tensor_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> TensorEntry:
     """A tensor's place, inside its file and as long as its shape says."""
     shape = tuple(_count(size, "a dimension") for size in entry["shape"])
-    found = TensorEntry(**{**entry, "shape": shape})
+    fields: dict[str, Any] = {**entry, "shape": shape}
+    found = TensorEntry(**fields)
     nbytes = math.prod(shape) * DTYPES[found.dtype].itemsize
     end = _count(found.offset, "an offset") + _count(found.nbytes, "a length")
     if found.nbytes != nbytes or end > files[found.file].size:

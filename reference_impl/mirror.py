@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import fsspec
+import fsspec  # pyright: ignore[reportMissingTypeStubs]  # there are none
 
 from ckpt_conformance.reference_impl import durable, layout
 from ckpt_conformance.reference_impl.errors import CheckpointError
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.manifest import Manifest
 
 logger = logging.getLogger(__name__)
-
-_MAX_RECEIPT = 4096
 
 
 class Mirror(Protocol):
@@ -74,11 +72,11 @@ class DirectoryMirror:
 
         Args:
             target: created when it is needed.
-            before_file: called in the upload's thread with each name before it is copied; it may wait
-                (a slow network) or raise OSError (a failing one).
+            before_file: called in the upload's thread with each name before it is copied; it may
+                wait (a slow network) or raise OSError (a failing one).
         """
         self.target = Path(os.fspath(target))
-        self._before_file = before_file or (lambda _: None)
+        self._before_file = before_file
         self._files: Any = fsspec.filesystem("file")
         self._queue: queue.Queue[tuple[CheckpointReference, Manifest] | None] = queue.Queue()
         self._pending: set[tuple[CheckpointReference, str]] = set()
@@ -108,10 +106,7 @@ class DirectoryMirror:
         """Read the receipt; a missing or unreadable one means: not mirrored."""
         path = self._receipt(reference)
         try:
-            with path.open("rb") as file:
-                receipt = json.loads(file.read(_MAX_RECEIPT))
-        except FileNotFoundError:
-            return False
+            receipt = json.loads(durable.read_small_file(path) or b"null")
         except (OSError, ValueError, RecursionError) as error:
             logger.error("%s cannot be read: %s", path, error)  # noqa: TRY400 - no stack is needed
             return False
@@ -152,16 +147,21 @@ class DirectoryMirror:
             folder = self.target / layout.final_name(reference.directory.name)
         self._files.makedirs(str(folder), exist_ok=True)
         for name in manifest.files:
-            self._before_file(name)
+            self._announce(name)
             self._files.put_file(str(reference.directory / name), str(folder / name))
         for name, entry in manifest.files.items():
             if self._digest(folder / name) != entry.blake3:
                 raise MirrorError(f"{folder / name} did not arrive as it was sent")
-        self._before_file(reference.manifest_path.name)
+        self._announce(reference.manifest_path.name)
         self._files.pipe_file(str(folder / reference.manifest_path.name), manifest.to_bytes())
         if self._digest(folder / reference.manifest_path.name) != manifest.digest:
             raise MirrorError(f"the manifest did not arrive in {folder} as it was sent")
         self._write_receipt(reference, manifest.digest)
+
+    def _announce(self, name: str) -> None:
+        """Say which file comes next."""
+        if self._before_file is not None:
+            self._before_file(name)
 
     def _digest(self, path: Path) -> str:
         """The digest of a file of the target, read back from there."""

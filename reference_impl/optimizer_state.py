@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckpt_conformance.reference_impl.encode import replace
+from ckpt_conformance.reference_impl.encode import is_dict, replace
 from ckpt_conformance.reference_impl.errors import CheckpointMismatch
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
@@ -283,7 +283,7 @@ def _is_place(pid: object, parameters: list[torch.Tensor]) -> bool:
 
 def _without_casts(values: Tree, parameter: torch.Tensor) -> Tree:
     """The state of a parameter without the tensors that torch would cast."""
-    if not isinstance(values, dict):
+    if not is_dict(values):
         return values
     return {
         key: value
@@ -296,7 +296,7 @@ def _without_casts(values: Tree, parameter: torch.Tensor) -> Tree:
 
 def _exact(values: Tree, loaded: Tree) -> Tree:
     """The saved tensors, in the saved order, over what `load_state_dict` made of them."""
-    if not isinstance(values, dict):
+    if not is_dict(values):
         return values
     kept = {
         key: value if isinstance(value, torch.Tensor) else loaded.get(key, value)

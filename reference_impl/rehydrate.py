@@ -67,8 +67,6 @@ def rehydrate(
         CheckpointNotFound: it is not there, or is not of kind `dcp`.
         CheckpointDamaged: it is not as it was saved.
     """
-    if not isinstance(dcp_reference, layout.CheckpointReference):
-        dcp_reference = Path(os.fspath(dcp_reference))
     reference = resolve.resolve_checkpoint_reference(dcp_reference, "dcp")
     with CheckpointManager(reference.root).open_verified(reference, set()) as opened:
         reads = ReadPlan()
@@ -185,7 +183,7 @@ def _pt(path: Path | None) -> Tree:
         return _safe_load(file, 0, durable.file_size(file))
 
 
-def _json(path: Path | None) -> Any:
+def _json(path: Path | None) -> Tree:
     """The content of a small JSON file; None without one."""
     if path is None:
         return None

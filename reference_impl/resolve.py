@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ckpt_conformance.reference_impl import layout
+from ckpt_conformance.reference_impl import durable, layout
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
 from ckpt_conformance.reference_impl.manifest import Manifest, read_manifest
@@ -91,7 +91,7 @@ def candidate_at(reference: CheckpointReference) -> Candidate:
         manifest = read_manifest(reference.manifest_path)
         check_identity(reference, manifest)
         check_sizes(reference, manifest)
-    except CheckpointDamaged as error:
+    except (CheckpointDamaged, OSError) as error:
         return Candidate(reference, manifest, str(error))
     return Candidate(reference, manifest, None)
 
@@ -146,10 +146,7 @@ def orphans(root: Path) -> list[Refusal]:
 
 def read_latest(root: Path) -> str | None:
     """The name in the pointer; None without one, or when it is not a plain short name."""
-    try:
-        data = (root / layout.LATEST).read_bytes()[:256]
-    except OSError:
-        return None
+    data = durable.read_small_file(root / layout.LATEST) or b""
     name = data.decode("utf-8", errors="replace").strip()
     return name if name and Path(name).name == name else None
 
@@ -176,7 +173,7 @@ def find_local_checkpoint_steps(
 
 
 def resolve_checkpoint_reference(
-    path: str | Path | CheckpointReference,
+    path: str | os.PathLike[str] | CheckpointReference,
     require_kind: Literal["model", "dcp"] | None = None,
 ) -> CheckpointReference:
     """Normalise what people pass: a model file, a DCP directory, or their parent (M030).
@@ -210,7 +207,7 @@ def resolve_checkpoint_reference(
             [Refusal(one.reference, str(one.problem)) for one in found],
             require_kind,
         )
-    warn_of_two_kinds(complete, complete[0])
+    warn_of_two_kinds(complete)
     return complete[0]
 
 
@@ -239,7 +236,11 @@ def _explicit_flat(path: Path, step: int) -> CheckpointReference:
 
 
 def _explicit_directory(path: Path, step: int | None) -> CheckpointReference:
-    """The reference of a DCP directory; a renamed one has its step in the manifest."""
+    """The reference of a DCP directory; a renamed one has its step in the manifest.
+
+    Whoever names a link means what it leads to; links that discovery finds are refused.
+    """
+    path = path.resolve() if path.is_symlink() else path
     if not path.is_dir():
         raise CheckpointNotFound(f"{path} does not exist")
     if step is None:
@@ -268,7 +269,10 @@ def nothing_whole(
     they count as damage only where the pointer says that something was committed before.
     """
     what = f"{kind or ''} checkpoint".strip()
-    latest = read_latest(root)
+    try:
+        latest = read_latest(root)
+    except OSError as error:  # unreadable is not absent
+        latest = str(error)
     if latest is not None and kind != "dcp":
         refused = [*refused, *orphans(root)]
     if not refused and (latest is None or kind is not None):
@@ -278,13 +282,12 @@ def nothing_whole(
     return CheckpointDamaged(f"no {what} in {root} can be served: {reasons}", refused)
 
 
-def warn_of_two_kinds(
-    references: list[CheckpointReference],
-    chosen: CheckpointReference,
-) -> None:
-    """Say which of two kinds of one step is used (MX10)."""
-    others = [one for one in references if one.step == chosen.step and one.kind != chosen.kind]
-    for other in others:
+def warn_of_two_kinds(references: list[CheckpointReference]) -> None:
+    """Say which of two kinds of one step is used: the first (MX10)."""
+    for other in references[1:]:
+        chosen = references[0]
+        if other.step != chosen.step or other.kind == chosen.kind:
+            continue
         logger.warning(
             "step %d is there as %s and as %s: using %s. Ask for the other with require_kind=%r",
             chosen.step,

@@ -9,6 +9,7 @@ reported: better run out of disk than lose the only copy (M014).
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.reference_impl import layout, resolve
@@ -79,17 +80,9 @@ class Retention(Saving):
 
     def report_unparsed(self) -> None:
         """Name what nobody here wrote; it is left alone (K018)."""
-        known = {layout.LATEST, layout.RUN_ID}
         for name in resolve.names_in(self.root):
-            parsed = (
-                layout.flat_manifest_step(name),
-                layout.flat_data_step(name),
-                layout.directory_step(name),
-            )
-            work = layout.parse_work_name(name)
-            if name not in known and not layout.is_receipt(name) and not work:
-                if parsed == (None, None, None):
-                    logger.info("left alone: %s is no name of a checkpoint", self.root / name)
+            if not layout.is_known(name):
+                logger.info("left alone: %s is no name of a checkpoint", self.root / name)
 
     # ---- deletion ------------------------------------------------------------------------------
 
@@ -115,35 +108,32 @@ class Retention(Saving):
         """Unlink the files that a manifest lists, unless a live manifest lists them too."""
         try:
             manifest = read_manifest(manifest_path)
-        except CheckpointDamaged as error:
+        except (CheckpointDamaged, OSError) as error:
             logger.warning("%s cannot be read, its files stay: %s", manifest_path.name, error)
             return
-        live = self.live_files()
+        # Names carry their step: only files of this very step are ours to unlink, and only this
+        # step's manifest can list them. So a long rotation reads each manifest once.
+        live = self.live_files(manifest.step)
         for name in manifest.files:
-            if name not in live and self.is_ours(name):
+            if name not in live and layout.data_step_of(name) == manifest.step:
                 self.unlink(self.root / name)
 
-    def is_ours(self, name: str) -> bool:
-        """Whether a name is one that a save of this format writes."""
-        work = layout.parse_work_name(name)
-        return layout.flat_data_step(work.final if work else name) is not None
+    def live_files(self, of_step: int | None = None) -> set[str]:
+        """Names that the manifests in the root, or one step's, list: files that are in use."""
+        names = resolve.names_in(self.root) if of_step is None else []
+        steps = {of_step, *map(layout.flat_manifest_step, names)}
+        return {name for step in steps if step is not None for name in self.listed(step)}
 
-    def live_files(self) -> set[str]:
-        """Names that the manifests in the root list: per-rank files that are in use.
-
-        A manifest that cannot be read protects every file of its step.
-        """
-        live: set[str] = set()
-        names = resolve.names_in(self.root)
-        for name in names:
-            step = layout.flat_manifest_step(name)
-            if step is None:
-                continue
-            try:
-                live.update(read_manifest(self.root / name).files)
-            except CheckpointDamaged:
-                live.update(other for other in names if layout.data_step_of(other) == step)
-        return live
+    def listed(self, step: int) -> set[str]:
+        """Files that a step's manifest lists. One that cannot be read protects all of its step."""
+        path = self.root / layout.flat_manifest_name(step)
+        if not os.path.lexists(path):
+            return set()
+        try:
+            return set(read_manifest(path).files)
+        except CheckpointDamaged:
+            names = resolve.names_in(self.root)
+            return {name for name in names if layout.data_step_of(name) == step}
 
     # ---- what a dead save left -----------------------------------------------------------------
 

@@ -34,7 +34,6 @@ from ckpt_conformance.reference_impl.manifest import (
 )
 from ckpt_conformance.reference_impl.resolve import candidate_at
 from ckpt_conformance.reference_impl.snapshot import Snapshot
-from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +66,10 @@ class Saving(ManagerBase):
 
         Raises:
             SaveRefused: a value that a safe load would refuse, by key and type.
+            ValueError: a negative step or number of tokens.
         """
+        if step < 0 or tokens_seen < 0:
+            raise ValueError(f"step {step} and tokens_seen {tokens_seen} are counts")
         encoder = Encoder()
         by_id = snapshot.by_id(optimizers, "optimizer")
         model_state = self.capture_model(model)
@@ -151,7 +153,7 @@ class Saving(ManagerBase):
             files[name] = self.write_file(self.staged(name, save_id), tree)
             with durable.open_regular(self.staged(name, save_id)) as file:
                 written[document] = torch_zip.read_tree(file, name)
-        manifest = self.make_manifest(state, save_id, files, index_trees(written))
+        manifest = self.make_manifest(state, save_id, files, snapshot.index_trees(written))
         staged = self.staged(layout.flat_manifest_name(state.step), save_id)
         self.write_bytes(staged, manifest.to_bytes())
         return staged
@@ -179,8 +181,8 @@ class Saving(ManagerBase):
     def write_file(self, path: Path, tree: Tree) -> FileEntry:
         """Write one tree as a torch file under a new name, durably."""
         tensors = snapshot.tensor_keys({"": tree}, torch.Tensor)
-        with durable.create(path) as file:
-            writer = durable.HashingWriter(file, sum(one.nbytes for one in tensors.values()))
+        expected = sum(one.nbytes for one in tensors.values())
+        with durable.create(path) as file, durable.HashingWriter(file, expected) as writer:
             torch_zip.write_tree(tree, writer)
             self.fsync_file(file)
         return FileEntry(writer.size, writer.hexdigest())
@@ -298,20 +300,10 @@ class Saving(ManagerBase):
         self.replace_small_file(layout.LATEST, f"{reference.commit_name}\n".encode())
 
 
-def index_trees(trees: Mapping[str, Tree]) -> dict[str, TensorEntry]:
-    """Where each tensor of some documents lies, by key."""
-    return {
-        key: TensorEntry(
-            ref.file, ref.offset, ref.nbytes, str(ref.dtype).removeprefix("torch."), ref.shape
-        )
-        for key, ref in snapshot.tensor_keys(trees, TensorRef).items()
-    }
-
-
 def index_directory(directory: Path) -> dict[str, TensorEntry]:
     """Where each tensor of a DCP directory lies, read back from what was written."""
     with durable.open_regular(directory / layout.DCP_EXTRA) as file:
-        index = index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
+        index = snapshot.index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
     with durable.open_regular(directory / layout.DCP_METADATA) as file:
         stored = dcp_format.read_metadata(file)
     return {**index, **dcp_format.index_tensors(directory, stored)}

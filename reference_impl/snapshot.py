@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch
 
 from ckpt_conformance.reference_impl.encode import replace, show, walk
+from ckpt_conformance.reference_impl.manifest import TensorEntry
+from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,14 +48,18 @@ class Snapshot:
 def by_id(component: T | Mapping[str, T] | None, family: str) -> dict[str, T]:
     """Components by id: `optimizer` for a single one, `optimizer/adam` for one of several.
 
-    An nn.ModuleDict is a mapping in spirit only: what counts is whether it can save itself.
+    What can save itself is one component, even if it is a mapping too.
     """
     if component is None:
         return {}
-    if isinstance(component, Mapping) and not hasattr(component, "state_dict"):
-        several = cast("Mapping[str, T]", component)
-        return {f"{family}/{name}": one for name, one in several.items()}
+    if is_several(component):
+        return {f"{family}/{name}": one for name, one in component.items()}
     return {family: cast("T", component)}
+
+
+def is_several(component: T | Mapping[str, T]) -> TypeGuard[Mapping[str, T]]:
+    """Whether it is a mapping of components, and no component itself."""
+    return getattr(component, "state_dict", None) is None and isinstance(component, Mapping)
 
 
 def is_allowed(component: str, allowed: set[str]) -> bool:
@@ -106,3 +112,17 @@ def replace_tensors(
 
         result[document] = replace(tree, torch.Tensor, leaf)
     return result
+
+
+def index_trees(trees: Mapping[str, Tree]) -> dict[str, TensorEntry]:
+    """Where each tensor of some documents lies, by key; leaves are `TensorRef`."""
+    return {
+        key: TensorEntry(
+            ref.file,
+            ref.offset,
+            ref.nbytes,
+            str(ref.dtype).removeprefix("torch."),
+            ref.shape,
+        )
+        for key, ref in tensor_keys(trees, TensorRef).items()
+    }

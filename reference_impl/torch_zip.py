@@ -15,7 +15,7 @@ import struct
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
@@ -33,6 +33,8 @@ _END64_LOCATOR = struct.Struct("<IIQI")
 _END64 = struct.Struct("<IQHHIIQQQQ")
 _CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
+_IS_END, _IS_LOCATOR64, _IS_END64 = 0x06054B50, 0x07064B50, 0x06064B50
+_IS_CENTRAL, _IS_LOCAL = 0x02014B50, 0x04034B50
 _MAX32 = 0xFFFFFFFF
 _MAX16 = 0xFFFF
 _MAX_STRUCTURE = 256 << 20  # bytes of pickled structure, about 200 per tensor
@@ -100,16 +102,16 @@ def _end_of_directory(file: BinaryIO, start: int, length: int) -> tuple[int, int
         raise _damaged(file, f"{length} bytes are too few for a zip file")
     tail = read_exact(file, start + length - _END.size, _END.size)
     signature, _, _, _, count, size, at, comment = _END.unpack(tail)
-    if signature != 0x06054B50 or comment:
+    if signature != _IS_END or comment:
         raise _damaged(file, "no end of a zip file where it should be: truncated or overwritten")
-    if count != _MAX16 and size != _MAX32 and at != _MAX32:
+    if count != _MAX16 and _MAX32 not in (size, at):
         return count, at, size
     locator = read_exact(file, start + length - _END.size - _END64_LOCATOR.size, 20)
     signature, _, end64, _ = _END64_LOCATOR.unpack(locator)
-    if signature != 0x07064B50 or end64 + _END64.size > length:
+    if signature != _IS_LOCATOR64 or end64 + _END64.size > length:
         raise _damaged(file, "its zip64 locator is wrong")
     fields = _END64.unpack(read_exact(file, start + end64, _END64.size))
-    if fields[0] != 0x06064B50:
+    if fields[0] != _IS_END64:
         raise _damaged(file, "its zip64 end is wrong")
     return fields[7], fields[9], fields[8]
 
@@ -129,7 +131,7 @@ def _records(
     position = 0
     for _ in range(count):
         fields = _CENTRAL.unpack_from(data, position)
-        if fields[0] != 0x02014B50:
+        if fields[0] != _IS_CENTRAL:
             raise _damaged(file, "a record of its zip directory has no signature")
         name_end = position + _CENTRAL.size + fields[10]
         extra_end = name_end + fields[11]
@@ -159,7 +161,7 @@ def _locate(
         raise _damaged(file, f"the record {name!r} claims {size} bytes at {at}")
     local = _LOCAL.unpack(read_exact(file, start + at, _LOCAL.size))
     data_at = at + _LOCAL.size + local[9] + local[10]
-    if local[0] != 0x04034B50 or data_at + size > limit:
+    if local[0] != _IS_LOCAL or data_at + size > limit:
         raise _damaged(file, f"the record {name!r} claims {size} bytes at {data_at} of {limit}")
     return start + data_at, size
 
@@ -178,6 +180,11 @@ def _zip64_sizes(extra: bytes, packed: int, size: int, at: int) -> tuple[int, in
     return packed, size, at
 
 
+def opcodes(names: str) -> frozenset[str]:
+    """A set of names of pickle instructions."""
+    return frozenset(names.split())
+
+
 def check_opcodes(data: bytes, allowed: frozenset[str]) -> None:
     """Look at a pickle's instructions before any is carried out.
 
@@ -191,18 +198,18 @@ def check_opcodes(data: bytes, allowed: frozenset[str]) -> None:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name not in allowed:
                 raise CheckpointDamaged(f"a pickled structure uses {opcode.name}")
-            if "PUT" in opcode.name and not 0 <= argument <= len(data):
+            if "PUT" in opcode.name and int(argument or 0) > len(data):
                 raise CheckpointDamaged(f"a pickled structure asks for memo index {argument}")
     except (ValueError, UnicodeDecodeError) as error:
         raise CheckpointDamaged(f"a pickled structure is malformed: {error}") from error
 
 
 # What the C pickler writes at protocol 2, the protocol of torch.save.
-_OPCODES = frozenset(
+_OPCODES = opcodes(
     "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
     "SHORT_BINSTRING EMPTY_DICT EMPTY_LIST EMPTY_TUPLE EMPTY_SET TUPLE TUPLE1 TUPLE2 TUPLE3 "
     "APPEND APPENDS SETITEM SETITEMS GLOBAL REDUCE BUILD BINGET LONG_BINGET BINPUT LONG_BINPUT "
-    "BINPERSID".split(),
+    "BINPERSID",
 )
 
 
@@ -219,18 +226,22 @@ class StructureUnpickler(pickle.Unpickler):
         self._file = file
         self._records = records
 
-    def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """The constructor behind a name of the list; CheckpointDamaged for any other."""
+    def find_class(self, module: str, name: str) -> object:
+        """What is behind a name of the list; CheckpointDamaged for any other name."""
         if module == "torch._utils" and name == "_rebuild_tensor_v2":
             return self._rebuild_typed
         if module == "torch._utils" and name == "_rebuild_tensor_v3":
             return self._rebuild_untyped
-        found = _CONSTRUCTORS.get((module, name)) or _torch_constant(module, name)
+        found = (
+            _CONSTRUCTORS.get((module, name))
+            or _storage_type(module, name)
+            or torch_dtype(module, name)
+        )
         if found is None:
             raise CheckpointDamaged(f"{self._file} asks for {module}.{name}: refused, not run")
         return found
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Tree) -> _Storage:
         """A storage, by its record: `("storage", type, key, device, number of elements)`."""
         _, kind, key, _, count = pid
         offset, size = self._records[f"data/{key}"]
@@ -238,12 +249,12 @@ class StructureUnpickler(pickle.Unpickler):
             raise CheckpointDamaged(f"{self._file}: storage {key} does not have the claimed size")
         return _Storage(offset, size, kind.dtype)
 
-    def _rebuild_typed(self, *arguments: Any) -> TensorRef:
+    def _rebuild_typed(self, *arguments: Tree) -> TensorRef:
         """Stand-in for `_rebuild_tensor_v2`: the storage has the dtype."""
         storage, first, shape, stride = arguments[:4]
         return self._reference(storage, storage.dtype, first, (shape, stride))
 
-    def _rebuild_untyped(self, *arguments: Any) -> TensorRef:
+    def _rebuild_untyped(self, *arguments: Tree) -> TensorRef:
         """Stand-in for `_rebuild_tensor_v3`: newer dtypes, over a storage of plain bytes."""
         storage, first, shape, stride, _, _, dtype = arguments[:7]
         return self._reference(storage, dtype, first, (shape, stride))
@@ -275,24 +286,32 @@ class _StorageType:
     dtype: torch.dtype
 
 
+def _encode_bytes(text: str, _: str) -> bytes:
+    """Stand-in for `_codecs.encode`, by which protocol 2 writes bytes."""
+    return text.encode("latin1")
+
+
 _CONSTRUCTORS: dict[tuple[str, str], Callable[..., object]] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "Counter"): Counter,
     ("torch", "Size"): torch.Size,
     ("torch", "device"): torch.device,
-    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how protocol 2 writes bytes
+    ("_codecs", "encode"): _encode_bytes,
     ("__builtin__", "set"): set,
     ("__builtin__", "complex"): complex,
     ("__builtin__", "bytearray"): bytearray,
 }
 
 
-def _torch_constant(module: str, name: str) -> Any:
-    """A dtype of torch, or the stand-in for a class of storage; None for anything else."""
-    if module in ("torch", "torch.storage") and name in _STORAGE_TYPES:
-        return _STORAGE_TYPES[name]
+def torch_dtype(module: str, name: str) -> torch.dtype | None:
+    """The dtype behind a name; None for anything else."""
     value = getattr(torch, name, None) if module == "torch" else None
     return value if isinstance(value, torch.dtype) else None
+
+
+def _storage_type(module: str, name: str) -> _StorageType | None:
+    """The stand-in for a class of storage; None for anything else."""
+    return _STORAGE_TYPES.get(name) if module in ("torch", "torch.storage") else None
 
 
 _STORAGE_TYPES = {

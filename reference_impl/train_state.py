@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
+from ckpt_conformance.reference_impl.encode import type_of
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ _NUMPY_WORDS = 624
 class Stateful(Protocol):
     """What can be saved: the two methods that torch's objects have."""
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> Tree:
         """The state, as a dict."""
         ...
 
-    def load_state_dict(self, state_dict: Any, /) -> Any:
+    def load_state_dict(self, state_dict: Tree, /) -> object:
         """Take a state back."""
         ...
 
@@ -78,15 +79,14 @@ def _get_python() -> dict[str, Tree]:
 def _get_numpy() -> dict[str, Tree]:
     """`np.random.get_state()`, losslessly."""
     state: Any = np.random.get_state()  # noqa: NPY002 - the legacy generator is what jobs use
-    if not isinstance(state, tuple) or state[0] != "MT19937":
+    if type_of(state) is not tuple or state[0] != "MT19937":
         raise SaveRefused("numpy's global generator is not MT19937: restore the default one")
-    kind, words, position, has_gauss, gauss = cast("tuple[Any, ...]", state)
     return {
-        "kind": str(kind),
-        "words": torch.from_numpy(np.asarray(words).astype(np.int64)),
-        "position": int(position),
-        "has_gauss": int(has_gauss),
-        "gauss": float(gauss),
+        "kind": "MT19937",
+        "words": torch.from_numpy(state[1].astype(np.int64)),
+        "position": int(state[2]),
+        "has_gauss": int(state[3]),
+        "gauss": float(state[4]),
     }
 
 
@@ -155,7 +155,7 @@ def build_train_state(
     step: int,
     tokens_seen: int,
     scheduler: Stateful | Mapping[str, Stateful] | None = None,
-    dataloader: Stateful | None = None,
+    dataloader: Stateful | Mapping[str, Stateful] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Tree]:
     """The train state of this process, as it is written (K002, K003).
@@ -183,15 +183,14 @@ def build_train_state(
     if scheduler is not None:
         state["scheduler"] = state_of(scheduler)
     if dataloader is not None:
-        state["dataloader"] = dataloader.state_dict()
+        state["dataloader"] = state_of(dataloader)
     return state
 
 
 def state_of(component: Stateful | Mapping[str, Stateful]) -> Tree:
     """The state of one component, or of each of several by name."""
     if isinstance(component, Mapping):
-        several = cast("Mapping[str, Stateful]", component)
-        return {name: one.state_dict() for name, one in several.items()}
+        return {name: one.state_dict() for name, one in component.items()}
     return component.state_dict()
 
 
@@ -235,10 +234,9 @@ def restore_train_state(
 def load_into(component: Stateful | Mapping[str, Stateful], state: Tree) -> None:
     """Hand a state to one component, or to each of several by name."""
     if isinstance(component, Mapping):
-        several = cast("Mapping[str, Stateful]", component)
-        if set(several) != set(state):
-            raise CheckpointDamaged(f"saved for {sorted(state)}, asked for {sorted(several)}")
-        for name, one in several.items():
+        if set(component) != set(state):
+            raise CheckpointDamaged(f"saved for {sorted(state)}, asked for {sorted(component)}")
+        for name, one in component.items():
             one.load_state_dict(state[name])
     else:
         component.load_state_dict(state)

@@ -24,7 +24,9 @@ def test_a_new_process_loads_what_was_saved(subject: Subject) -> None:
     Why: one save path that omits a file which the loader requires makes every restart fail (B11).
     How: save two steps, end the process, load the latest in a fresh one.
     """
-    subject.run(4, (2, 4), then=[CLOSE])
+    saved = subject.run(4, (2, 4), then=[CLOSE])
+    if saved.how != "ended" or saved.error:
+        raise Violation("a run without faults does not end well", evidence=subject.evidence(saved))
     ending = subject.resume()
     if subject.tell(ending) != "step 4":
         raise Violation(
@@ -41,6 +43,7 @@ def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
     How: save two steps; ask the live manager, then one in a fresh process.
     """
     resumption.control(test_a_save_that_returned_is_there, subject, "CKC-SMOK-004")
+    trees.clear(subject.root)
     ending = subject.run(4, (2, 4), then=[{"op": "steps"}, CLOSE])
     live = ending.result("steps").get("value")
     if live is None:
@@ -58,7 +61,9 @@ def test_each_declared_capability_works(subject: Subject) -> None:
     weights although a checkpoint was named (R06).
     How: use each declared capability once, without any fault.
     """
-    subject.golden()
+    resumption.control(test_a_new_process_loads_what_was_saved, subject, "CKC-SMOK-001")
+    if "steps" in subject.info.capabilities:
+        resumption.control(test_discovery_names_an_acknowledged_step, subject, "CKC-SMOK-002")
     for capability in subject.info.capabilities:
         use = PLAIN_USE.get(capability)
         if use is not None:
@@ -107,6 +112,7 @@ def _retention(subject: Subject) -> None:
 
 
 def _mirror(subject: Subject) -> None:
+    trees.clear(subject.root)
     mirror = subject.scratch / "mirror"
     mirror.mkdir()
     ending = subject.run(2, (2,), options={"mirror": str(mirror)}, then=[CLOSE])

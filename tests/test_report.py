@@ -40,6 +40,7 @@ EVIDENCE = {
     "steps acknowledged": [10, 20, 30],
     "digest saved": "blake2b:9f2c6b1d77e04a55a1b0c3d2e4f5061728394a5b",
     "digest served": "blake2b:03ac674216f3e15c761ee1a5e255f067953623c8",
+    "bundle": "CKC-ATOM-001-test_a_kill",
     "file": "run-7/checkpoints/step-0000000030/__0_0.distcp",
     "damage": {"kind": "bit flip", "offset": 40961, "bit": 3, "file size": 1048576},
 }
@@ -76,11 +77,11 @@ REASONS = {
 }
 INFO = AdapterInfo(
     name="torch-save-inplace",
-    version="2.13.0",
+    version="2.13.0+cpu",
     shape="manager",
     capabilities=["explicit-step", "retention"],
     holds=["extra", "model", "optimizer", "rng", "scheduler"],
-    library="torch 2.13.0+cpu",
+    library="torch",
     recipe="torch.save to the final name, one file for all steps",
     owner="recipe",
     notes="",
@@ -260,7 +261,6 @@ OVERFLOW = """(width => {
   const page = document.documentElement.scrollWidth > width ? ['page'] : [];
   return [...page, ...[...wide, ...cut].map(name)].slice(0, 8);
 })"""
-# WCAG 2: text against the first opaque background behind it.
 CONTRAST = """(() => {
   document.querySelectorAll('details').forEach(one => one.open = true);
   const parts = text => text.match(/[\\d.]+/g).map(Number);
@@ -345,7 +345,6 @@ def test_filters_work_without_a_script(browser: Browser, page: Path) -> None:
     browser.open(page, 1280)
     assert len(browser.run(SHOWN)) == 70
     for verdict in Verdict:
-        # A click on the label, as a user's: the page itself holds no script.
         browser.run(f"document.getElementById('f-{verdict}').click()")
         assert set(browser.run(SHOWN)) == {f"v-{verdict}"}
 
@@ -380,6 +379,7 @@ def test_page_names_everything_a_reader_needs() -> None:
     one = result["invariants"]["CKC-SMOK-001"]
     wanted = [one["statement"], one["why"], one["reason"], one["reproduce"], "promise (MUST)"]
     wanted += ["40 of 64 (62.5 %)", "reproduced with a real process", "ext4", "Linux 6.18.44"]
+    wanted += ['<a href="bundles/CKC-ATOM-001-test_a_kill/violation.json">']
     wanted += ["https://github.com/Lightning-AI/pytorch-lightning/issues/688", "practice (SHOULD)"]
     assert [text for text in wanted if text not in html.replace("&#39;", "'")] == []
 

@@ -51,7 +51,7 @@ class SaveState:
             project = ProjectConfiguration(
                 str(self.root), automatic_checkpoint_naming=True, total_limit=self.total_limit
             )
-            # Without device placement: to place an optimizer reloads its state, and ours is in place.
+            # No device placement: it would reload the optimizers, and all is in its place.
             self.accelerator = Accelerator(cpu=True, device_placement=False, project_config=project)
             self.accelerator.prepare(job.model, *job.optimizers.values(), *job.schedulers.values())
             self.step = Step(job)
@@ -102,14 +102,11 @@ def make() -> Accelerate:
     return Accelerate(
         name="accelerate",
         version=metadata.version("accelerate"),
-        capabilities=frozenset(
-            {Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}
-        ),
+        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
         holds=EVERYTHING | {"gradients"},
         library="accelerate",
-        recipe="huggingface.co/docs/accelerate/usage_guides/checkpoint: 'if automatic_checkpoint_naming "
-        "is enabled each saved checkpoint will be located then at "
-        "Accelerator.project_dir/checkpoints/checkpoint_{checkpoint_number}'; number = step; "
-        "model, optimizers, schedulers prepared, the rest by register_for_checkpointing()",
-        promises={},
+        recipe="huggingface.co/docs/accelerate/usage_guides/checkpoint: 'if automatic_checkpoint_"
+        "naming is enabled each saved checkpoint will be located then at Accelerator.project_dir/"
+        "checkpoints/checkpoint_{checkpoint_number}'; the number is the step, total_limit is set, "
+        "what prepare() does not take goes to register_for_checkpointing()",
     )

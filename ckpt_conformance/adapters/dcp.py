@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizers
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -34,9 +35,9 @@ class Optimizers:
         return get_optimizers(self.job.model, list(self.job.optimizers.values()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set what DCP has read."""
-        optimizers = list(self.job.optimizers.values())
-        set_optimizers(self.job.model, optimizers, optim_state_dict=state)
+        """Set what DCP has read; not strict, as torch's own message advises for missing state."""
+        given: Any = {"optim_state_dict": state, "options": StateDictOptions(strict=False)}
+        set_optimizers(self.job.model, list(self.job.optimizers.values()), **given)
 
 
 @dataclass(frozen=True)

@@ -11,156 +11,166 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.contract import AdapterBase, Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
-    from ckpt_conformance.contract import Journal, OpenOptions, TrainingJob
+    from lightning.pytorch import LightningModule
+    from torch import Tensor
 
-OWN = ("extra", "ema")  # the user's objects: saved by the module's documented hooks
+    from ckpt_conformance.contract import Journal, OpenOptions
+    from ckpt_conformance.job import Job
+    from ckpt_conformance.loader import Batch
 
-
-class Batches:
-    """The job's loader for Lightning, which never asks a sized loader for the end of its epoch."""
-
-    def __init__(self, loader: Any) -> None:  # noqa: ANN401  the job's stateful loader
-        """Share the loader's state."""
-        self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
-        self.loader = loader
-
-    def __len__(self) -> int:
-        """Count the batches of an epoch."""
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Step to the next epoch if this one is read, then yield the rest."""
-        if self.loader.position == len(self):
-            next(iter(self.loader), None)
-        yield from self.loader
+BY_HOOK = ("extra", "ema")  # the user's own objects: through on_save_checkpoint, as documented
+LAST_K = {"filename": "{global_step:.0f}", "monitor": "global_step", "mode": "max"}
+# With the counter a step that is saved again goes to another file, and its old one stays.
+SAVE = LAST_K | {"every_n_train_steps": 1, "save_last": True, "enable_version_counter": False}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 @cache
-def classes() -> tuple[Any, Any, Any]:
-    """Give Lightning's Trainer, and our module and callback: made late, for they derive from its own."""
-    import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import ModelCheckpoint
+def module_class() -> type[LightningModule]:
+    """Make the module's class: late, for its base is Lightning's."""
+    from lightning.pytorch import LightningModule
 
-    class Module(pl.LightningModule):
-        """The job as Lightning sees it."""
+    class Module(LightningModule):  # type: ignore[misc]  # lightning may not be installed
+        """A job as Lightning sees it."""
 
-        def __init__(self, job: TrainingJob) -> None:
+        def __init__(self, job: Job) -> None:
+            """Hold the job; several optimizers are stepped by hand, as Lightning demands."""
             super().__init__()
             self.job, self.model = job, job.model
             self.automatic_optimization = len(job.optimizers) == 1
 
-        def configure_optimizers(self) -> Any:
-            schedulers = [{"scheduler": s, "interval": "step"} for s in self.job.schedulers.values()]
-            return list(self.job.optimizers.values()), schedulers
+        def configure_optimizers(self) -> object:
+            """Give optimizers and schedulers, which step with every batch."""
+            schedules = self.job.schedulers.values()
+            every_step = [{"scheduler": schedule, "interval": "step"} for schedule in schedules]
+            return list(self.job.optimizers.values()), every_step
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch: Batch) -> Tensor:
+            """Run one batch at the step that Lightning's own loop counts."""
             self.job.step = self.trainer.fit_loop.total_batch_idx
-            self.log("global_step", float(self.job.step + 1))
-            self.last = loss = self.job.loss(batch)
-            if not self.automatic_optimization:  # as Lightning asks for with several optimizers
-                self.manual_backward(loss)
-                for optimizer in self.optimizers():
-                    optimizer.step()
-                    optimizer.zero_grad()
-                for scheduler in self.lr_schedulers():
-                    scheduler.step()
-            return loss
+            self.log("global_step", self.job.step + 1.0)
+            self.last_loss = self.job.loss(batch)
+            if not self.automatic_optimization:
+                step_by_hand(self, self.last_loss)
+            return self.last_loss
+
+        def on_train_epoch_end(self) -> None:
+            """Step the loader to its next epoch: Lightning counts and never asks for more."""
+            if self.job.loader.position == len(self.job.loader):
+                next(iter(self.job.loader), None)
 
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["job"] = {name: self.job.components[name].state_dict() for name in OWN}
+            """Add the user's objects."""
+            checkpoint["own"] = {name: self.job.components[name].state_dict() for name in BY_HOOK}
 
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            for name in OWN:
-                self.job.components[name].load_state_dict(checkpoint["job"][name])
+            """Hand the user's objects back."""
+            for name in BY_HOOK:
+                self.job.components[name].load_state_dict(checkpoint["own"][name])
 
-    class AtSteps(ModelCheckpoint):
-        """Saves at chosen steps, after the job has counted the step; tells the journal."""
+    return Module
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
-            job = pl_module.job
-            job.after_step(pl_module.last)
-            if job.step in self.save_at:
-                self.journal.begun(job.step)
-                try:
-                    super().on_train_batch_end(trainer, pl_module, *rest)
-                except Exception as error:
-                    self.journal.failed(job.step, error)
-                    raise
-                self.journal.acknowledged(job.step)
 
-    return pl.Trainer, Module, AtSteps
+@cache
+def callback_class() -> type[Any]:
+    """Make the callback's class: late, for its base is Lightning's."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class AtSteps(ModelCheckpoint):  # type: ignore[misc]  # as above
+        """A ModelCheckpoint for chosen steps, which counts the step first and tells the journal."""
+
+        def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:  # noqa: ANN401
+            """Save if the step is chosen; in the middle of an accumulation there is no save."""
+            job, whole = module.job, (rest[-1] + 1) % trainer.accumulate_grad_batches == 0
+            job.after_step(module.last_loss)
+            trainer.should_stop = job.step >= self.until
+            if job.step not in self.save_at or not (whole or trainer.is_last_batch):
+                return
+            self.journal.begun(job.step)
+            try:
+                super().on_train_batch_end(trainer, module, *rest)
+            except Exception as error:
+                self.journal.failed(job.step, error)
+                raise
+            self.journal.acknowledged(job.step)
+
+    return AtSteps
+
+
+def step_by_hand(module: LightningModule, loss: Tensor) -> None:
+    """Step every optimizer and scheduler."""
+    module.manual_backward(loss)
+    for optimizer in module.optimizers():
+        optimizer.step()
+        optimizer.zero_grad()
+    for scheduler in module.lr_schedulers():
+        scheduler.step()
 
 
 class LightningTrainer:
-    """Fits a job with `Trainer.fit`."""
+    """Fits jobs by `Trainer.fit`."""
 
     def __init__(self, root: Path, keep_last: int | None) -> None:
-        """Keep where and how many."""
-        self.root, self.keep_last = root, keep_last
+        """Keep the directory and how many of the last steps stay; -1 is all."""
+        self.root, self.save_top_k = root, -1 if keep_last is None else keep_last
 
     def fit(
         self,
-        job: TrainingJob,
+        job: Job,
         until: int,
         save_at: Collection[int],
-        resume: bool | int | Path,  # noqa: FBT001  the frameworks' own word
+        resume: bool | int | Path,  # noqa: FBT001  the contract's own
         journal: Journal,
     ) -> None:
-        """Train; resume from `last`, or from the file of a step."""
-        trainer_class, module_class, callback_class = classes()
-        callback = callback_class(
-            self.root,
-            "{global_step:.0f}",
-            monitor="global_step",
-            mode="max",
-            save_top_k=-1 if self.keep_last is None else self.keep_last,
-            save_last=True,
-            every_n_train_steps=1,
-            enable_version_counter=False,
-        )
-        callback.save_at, callback.journal = save_at, journal
-        trainer = trainer_class(
+        """Train; resume from the last checkpoint, or from the file of a step."""
+        from lightning.pytorch import Trainer
+
+        callback = callback_class()(self.root, save_top_k=self.save_top_k, **SAVE)
+        callback.until, callback.save_at, callback.journal = until, save_at, journal
+        trainer = Trainer(
             accelerator="cpu",
-            devices=1,
-            max_steps=until * len(job.optimizers),
-            default_root_dir=self.root,
+            max_steps=until * len(job.optimizers),  # Lightning counts the steps of all optimizers
             accumulate_grad_batches=job.accumulate,
             callbacks=[callback],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+            default_root_dir=self.root,
+            **QUIET,
         )
+        trainer.fit(module_class()(job), job.loader, ckpt_path=self.path(resume))
+
+    def path(self, resume: bool | int | Path) -> Path | str | None:  # noqa: FBT001  as above
+        """Give what `ckpt_path` asks for: nothing, the last, the file of a step, a path."""
         if isinstance(resume, bool):
-            path: Any = "last" if resume else None
-        else:
-            path = resume if isinstance(resume, Path) else self.root / f"global_step={resume}.ckpt"
-        trainer.fit(module_class(job), Batches(job.loader), ckpt_path=path)
+            return "last" if resume else None
+        return resume if isinstance(resume, Path) else self.root / f"global_step={resume}.ckpt"
 
 
 @dataclass(frozen=True)
 class Lightning(AdapterBase):
-    """Adapter of Lightning's documented way to save the last steps and resume."""
+    """Adapter of what Lightning documents: keep the last K steps, resume from `last`."""
 
     def preload(self) -> None:
-        """Import once, in the server."""
-        classes()
+        """Import Lightning once, before lives are forked."""
+        module_class()
+        callback_class()
 
-    def open(self, root: Path, options: OpenOptions) -> LightningTrainer:
+    def open(self, root: Path, options: OpenOptions) -> Any:  # noqa: ANN401  its fit takes a Job
         """Open on a directory."""
         return LightningTrainer(root, options.keep_last)
 
 
 def make() -> Lightning:
-    """Make the adapter; raises PackageNotFoundError without lightning."""
+    """Make the adapter; raises PackageNotFoundError (an ImportError) without lightning."""
     return Lightning(
         name="lightning",
         version=metadata.version("lightning"),
         shape="trainer",
         capabilities=frozenset({Capability.EXPLICIT_STEP, Capability.RETENTION}),
         holds=frozenset({"model", "optimizer", "scheduler", "loader", "ema", "extra"}),
-        refusals=(FileNotFoundError,),
+        refusals=(FileNotFoundError,),  # TorchCheckpointIO.load_checkpoint, "Raises"
         library="lightning",
-        recipe="",
+        recipe="lightning.ai/docs/pytorch/stable/common/checkpointing_intermediate.html: "
+        "'saves last-K checkpoints based on \"global_step\" metric'; save_last=True and "
+        "fit(ckpt_path='last'); the user's own objects through on_save_checkpoint",
     )

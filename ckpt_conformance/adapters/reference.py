@@ -11,9 +11,11 @@ from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 from ckpt_conformance.reference_impl import (
     CheckpointError,
     CheckpointManager,
+    CheckpointReference,
     DirectoryMirror,
     rehydrate,
 )
+from ckpt_conformance.reference_impl.snapshot import Snapshot
 from ckpt_conformance.reference_impl.trainer import parts
 
 if TYPE_CHECKING:
@@ -55,13 +57,35 @@ class ReferenceManager:
 
     def load_without(self, job: TrainingJob, step: int, component: str) -> int:
         """Load and leave one component cold, on request."""
-        return self.load(job, step, allow_missing={component})
+        given = parts(job)
+        if component == "optimizer":
+            given["optimizers"] = {}
+        result = self.manager.load(step=step, **given, allow_missing={component})
+        job.extra.load_state_dict(result.extra)
+        return result.step
 
     def export(self, step: int, destination: Path) -> Path:
         """Write the step as one per-rank model file and give its path."""
         folder = Path(destination)
         rehydrate(self.root / f"dcp_{step:06d}", folder)
         return folder / f"model_{step:06d}.pt"
+
+    def plant(self, step: int) -> None:
+        """Commit a checkpoint that holds nothing: discovery shows it, Python alone wrote it."""
+        manager, place = self.manager, self.place(step)
+        place.directory.mkdir(parents=True, exist_ok=True)
+        manifest = manager.make_manifest(Snapshot(step, 0, {}, {}, []), f"plant{step}", {}, {})
+        manager.write_bytes(place.manifest_path, manifest.to_bytes())
+
+    def rotate(self, step: int) -> None:
+        """Run the rotation that follows a save of a step."""
+        self.manager.retain(self.place(step))
+
+    def place(self, step: int) -> CheckpointReference:
+        """Where a step lies in the manager's own format."""
+        if self.manager.use_dcp:
+            return CheckpointReference(self.root / f"dcp_{step:06d}", step, "dcp")
+        return CheckpointReference(self.root, step, "model")
 
     def steps(self) -> list[int]:
         """Ask discovery."""
@@ -81,9 +105,8 @@ class Reference(AdapterBase):
 
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""
-        mirror = (
-            DirectoryMirror(options.mirror, before_file=options.upload_gate) if options.mirror else None
-        )
+        target, gate = options.mirror, options.upload_gate
+        mirror = DirectoryMirror(target, before_file=gate) if target else None
         use_dcp = self.use_dcp if options.kind is None else options.kind == "dcp"
         keep = 0 if options.keep_last is None else options.keep_last
         return ReferenceManager(

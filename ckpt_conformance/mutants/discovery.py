@@ -1,0 +1,317 @@
+"""Class B: what a restart takes; and what a resumed run writes over (C14, A10)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import (
+    CheckpointDamaged,
+    CheckpointManager,
+    CheckpointNotFound,
+    CheckpointReference,
+    LoadResult,
+    layout,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from ckpt_conformance.reference_impl.loading import OpenCheckpoint
+    from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+
+def is_latest(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a load asks for the newest checkpoint, and for none by name."""
+    asked = (*given, named.get("reference"), named.get("step"))
+    return all(one is None for one in asked)
+
+
+def cold(root: Path) -> LoadResult:
+    """Give what a load returns that has found nothing to resume from."""
+    return LoadResult(0, 0, {}, CheckpointReference(root, 0, "model"), [], [])
+
+
+@mutant(
+    "B10",
+    url="nvidia-cosmos/cosmos-rl#232",
+    change="the newest step is the last one in the order of text",
+    violates={"CKC-DISC-001"},
+)
+class NewestByText(CheckpointManager):
+    """Sorts steps as text."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """Newest first, as text."""
+        found = super().candidates(*given, **named)
+        return sorted(found, key=lambda one: str(one.step), reverse=True)
+
+
+@mutant(
+    "B07",
+    url="huggingface/transformers#35782",
+    change="the step with the largest number is the only candidate, whole or not",
+    violates={"CKC-DISC-010"},
+)
+class OnlyTheNewest(CheckpointManager):
+    """Does not fall back."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """The newest by number."""
+        return super().candidates(*given, **named)[:1]
+
+
+@mutant(
+    "B05",
+    url="KempnerInstitute/KempnerForge#177",
+    change="without a pointer the step with the largest number is taken, whole or not",
+    violates={"CKC-DISC-010"},
+)
+class WeakFallback(CheckpointManager):
+    """Its fallback is weaker than its main rule."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """All with a pointer, the newest without."""
+        found = super().candidates(*given, **named)
+        return found if resolve.read_latest(self.root) else found[:1]
+
+
+@mutant(
+    "B08",
+    url="marin-community/marin#8760",
+    change="a newest checkpoint that cannot be read counts as none: the run starts at step 0",
+    violates={"CKC-DISC-002"},
+)
+class UnreadableIsAbsent(OnlyTheNewest):
+    """Takes a read error for absence."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, or begin anew."""
+        try:
+            return super().load(*given, **named)
+        except CheckpointDamaged:
+            if not is_latest(given, named):
+                raise
+            return cold(self.root)
+
+
+@mutant(
+    "B09",
+    url="Lightning-AI/pytorch-lightning#7072",
+    change="a load that finds nothing warns and lets the run begin from scratch",
+    violates={"CKC-DISC-007"},
+)
+class NothingIsFine(CheckpointManager):
+    """Makes an explicit wish to resume optional."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load if there is something."""
+        try:
+            return super().load(*given, **named)
+        except CheckpointNotFound:
+            if not is_latest(given, named):
+                raise
+            return cold(self.root)
+
+
+@mutant(
+    "B01",
+    url="KempnerInstitute/KempnerForge#102",
+    change="what the pointer names is loaded, however old it is",
+    violates={"CKC-DISC-003"},
+)
+class PointerDecides(CheckpointManager):
+    """Trusts the pointer more than the directory."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """The one that the pointer names first."""
+        latest = resolve.read_latest(self.root)
+        found = super().candidates(*given, **named)
+        return sorted(found, key=lambda one: one.commit_name != latest)
+
+
+class RecordsItsPlace(CheckpointManager):
+    """Reads the files of a checkpoint where the manifest says that they were written."""
+
+    def place(self) -> str:
+        """What is recorded."""
+        raise NotImplementedError
+
+    def make_manifest(self, *given: Any) -> Manifest:  # noqa: ANN401
+        """Record the place."""
+        return replace(super().make_manifest(*given), config={"root": self.place()})
+
+    def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
+        """Open the files at the recorded place."""
+        place = Path(self.read_manifest(reference).config["root"])
+        return super().open_verified(replace(reference, directory=place), allowed)
+
+
+@mutant(
+    "B12",
+    url="huggingface/transformers#48319",
+    change="the absolute path of the root is kept in the checkpoint and used at load",
+    violates={"CKC-DISC-004"},
+)
+class AbsolutePaths(RecordsItsPlace):
+    """Keeps absolute paths."""
+
+    def place(self) -> str:
+        """Absolute."""
+        return str(self.root.resolve())
+
+
+@mutant(
+    "B13",
+    url="mosaicml/composer#1037",
+    change="the path of the root is kept as it was given, relative to the working directory",
+    violates={"CKC-DISC-004"},
+)
+class RelativeToTheWorkingDirectory(RecordsItsPlace):
+    """Keeps paths that depend on where the job runs."""
+
+    def place(self) -> str:
+        """As the user wrote it."""
+        return str(self.root)
+
+
+@mutant(
+    "B14",
+    url="Lightning-AI/pytorch-lightning#21110",
+    change="every name in the root is looked at through its links, which may have no end",
+    violates={"CKC-DISC-005"},
+)
+class FollowsLinks(CheckpointManager):
+    """Resolves what it does not know."""
+
+    def prepare(self) -> None:
+        """Take stock of the root before a save."""
+        super().prepare()
+        sorted(self.root.iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+@mutant(
+    "B10-foreign",
+    url="strands-labs/robots#3165",
+    change="every name that begins like a manifest's must hold a number, or the save raises (KX8)",
+    violates={"CKC-DISC-005"},
+)
+class EveryNameIsANumber(CheckpointManager):
+    """Takes every name for its own."""
+
+    def prepare(self) -> None:
+        """Sort what is there by number before a save."""
+        super().prepare()
+        sorted(int(path.stem.split("_")[1]) for path in self.root.glob("meta_*"))
+
+
+@mutant(
+    "C05-latest",
+    url="huggingface/transformers#26961",
+    change="the newest checkpoint is the one that was modified last",
+    violates={"CKC-DISC-006"},
+)
+class NewestByTime(CheckpointManager):
+    """Takes the time of modification for age."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """Last modified first."""
+        found = super().candidates(*given, **named)
+
+        def modified(one: CheckpointReference) -> int:
+            with suppress(OSError):
+                return one.manifest_path.stat().st_mtime_ns
+            return 0
+
+        return sorted(found, key=modified, reverse=True)
+
+
+@mutant(
+    "A10",
+    url="vllm-project/speculators#1026",
+    change="a second save of a step writes the train state of the first beside the new weights",
+    violates={"CKC-DISC-008"},
+)
+class StaleSidecar(CheckpointManager):
+    """Does not write one part again."""
+
+    def capture(self, step: int, **named: Any) -> Snapshot:  # noqa: ANN401
+        """Take the train state once per step."""
+        known: dict[int, Any] = self.__dict__.setdefault("known", {})
+        state = super().capture(step, **named)
+        extra = known.setdefault(step, state.documents["extra"])
+        return replace(state, documents={**state.documents, "extra": extra})
+
+
+@mutant(
+    "R01",
+    url="huggingface/diffusers#14769",
+    change="a save of a step that is there already leaves it as it is and reports success",
+    violates={"CKC-DISC-008"},
+)
+class FirstSaveWins(CheckpointManager):
+    """Keeps the older save of a step."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save unless the step is there."""
+        for one in resolve.scan(self.root):
+            if one.complete and one.reference.step == state.step:
+                return one.reference
+        return super().save_snapshot(state)
+
+
+@mutant(
+    "B04",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    change="steps() names what the pointer names, load takes what the directory holds",
+    violates={"CKC-DISC-009"},
+)
+class TwoRules(CheckpointManager):
+    """Has a second rule of discovery for its listing."""
+
+    def steps(self) -> list[int]:
+        """The step in the pointer."""
+        latest = resolve.read_latest(self.root) or ""
+        found = (layout.flat_manifest_step(latest), layout.directory_step(latest))
+        return [step for step in found if step is not None]
+
+
+@mutant(
+    "A09",
+    url="vllm-project/speculators#739",
+    change="steps() goes by names; nothing asks whether the files are there",
+    violates={"CKC-DISC-013"},
+)
+class AdvertisesNames(CheckpointManager):
+    """Has no marker of completeness in its listing."""
+
+    def steps(self) -> list[int]:
+        """Every number among the names."""
+        found = resolve.names_in(self.root)
+        steps = (layout.flat_data_step(name) or layout.flat_manifest_step(name) for name in found)
+        return sorted({step for step in steps if step is not None})
+
+
+@mutant(
+    "C14",
+    url="TheLastBen/fast-stable-diffusion#1198",
+    change="the name of a checkpoint comes from a counter that starts at 0 in each process",
+    violates={"CKC-DISC-012"},
+)
+class LocalCounter(CheckpointManager):
+    """Counts from where this process began."""
+
+    began = 0
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load; the counter stays at 0."""
+        result = super().load(*given, **named)
+        self.began = result.step
+        return result
+
+    def save(self, step: int, **named: Any) -> Path:  # noqa: ANN401
+        """Save under the counter's number."""
+        return super().save(step - self.began, **named)

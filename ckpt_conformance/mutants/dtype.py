@@ -1,0 +1,86 @@
+"""Mutants of dtype and precision (class K)."""
+
+# ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _change(optimizer: Any, key: str, new: Callable[[Any, Any], Any]) -> None:
+    """Replace an entry of each parameter's state; an empty key means all but `step`."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if name == key or (not key and name != "step"):
+                state[name] = new(parameter, value)
+
+
+@mutant(
+    "K01",
+    url="pytorch/pytorch#43706",
+    change="optimizer state is cast to the dtype of its parameter",
+    violates={"CKC-COMP-003", "CKC-RSUM-010"},
+)
+class StateIsCast(CheckpointManager):
+    """Fp32 masters and momentum of bf16 parameters lose their low bits."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then cast."""
+        super().restore_optimizer(optimizer, state)
+        _change(optimizer, "", lambda parameter, value: value.to(parameter.dtype))
+
+
+@mutant(
+    "K03",
+    url="TensorAuto/OpenTau#185",
+    change="fp32 masters are rebuilt from the bf16 parameters",
+    violates={"CKC-COMP-003", "CKC-RSUM-010"},
+)
+class MastersAreRebuilt(CheckpointManager):
+    """What the masters had beyond bf16 is lost at each resume."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then take the masters from the parameters."""
+        super().restore_optimizer(optimizer, state)
+        _change(optimizer, "master", lambda parameter, _: parameter.detach().float())
+
+
+@mutant(
+    "K04",
+    url="NVIDIA/Megatron-LM#6666",
+    change="fp8 tensors are quantised anew, with a scale of their own, when they are loaded",
+    violates={"CKC-RTRP-004", "CKC-RSUM-010"},
+)
+class QuantisedAgain(CheckpointManager):
+    """What was saved is the dequantised value; the load makes other fp8 numbers of it."""
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+        """Quantise to the full range before the load."""
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float8_e4m3fn:
+                wide = value.float()
+                value.copy_((wide * (448.0 / wide.abs().max())).to(value.dtype))
+        super().restore_model(model, state)
+
+
+@mutant(
+    "K06",
+    url="pytorch/pytorch#75214",
+    change="the optimizer's step counter is cast to the dtype of its parameter",
+    violates={"CKC-COMP-002"},
+)
+class CounterIsCast(CheckpointManager):
+    """A bf16 parameter counts its steps in bf16."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then cast the counters."""
+        super().restore_optimizer(optimizer, state)
+        _change(optimizer, "step", lambda parameter, value: value.to(parameter.dtype))

@@ -1,0 +1,368 @@
+"""Classes R, J, M and B: what was asked for is replaced, cast, cut, left out, or dropped."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import (
+    CheckpointDamaged,
+    CheckpointManager,
+    CheckpointNotFound,
+    CheckpointReference,
+    LoadResult,
+    encode,
+    resolve,
+)
+from ckpt_conformance.reference_impl.torch_zip import TensorRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.reference_impl.fill import ReadPlan
+    from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
+
+# -- another step, another checkpoint --------------------------------------------------------------
+
+
+@mutant(
+    "R09",
+    url="deepspeedai/DeepSpeed#8499",
+    change="without optimizer states the weights are those of the newest step, whatever was asked",
+    violates={"CKC-INTN-012"},
+)
+class TagIgnoredWithoutOptimizer(CheckpointManager):
+    """Does not hand the step on in one of its modes."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load; without optimizer states, the newest."""
+        if "optimizer" in named.get("allow_missing", ()):
+            named["step"] = None
+        return super().load(*given, **named)
+
+
+@mutant(
+    "R09-part",
+    url="deepspeedai/DeepSpeed#8499",
+    change="the optimizers of an explicit step are read from the newest step",
+    violates={"CKC-INTN-001"},
+)
+class OptimizerOfTheNewest(CheckpointManager):
+    """One inner part follows the pointer, not the request."""
+
+    def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
+        """Open the step; its optimizers are the newest step's."""
+        opened = super().open_verified(reference, allowed)
+        newest = super().candidates()[:1]
+        with suppress(CheckpointDamaged):
+            if newest and newest[0].step != reference.step:
+                other = super().open_verified(newest[0], allowed)
+                opened.files |= other.files
+                opened.documents["optim"] = other.documents["optim"]
+        return opened
+
+
+@mutant(
+    "B09-step",
+    url="Lightning-AI/pytorch-lightning#7072",
+    change="a step that does not exist is a warning, and training starts from scratch",
+    violates={"CKC-INTN-002"},
+)
+class AbsentStepIsAWarning(CheckpointManager):
+    """Makes an explicit request optional."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, or begin anew."""
+        try:
+            return super().load(*given, **named)
+        except CheckpointNotFound:
+            if named.get("step") is None or named.get("require_kind"):
+                raise
+            nothing = CheckpointReference(self.root, 0, "model")
+            return LoadResult(0, 0, {}, nothing, [], [])
+
+
+@mutant(
+    "R03-damaged",
+    url="safetensors/safetensors#265",
+    change="an explicit step that cannot be read is replaced by the newest older one",
+    violates={"CKC-INTN-003"},
+)
+class FallsBackFromAnExplicitStep(CheckpointManager):
+    """Treats a request as a preference."""
+
+    def candidates(
+        self,
+        reference: Any = None,  # noqa: ANN401
+        step: int | None = None,
+        require_kind: Any = None,  # noqa: ANN401
+    ) -> list[CheckpointReference]:
+        """The step, then all older ones."""
+        found = super().candidates(reference, step, require_kind)
+        if step is None or not found:
+            return found
+        return found + [one for one in super().candidates() if one.step < step]
+
+
+# -- a destination that does not fit ---------------------------------------------------------------
+
+
+class CopiesIntoTheModel(CheckpointManager):
+    """Reads into new memory and leaves the rest to the model's own load_state_dict."""
+
+    def plan_model(self, opened: OpenCheckpoint, model: Any, reads: ReadPlan) -> dict[str, Any]:  # noqa: ANN401
+        """Plan to read what was saved; the model copies it."""
+        saved = opened.documents["model"]
+        self.check_model(saved, model.state_dict(), opened.manifest)
+        filled: dict[str, Any] = encode.replace(saved, TensorRef, lambda _, ref: reads.new(ref))
+        return filled
+
+
+def disguised(saved: Mapping[str, Any], live: Mapping[str, Any], *what: str) -> dict[str, Any]:
+    """Give the saved entries with dtype or shape of the live ones, so that a check sees none."""
+    return {
+        key: replace(ref, **{one: _given(live[key], one) for one in what})
+        if isinstance(ref, TensorRef) and isinstance(live.get(key), torch.Tensor)
+        else ref
+        for key, ref in saved.items()
+    }
+
+
+def _given(tensor: torch.Tensor, what: str) -> Any:  # noqa: ANN401
+    return tuple(tensor.shape) if what == "shape" else tensor.dtype
+
+
+@mutant(
+    "J04",
+    url="pytorch/pytorch#187138",
+    change="dtypes are not compared, and the copy casts",
+    violates={"CKC-INTN-004"},
+)
+class CastsSilently(CopiesIntoTheModel):
+    """Rounds to the dtype of the template."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but dtypes."""
+        super().check_model(disguised(saved, live, "dtype"), live, manifest)
+
+
+@mutant(
+    "J05",
+    url="pytorch/pytorch#126604",
+    change="of entries with another shape the overlap is copied",
+    violates={"CKC-INTN-005"},
+)
+class CopiesTheOverlap(CopiesIntoTheModel):
+    """Takes a partial read for a success."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare all but shapes."""
+        super().check_model(disguised(saved, live, "shape"), live, manifest)
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+        """Copy what overlaps."""
+        live = model.state_dict()
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape != live[key].shape:
+                common = tuple(map(slice, map(min, value.shape, live[key].shape)))
+                live[key][common].copy_(value[common])
+                state[key] = live[key]
+        super().restore_model(model, state)
+
+
+@mutant(
+    "J06",
+    url="pytorch/pytorch#126285",
+    change="entries that the checkpoint lacks are passed over: strict is accepted and ignored",
+    violates={"CKC-INTN-006"},
+)
+class StrictIsIgnored(CopiesIntoTheModel):
+    """Leaves random weights where nothing was saved."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare what was saved."""
+        super().check_model(saved, {key: live[key] for key in live if key in saved}, manifest)
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+        """Load without strict."""
+        model.load_state_dict(state, strict=False)
+
+
+@mutant(
+    "M05-result",
+    url="MakazhanAlpamys/Soup#351",
+    change="the model is loaded with strict=False and the result is not looked at",
+    violates={"CKC-INTN-006", "CKC-INTN-007"},
+)
+class ResultIsDropped(CopiesIntoTheModel):
+    """Matches what it can, and says nothing of the rest."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare what both have."""
+        common = saved.keys() & live.keys()
+        super().check_model(
+            {key: saved[key] for key in common}, {key: live[key] for key in common}, manifest
+        )
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+        """Load without strict."""
+        model.load_state_dict(state, strict=False)
+
+
+@mutant(
+    "J01",
+    url="pytorch/pytorch#126881",
+    change="the plan is made from the model alone: saved entries that it lacks are passed over",
+    violates={"CKC-INTN-007"},
+)
+class PlansFromTheTarget(CheckpointManager):
+    """Fills what is there and asks for no more."""
+
+    def check_model(self, saved: Any, live: Any, manifest: Any) -> None:  # noqa: ANN401
+        """Compare what the model has."""
+        super().check_model({key: saved[key] for key in saved if key in live}, live, manifest)
+
+
+# -- another kind, another path --------------------------------------------------------------------
+
+
+@mutant(
+    "R01-kind",
+    url="huggingface/diffusers#14769",
+    change="where a model file of the step exists it is loaded, although the DCP directory was asked",
+    violates={"CKC-INTN-008"},
+)
+class PrefersTheModelFile(CheckpointManager):
+    """Prefers one format, whatever was asked for."""
+
+    def candidates(
+        self,
+        reference: Any = None,  # noqa: ANN401
+        step: int | None = None,
+        require_kind: Any = None,  # noqa: ANN401
+    ) -> list[CheckpointReference]:
+        """Siblings of kind model first."""
+        found = super().candidates(reference, step, require_kind)
+        if require_kind != "dcp" or reference is not None or not found:
+            return found
+        return super().candidates(None, step, "model") or found
+
+
+@mutant(
+    "R03",
+    url="safetensors/safetensors#265",
+    change="a kind that is not there is replaced by the other kind of the step",
+    violates={"CKC-INTN-009"},
+)
+class OtherKindInstead(CheckpointManager):
+    """Answers a request for one format with another."""
+
+    def candidates(
+        self,
+        reference: Any = None,  # noqa: ANN401
+        step: int | None = None,
+        require_kind: Any = None,  # noqa: ANN401
+    ) -> list[CheckpointReference]:
+        """The kind, or any."""
+        found = super().candidates(reference, step, require_kind)
+        return found or super().candidates(reference, step)
+
+
+@mutant(
+    "B04-path",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    change="a path of a checkpoint gives the newest checkpoint beside it",
+    violates={"CKC-INTN-010"},
+)
+class PathGivesTheNewest(CheckpointManager):
+    """Has a second rule of discovery, for paths."""
+
+    def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
+        """The directory around the path."""
+        found = super().explicit(reference, kind)
+        return found.root if isinstance(found, CheckpointReference) else found
+
+
+@mutant(
+    "R05",
+    url="pytorch/torchtitan#1900",
+    change="a source elsewhere is ignored because the run's own folder holds a checkpoint",
+    violates={"CKC-INTN-010"},
+)
+class OwnFolderWins(CheckpointManager):
+    """Lets an implicit resume win over an explicit source."""
+
+    def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
+        """The run's own directory, if there is anything in it."""
+        found = super().explicit(reference, kind)
+        elsewhere = isinstance(found, Path) and found != self.root
+        return self.root if elsewhere and resolve.scan(self.root) else found
+
+
+@mutant(
+    "R01-path",
+    url="huggingface/diffusers#14769",
+    change="the path of a DCP directory gives the model file of its step, where there is one",
+    violates={"CKC-INTN-010"},
+)
+class SiblingOfThePath(CheckpointManager):
+    """Prefers one format, whatever path was named."""
+
+    def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
+        """The sibling of kind model."""
+        found = super().explicit(reference, kind)
+        if isinstance(found, CheckpointReference):
+            sibling = CheckpointReference(found.root, found.step, "model")
+            return sibling if sibling.path.exists() else found
+        return found
+
+
+# -- what may be absent ----------------------------------------------------------------------------
+
+
+@mutant(
+    "G18-missing-file",
+    url="huggingface/transformers#35782",
+    change="a missing optimizer file is passed over: the optimizer is cold, and nothing says so",
+    violates={"CKC-INTN-011"},
+)
+class ColdInSilence(CheckpointManager):
+    """Loads the optimizer if its file happens to be there."""
+
+    def may_lack(self, opened: OpenCheckpoint, name: str, allowed: set[str]) -> bool:
+        """Whether the file is missing."""
+        del allowed
+        return name.startswith("optim_") and not (opened.reference.directory / name).exists()
+
+    def check_components(
+        self, opened: OpenCheckpoint, job: Destinations, allowed: set[str]
+    ) -> list[str]:
+        """Say nothing of optimizers whose file is missing."""
+        if opened.absent:
+            return list(job.optimizers)
+        return super().check_components(opened, job, allowed)
+
+
+@mutant(
+    "R04-kind",
+    url="huggingface/transformers#26186",
+    change="a manager that saves one kind looks for no other",
+    violates={"CKC-INTN-013"},
+)
+class KnowsOneFormat(CheckpointManager):
+    """Takes the kind that it saves for the only one there is."""
+
+    def candidates(
+        self,
+        reference: Any = None,  # noqa: ANN401
+        step: int | None = None,
+        require_kind: Any = None,  # noqa: ANN401
+    ) -> list[CheckpointReference]:
+        """Checkpoints of its own kind."""
+        own = "dcp" if self.use_dcp else "model"
+        return super().candidates(reference, step, require_kind or (None if reference else own))

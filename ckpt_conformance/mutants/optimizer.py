@@ -1,0 +1,197 @@
+"""Mutants of optimizer, scaler, EMA and extra (classes G, J and R)."""
+
+# ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan
+
+MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
+RUN = "CKC-RSUM-001"
+
+
+def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+@mutant(
+    "G01",
+    url="pytorch/pytorch#125708",
+    change="the load makes optimizer state by a step on zero gradients, with weight decay",
+    violates={"CKC-RTRP-001", "CKC-RTRP-008", RUN},
+)
+class DummyStep(CheckpointManager):
+    """The freshly loaded weights shrink."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Step once, then load."""
+        for parameter in _parameters(optimizer):
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+        super().restore_optimizer(optimizer, state)
+
+
+@mutant(
+    "G03",
+    url="areal-project/AReaL#1468",
+    change="the moments find no state to be filled into; the step, kept apart, comes back",
+    violates={MOMENTS, RUN},
+)
+class MomentsAreDropped(CheckpointManager):
+    """The optimizer is cold, and its bias correction says that it is warm."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load zeros for all but the step."""
+        cold = {
+            number: {key: v if key == "step" else torch.zeros_like(v) for key, v in entry.items()}
+            for number, entry in state["state"].items()
+        }
+        super().restore_optimizer(optimizer, {**state, "state": cold})
+
+
+@mutant(
+    "G04",
+    url="verl-project/verl#7283",
+    change="the load fills in state for parameters that have none",
+    violates={"CKC-COMP-015"},
+)
+class BackFilled(CheckpointManager):
+    """Frozen and never-used parameters own moments after a resume."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then fill in."""
+        super().restore_optimizer(optimizer, state)
+        for parameter in _parameters(optimizer):
+            if not optimizer.state.get(parameter):
+                zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
+
+
+@mutant(
+    "G05",
+    url="pytorch/pytorch#113673",
+    change="optimizer state is mapped by position, not by name",
+    violates={"CKC-COMP-016"},
+)
+class MappedByPosition(CheckpointManager):
+    """A reordered group gives each moment to a neighbour."""
+
+    def describe_optimizer(self, optimizer: Any, model: Any) -> dict[str, Any]:
+        """Keep no names."""
+        return {**super().describe_optimizer(optimizer, model), "param_names": None}
+
+
+@mutant(
+    "G12",
+    url="facebookresearch/fairseq2#1346",
+    change="the gradient scaler is not restored",
+    violates={"CKC-COMP-009", RUN},
+)
+class ScalerIsLeftOut(CheckpointManager):
+    """The scale begins at its first value."""
+
+    def restore_stateful(self, component: Any, state: Any) -> None:
+        """Restore what is no scaler."""
+        if not hasattr(component, "get_scale"):
+            super().restore_stateful(component, state)
+
+
+@mutant(
+    "G15",
+    url="mir-group/nequip#590",
+    change="the save comes while the averaged weights are swapped in",
+    violates={"CKC-RTRP-001", "CKC-RTRP-003", RUN},
+    base="reference-trainer",
+)
+class SavedWhileSwapped(Trainer):
+    """The raw weights are in no checkpoint."""
+
+    def checkpoint(self, job: Any, journal: Any) -> None:
+        """Swap, save, swap back."""
+        raw = {name: one.detach().clone() for name, one in job.model.named_parameters()}
+        self.put(job, job.ema.shadow)
+        super().checkpoint(job, journal)
+        self.put(job, raw)
+
+    @torch.no_grad()
+    def put(self, job: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy weights into the model."""
+        for name, parameter in job.model.named_parameters():
+            parameter.copy_(weights[name])
+
+
+@mutant(
+    "G16",
+    url="lightly-ai/lightly-train#892",
+    change="the count of EMA updates is an attribute that no state_dict has",
+    violates={"CKC-COMP-010"},
+)
+class CountIsLost(CheckpointManager):
+    """The average comes back, its count begins anew."""
+
+    def restore_stateful(self, component: Any, state: Any) -> None:
+        """Restore all but the count."""
+        if "updates" in state:
+            state = {**state, "updates": 0}
+        super().restore_stateful(component, state)
+
+
+@mutant(
+    "G18",
+    url="NVIDIA-NeMo/Automodel#763",
+    change="of several optimizers the first is loaded; the others are read and never applied",
+    violates={"CKC-COMP-014", "CKC-RSUM-010"},
+)
+class FirstOptimizerOnly(CheckpointManager):
+    """The call of load_state_dict is lost for all but one."""
+
+    def apply(self, plan: LoadPlan, job: Destinations) -> None:
+        """Apply the first optimizer's state."""
+        plan.optimizers = dict(list(plan.optimizers.items())[:1])
+        super().apply(plan, job)
+
+
+@mutant(
+    "R07",
+    url="OpenNMT/OpenNMT-py#617",
+    change="the optimizer's state is erased by a constructor after the load",
+    violates={MOMENTS, COUNTERS, RUN},
+)
+class ErasedByConstructor(CheckpointManager):
+    """set_parameters() builds the optimizer anew."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then begin anew."""
+        super().restore_optimizer(optimizer, state)
+        optimizer.state.clear()
+
+
+@mutant(
+    "J02",
+    url="pytorch/pytorch#125528",
+    change="numbers and strings of the user's dict stay what they were in the destination",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class PlainValuesStay(Trainer):
+    """Containers come back, plain values do not."""
+
+    def restore(self, job: Any, resume: Any) -> None:
+        """Load, then put the plain values back."""
+        before = job.extra.state_dict()
+        super().restore(job, resume)
+        loaded = job.extra.state_dict()
+        plain = {key: one for key, one in before.items() if not isinstance(one, dict)}
+        job.extra.load_state_dict({**loaded, **plain})

@@ -1,0 +1,131 @@
+"""Mutants of the generators (class E)."""
+
+# ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager, get_rng_state, set_rng_state
+from ckpt_conformance.reference_impl.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PYTHON, NUMPY, TORCH = "CKC-COMP-006", "CKC-COMP-007", "CKC-COMP-008"
+RUN = "CKC-RSUM-001"
+
+
+def _but(state: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Give the saved state with the live one of some generators: these stay where they are."""
+    live = get_rng_state()
+    return {**state, **{name: live[name] for name in names}}
+
+
+@mutant(
+    "E01",
+    url="huggingface/transformers#11504",
+    change="no generator is restored",
+    violates={PYTHON, NUMPY, TORCH, RUN},
+)
+class NoGenerator(CheckpointManager):
+    """Generators are no part of the checkpoint."""
+
+    def restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""
+
+
+@mutant(
+    "E02",
+    url="huggingface/transformers#17032",
+    change="generators are restored on the mid-epoch path only",
+    violates={"CKC-RSUM-003"},
+    base="reference-trainer",
+)
+class MidEpochOnly(Trainer):
+    """A resume at the end of an epoch keeps the generators of the new process."""
+
+    def restore(self, job: Any, resume: Any) -> None:
+        """Load; between two epochs put the generators back to what they were."""
+        before = get_rng_state()
+        super().restore(job, resume)
+        if job.loader.position % len(job.loader) == 0:
+            set_rng_state(before)
+
+
+@mutant(
+    "E03",
+    url="huggingface/transformers#21390",
+    change="the sampler draws its seed when iteration begins, after the generators were restored",
+    violates={TORCH, RUN},
+    base="reference-trainer",
+)
+class SamplerDraws(Trainer):
+    """Each iterator costs one draw, and a resume starts one more than the unbroken run."""
+
+    def batches(self, job: Any) -> Iterator[Any]:
+        """Draw a seed for each iterator."""
+        while True:
+            torch.empty((), dtype=torch.int64).random_()
+            yield from job.loader
+
+
+@mutant(
+    "E05",
+    url="huggingface/accelerate#3960",
+    change="an elif chain restores the first generator that was saved, and no other",
+    violates={NUMPY, TORCH, RUN},
+)
+class FirstOnly(CheckpointManager):
+    """The save has if/if/if, the load if/elif/elif."""
+
+    def restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Restore the first one."""
+        super().restore_rng(_but(state, "numpy", "torch_cpu"))
+
+
+@mutant(
+    "E05-python",
+    url="huggingface/accelerate#3960",
+    change="the generator of `random` is saved and not restored",
+    violates={PYTHON, RUN},
+)
+class AllButPython(CheckpointManager):
+    """Save and load do not handle the same set of generators."""
+
+    def restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Restore the others."""
+        super().restore_rng(_but(state, "python"))
+
+
+@mutant(
+    "E06",
+    url="huggingface/accelerate#4283",
+    change="an error while NumPy's generator is restored is swallowed",
+    violates={NUMPY, RUN},
+)
+class ErrorIsSwallowed(CheckpointManager):
+    """The state of one generator does not read; the load says that it went well."""
+
+    def restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Restore the others."""
+        super().restore_rng(_but(state, "numpy"))
+
+
+@mutant(
+    "E08",
+    url="modelscope/ms-swift#9935",
+    change="the set-up of the data iterator seeds torch after the load",
+    violates={TORCH, RUN},
+    base="reference-trainer",
+)
+class SeededAfterLoad(Trainer):
+    """Generators are restored, then seeded."""
+
+    def restore(self, job: Any, resume: Any) -> None:
+        """Load, then seed."""
+        super().restore(job, resume)
+        torch.manual_seed(job.seed)

@@ -1,0 +1,236 @@
+"""Mutants that do not bring the model back as it was saved (classes A, H, J, M and O)."""
+
+# ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl import CheckpointReference, LoadResult
+    from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+
+@mutant(
+    "M05",
+    url="MakazhanAlpamys/Soup#351",
+    change="no saved key fits the model's, strict is off, and the result of the load is dropped",
+    violates={"CKC-RTRP-001", "CKC-RTRP-002", "CKC-RTRP-003", "CKC-RTRP-006", "CKC-RSUM-001"},
+)
+class NothingFits(CheckpointManager):
+    """The model keeps what it was built with."""
+
+    def plan_model(self, _opened: Any, model: Any, _reads: Any) -> dict[str, Any]:
+        """Plan to read nothing."""
+        live: dict[str, Any] = model.state_dict()
+        return live
+
+
+@mutant(
+    "M05-frozen",
+    url="MakazhanAlpamys/Soup#351",
+    change="only what requires a gradient is saved, and strict is off for the rest",
+    violates={"CKC-RTRP-003", "CKC-RSUM-001"},
+)
+class FrozenIsLeftOut(CheckpointManager):
+    """Frozen parameters keep what the model was built with."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Any]:
+        """Leave frozen parameters out."""
+        frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+        return {key: one for key, one in super().capture_model(model).items() if key not in frozen}
+
+    def check_model(
+        self, saved: Mapping[str, Any], live: Mapping[str, Any], manifest: Manifest
+    ) -> None:
+        """Check what was saved, and nothing else."""
+        super().check_model(saved, {key: live[key] for key in saved}, manifest)
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+        """Plan to read what was saved; the rest stays."""
+        saved, live = opened.documents["model"], model.state_dict()
+        absent = {key: one for key, one in live.items() if key not in saved}
+        whole = _Part({key: live[key] for key in saved})
+        super().plan_model(opened, whole, reads)
+        return {**whole.entries, **absent}
+
+
+class _Part:
+    """Some entries of a model's state, as a model to be loaded into."""
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        """Keep the entries."""
+        self.entries = entries
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the entries."""
+        return self.entries
+
+
+@mutant(
+    "M06",
+    url="huggingface/lerobot#3459",
+    change="after the load a part of the model is initialised anew",
+    violates={"CKC-RTRP-001", "CKC-RSUM-001"},
+)
+class InitialisedAfterLoad(CheckpointManager):
+    """The adapter's wrapper is applied once more, after the load."""
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+        """Load, then initialise the first linear layer."""
+        super().restore_model(model, state)
+        first = next(one for one in model.modules() if isinstance(one, torch.nn.Linear))
+        first.reset_parameters()
+
+
+@mutant(
+    "M03",
+    url="pytorch/pytorch#8430",
+    change="counters among the buffers, such as num_batches_tracked, are not restored",
+    violates={"CKC-RTRP-002", "CKC-RSUM-001"},
+)
+class CountersAreOptional(CheckpointManager):
+    """An integer buffer that older checkpoints lack is treated as optional, always."""
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+        """Plan to read floating-point tensors only."""
+        live = super().plan_model(opened, model, reads)
+        places = list(reads.wanted.items())
+        reads.wanted = {at: goals for at, goals in places if goals[0].is_floating_point()}
+        return live
+
+
+@mutant(
+    "M03-norm",
+    url="pytorch/pytorch#8430",
+    change="num_batches_tracked of a batch norm is not restored",
+    violates={"CKC-RTRP-002", "CKC-RSUM-010"},
+)
+class BatchCountIsOptional(CheckpointManager):
+    """A cumulative average that forgets how many batches it has seen."""
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+        """Plan to read all but the count."""
+        live = super().plan_model(opened, model, reads)
+        counts = {one.data_ptr() for key, one in live.items() if key.endswith("_batches_tracked")}
+        places = list(reads.wanted.items())
+        reads.wanted = {at: goals for at, goals in places if goals[0].data_ptr() not in counts}
+        return live
+
+
+@mutant(
+    "I01-fused",
+    url="ROCm/Megatron-LM#63",
+    change="the parts of a fused projection are put together in another order",
+    violates={"CKC-RSUM-010"},
+)
+class FusedInAnotherOrder(CheckpointManager):
+    """Queries, keys and values come back as queries, values and keys."""
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+        """Swap two thirds, then load."""
+        for key, value in state.items():
+            if key.endswith("in_proj_weight"):
+                queries, keys, values = value.clone().chunk(3)
+                value.copy_(torch.cat([queries, values, keys]))
+        super().restore_model(model, state)
+
+
+@mutant(
+    "J02-extra-state",
+    url="pytorch/pytorch#125528",
+    change="the load copies tensors in place and drops what is no tensor of the model",
+    violates={"CKC-RTRP-006", "CKC-RSUM-010"},
+    base="reference-dcp",
+)
+class TensorsOnly(CheckpointManager):
+    """What a module gives by get_extra_state stays what it was in the destination."""
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+        """Load the tensors."""
+        tensors = {key: one for key, one in state.items() if isinstance(one, torch.Tensor)}
+        model.load_state_dict(tensors, strict=False)
+
+
+@mutant(
+    "O06",
+    url="pytorch/rl#3966",
+    change="after the load the parameters are a mapping of the checkpoint file",
+    violates={"CKC-RTRP-007"},
+)
+class Mapped(CheckpointManager):
+    """Parameters are taken from `torch.load(mmap=True)` without a copy."""
+
+    def serve(self, opened: Any, plan: Any, job: Any, refused: Any) -> LoadResult:
+        """Load, then let each parameter map the file."""
+        result = super().serve(opened, plan, job, refused)
+        if result.reference.kind != "model":
+            return result
+        mapped = torch.load(result.reference.path, mmap=True, weights_only=True)
+        for name, parameter in job.model.named_parameters():
+            parameter.data = mapped[name]
+        return result
+
+
+@mutant(
+    "O08",
+    url="meta-pytorch/torchtune#1018",
+    change="parameters map the file they were loaded from, and a save of that step rewrites it",
+    violates={"CKC-RTRP-007", "CKC-RTRP-008"},
+)
+class MappedAndRewritten(Mapped):
+    """The first save after a resume truncates the file that the live tensors map."""
+
+    def write_file(self, path: Path, tree: Any) -> FileEntry:
+        """Write an existing file in place."""
+        final = self.root / layout.final_name(path.name)
+        if final.exists():
+            torch.save(tree, final)
+        return super().write_file(path, tree)
+
+
+@mutant(
+    "A12-resave",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="a save of a step that is there already raises FileExistsError",
+    violates={"CKC-RTRP-008"},
+)
+class ExistsAlready(CheckpointManager):
+    """The save after a resume collides with what it resumed from."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Refuse a step that exists."""
+        if state.step in self.steps():
+            raise FileExistsError(f"step {state.step} exists in {self.root}")
+        return super().save_snapshot(state)
+
+
+@mutant(
+    "H13",
+    url="pytorch/torchtitan#571",
+    change="after a resume the train state that is saved keeps the step of that resume",
+    violates={"CKC-RTRP-009", "CKC-RSUM-002"},
+)
+class FrozenStep(CheckpointManager):
+    """A load replaces the train state; the manager goes on saving the old object."""
+
+    frozen: int | None = None
+
+    def capture_train_state(self, step: int, *rest: Any) -> dict[str, Any]:
+        """Save the step that the manager's own object holds."""
+        return super().capture_train_state(step if self.frozen is None else self.frozen, *rest)
+
+    def serve(self, opened: Any, plan: Any, job: Any, refused: Any) -> LoadResult:
+        """Take the step from the train state."""
+        result = super().serve(opened, plan, job, refused)
+        self.frozen = int(plan.extra["step"])
+        return type(result)(**{**vars(result), "step": self.frozen})

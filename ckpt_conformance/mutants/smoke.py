@@ -1,0 +1,91 @@
+"""Mutants whose fault shows at the first plain use: a save, a listing, a load."""
+
+# ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference, layout, snapshot
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+
+if TYPE_CHECKING:
+    from ckpt_conformance.reference_impl.loading import OpenCheckpoint
+
+
+@mutant(
+    "B11-required-file",
+    url="huggingface/transformers#29059",
+    change="the loader requires a file that the save does not write",
+    violates={"CKC-SMOK-001"},
+)
+class RequiredFile(CheckpointManager):
+    """The loader began to require trainer_state.json; the save path never wrote it."""
+
+    def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
+        """Refuse a checkpoint without the new file."""
+        if not (reference.directory / "trainer_state.json").exists():
+            raise CheckpointDamaged("it has no trainer_state.json")
+        return super().open_verified(reference, allowed)
+
+
+@mutant(
+    "R04-listing",
+    url="huggingface/transformers#26186",
+    change="discovery looks for the model file, which a directory of shards does not have",
+    violates={"CKC-SMOK-002"},
+    base="reference-dcp",
+)
+class OneFormatIsListed(CheckpointManager):
+    """Discovery knows the format of per-rank files alone."""
+
+    def steps(self) -> list[int]:
+        """List what has a model file."""
+        return [step for step in super().steps() if (self.root / layout.model_name(step)).exists()]
+
+
+@mutant(
+    "R06-unused-option",
+    url="allenai/open-instruct#1823",
+    change="load accepts a step, a path and a kind, and reads none of them",
+    violates={"CKC-SMOK-003"},
+)
+class UnusedOption(CheckpointManager):
+    """Every load is a load of the latest."""
+
+    def candidates(self, *_: Any, **__: Any) -> list[CheckpointReference]:
+        """Find the latest, whatever was asked for."""
+        return super().candidates()
+
+
+@mutant(
+    "B17-unflushed",
+    url="google/orbax#647",
+    change="save returns before anything is written; close or the next save writes it",
+    violates={"CKC-SMOK-004"},
+)
+class Unflushed(CheckpointManager):
+    """The background commit of the last save is waited for by close() alone."""
+
+    pending: snapshot.Snapshot | None = None
+
+    def save_snapshot(self, state: snapshot.Snapshot) -> CheckpointReference:
+        """Write the snapshot before this one, and keep this one for later."""
+        self.flush()
+        documents = snapshot.replace_tensors(state.documents, lambda _, tensor: tensor.clone())
+        self.pending = snapshot.Snapshot(
+            state.step, state.tokens_seen, documents, state.components, state.ties
+        )
+        return CheckpointReference(self.root, state.step, "model")
+
+    def flush(self) -> None:
+        """Write what is pending."""
+        if self.pending is not None:
+            super().save_snapshot(self.pending)
+            self.pending = None
+
+    def close(self) -> None:
+        """Write what is pending, then let go."""
+        self.flush()
+        super().close()

@@ -1,0 +1,50 @@
+"""Mutants of tied weights and shared storage (class S)."""
+
+# ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@mutant(
+    "S02",
+    url="huggingface/accelerate#2875",
+    change="the save drops all names but one of a tied tensor; the load wants each of them",
+    violates={"CKC-SMOK-001"},
+)
+class AliasIsDropped(CheckpointManager):
+    """The writer drops, the reader requires: a manager that cannot load its own save."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Any]:
+        """Keep one name of each group."""
+        state = dict(super().capture_model(model))
+        for group in self.find_ties(state):
+            for alias in group[1:]:
+                del state[alias]
+        return state
+
+
+@mutant(
+    "S04",
+    url="EvolvingLMMs-Lab/lmms-engine#157",
+    change="every key is loaded as a tensor of its own, assigned instead of copied",
+    violates={"CKC-RTRP-005", "CKC-RSUM-001"},
+)
+class TieIsLost(CheckpointManager):
+    """Tied parameters are two tensors after the load, and the optimizer knows neither."""
+
+    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+        """Assign copies."""
+        copies = {
+            key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in state.items()
+        }
+        model.load_state_dict(copies, assign=True)

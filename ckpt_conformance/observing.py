@@ -1,0 +1,104 @@
+"""What a life sees around its job, and small changes that it makes to it; run by `op_probe`.
+
+Everything that a manager might touch and no state dict holds: modes, gradients, parameter groups,
+settings of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckpt_conformance import digests
+from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance.subject import OTHER_SEED
+
+BIG = 1 << 20  # float32 elements of the storage that a small view is cut from
+
+
+def surroundings(life: Any) -> dict[str, Any]:  # noqa: ANN401  a Life
+    """Give what no component owns: one entry for each thing, as text or a digest."""
+    model = life.job.model
+    named = list(model.named_parameters(remove_duplicate=False))
+    groups = [
+        [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in one.param_groups
+        ]
+        for one in life.job.optimizers.values()
+    ]
+    return {
+        "modes": {name: module.training for name, module in model.named_modules()},
+        "requires_grad": {name: one.requires_grad for name, one in named},
+        "gradients": digests.leaves({name: one.grad for name, one in named}),
+        "hooks": sum(len(module._forward_hooks) for module in model.modules()),  # noqa: SLF001
+        "groups": repr(groups),
+        **_process(),
+    }
+
+
+def _process() -> dict[str, Any]:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return {
+        "default dtype": str(torch.get_default_dtype()),
+        "grad mode": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "directory": str(Path.cwd()),
+        "umask": mask,
+        "environment": digests.digest(dict(os.environ)),
+    }
+
+
+def move_in(_life: Any, folder: str) -> None:  # noqa: ANN401  a Life
+    """Make working directory, home and temporary directory of the life folders below `folder`."""
+    for name in ("cwd", "home", "tmp"):
+        (Path(folder) / name).mkdir(exist_ok=True)
+    os.chdir(Path(folder) / "cwd")
+    os.environ["HOME"] = str(Path(folder) / "home")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(Path(folder) / "tmp")
+
+
+def add_view(life: Any) -> int:  # noqa: ANN401  a Life
+    """Register a buffer of 8 elements that is a view of a large storage; give that one's bytes."""
+    whole = torch.arange(BIG, dtype=torch.float32)
+    life.job.model.register_buffer("glimpse", whole[:8])
+    return whole.nbytes
+
+
+def change_entry(life: Any, how: str) -> None:  # noqa: ANN401  a Life
+    """Add, remove or resize a buffer of the model."""
+    model = life.job.model
+    if how == "added":
+        model.register_buffer("late", torch.rand(6))
+    elif how == "removed":
+        del model.constant
+    else:
+        model.constant = torch.rand(5)
+
+
+def two_managers(life: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+    """Save two jobs in turn through two live managers; give each job's state at its last save."""
+    options = OpenOptions()
+    here, there = life.adapter.open(life.root, options), life.adapter.open(Path(other), options)
+    life.job.train(2)
+    here.save(life.job, 2)
+    second = life.new_job({"kind": kind, "seed": OTHER_SEED})
+    second.train(3)
+    there.save(second, 3)
+    life.job.train(2)
+    here.save(life.job, 4)
+    states = {"here": life.job.leaves(), "there": second.leaves()}
+    here.close()
+    there.close()
+    return states
+
+
+def names(life: Any) -> list[str]:  # noqa: ANN401  a Life
+    """List the names in the manager's directory."""
+    return sorted(path.name for path in life.root.iterdir())

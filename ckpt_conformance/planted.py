@@ -1,0 +1,144 @@
+"""Discovery and rotation over planted trees, on a file system in memory (pyfakefs).
+
+Runs inside one life: Hypothesis draws which steps there are, Faker which other names; the manager
+plants payload-less steps by Python alone, because writers in C++ bypass pyfakefs. Without pyfakefs
+(an extra) the same trees lie in a directory of the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import names
+from ckpt_conformance.contract import OpenOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hypothesis.strategies import SearchStrategy
+
+DIGITS = ("٦", "６", "²", "Ⅷ", "1_0", "+8", "8.0", "00000000000000000000008")  # noqa: RUF001  hostile
+EDGES = (1, 9, 10, 99, 100, 999_999, 1_000_000, 10**9)
+CROWD = {"quick": 100, "full": 10_000}  # steps of the largest tree
+
+
+class Disagreement(Exception):  # noqa: N818  a finding
+    """The manager and the tree disagree; the arguments are what was planted and what was found."""
+
+
+@contextlib.contextmanager
+def file_system(folder: Path) -> Iterator[Path]:
+    """Give a directory in memory; on disk, below `folder`, without pyfakefs."""
+    try:
+        from pyfakefs.fake_filesystem_unittest import Patcher
+    except ImportError:
+        yield folder
+        return
+    with Patcher(allow_root_user=True):
+        root = Path("/planted")
+        root.mkdir()
+        yield root
+
+
+@contextlib.contextmanager
+def a_tree(folder: Path) -> Iterator[Path]:
+    """Give an empty root, for one tree."""
+    root = folder / "root"
+    root.mkdir()
+    yield root
+    shutil.rmtree(root)
+
+
+def steps_and_names(pool: list[str]) -> SearchStrategy[tuple[list[int], list[str]]]:
+    """Draw the steps of a tree, in the order in which they are planted, and other names in it."""
+    from hypothesis import strategies as st
+
+    step = st.one_of(st.integers(1, 120), st.sampled_from(EDGES))
+    steps = st.lists(step, unique=True, max_size=16)
+    return st.tuples(steps, st.lists(st.sampled_from(pool), unique=True, max_size=8))
+
+
+def lookalikes(life: Any, folder: Path) -> list[str]:  # noqa: ANN401  a Life
+    """Give names that look like this manager's steps and are none."""
+    with a_tree(folder) as root:
+        life.adapter.open(root, OpenOptions()).plant(4)
+        found = names.created(root, None, 4)
+    similar = [path for one in found for path in names.lookalikes(one)]
+    return similar + [one.of(word) for one in found for word in DIGITS]
+
+
+def explore(life: Any, check: Callable[..., None], seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401
+    """Check drawn trees and one large tree; give the smallest disagreement, or how many trees."""
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import seed as seeded
+
+    trees, pool = 0, names.strange(random.Random(seed), 20)  # noqa: S311
+    with file_system(life.root) as folder:
+        pool += lookalikes(life, folder)
+
+        def on_tree(tree: tuple[list[int], list[str]]) -> None:
+            nonlocal trees
+            trees += 1
+            with a_tree(folder) as root:
+                check(life, root, *tree)
+
+        examples = 10 if budget == "quick" else 120
+        quiet = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
+        limited = settings(quiet, max_examples=examples)
+        drawn = limited(seeded(seed)(given(steps_and_names(pool))(on_tree)))
+        crowd = random.Random(seed).sample(range(1, 10**7), CROWD[budget])  # noqa: S311
+        try:
+            drawn()
+            on_tree((crowd, pool[:20]))
+        except Disagreement as error:
+            return {"trees": trees, "disagreement": error.args[0]}
+    return {"trees": trees}
+
+
+def _differ(found: list[int], wanted: list[int], foreign: list[str], **more: Any) -> None:  # noqa: ANN401
+    if found != wanted:
+        lost, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+        told = {"missing": lost[:8], "unexpected": extra[:8], "names": foreign[:8], **more}
+        raise Disagreement({**told, "steps": len(wanted), "ascending": found == sorted(found)})
+
+
+def discovery(life: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+    """Compare what discovery advertises with what was planted."""
+
+    def check(life: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
+        names.plant_all(root, foreign)
+        manager = life.adapter.open(root, OpenOptions())
+        for step in steps:
+            manager.plant(step)
+        _differ(list(manager.steps()), sorted(steps), foreign)
+
+    return explore(life, check, seed, budget)
+
+
+def rotation(life: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+    """Rotate planted trees and compare what is left; the step planted last is the one just saved."""
+
+    def check(life: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
+        if not steps:
+            return
+        planted = names.plant_all(root, foreign)
+        keep = max(1 + len(foreign) % 3, len(steps) - 20)
+        manager = life.adapter.open(root, OpenOptions(keep_last=keep))
+        for step in steps:
+            manager.plant(step)
+        manager.rotate(steps[-1])
+        wanted = sorted({*sorted(steps)[-keep:], steps[-1]})
+        gone = [name for name in planted if not _is_there(root / name)]
+        _differ(list(manager.steps()), wanted, foreign, keep_last=keep, deleted=gone)
+        if gone:
+            raise Disagreement({"deleted": gone[:8], "steps": len(steps)})
+
+    return explore(life, check, seed, budget)
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_symlink() or path.exists()

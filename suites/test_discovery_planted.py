@@ -1,0 +1,48 @@
+"""Discovery and rotation over thousands of planted steps, among names that nobody expects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.checks import check
+from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+
+if TYPE_CHECKING:
+    from ckpt_conformance.subject import Subject
+
+
+def explore(subject: Subject, what: str, message: str) -> None:
+    """Run an exploration of `ckpt_conformance.planted` in a life and judge what it found."""
+    args = {"seed": subject.seed, "budget": subject.budget}
+    probe = {"op": "probe", "probe": f"ckpt_conformance.planted:{what}", "args": args}
+    ending = subject.life(probe, deadline=600.0)
+    found = ending.result("probe").get("value")
+    if found is None:
+        if ending.error and "planted.py" in "".join(ending.error["where"][-1:]):
+            raise Unknown(f"the harness failed: {subject.tell(ending)}")
+        raise Violation(f"{message}: it raises", evidence=subject.evidence(ending))
+    if "disagreement" in found:
+        raise Violation(message, evidence=found["disagreement"])
+
+
+@check("CKC-DISC-011")
+def test_discovery_gives_what_was_planted(subject: Subject) -> None:
+    """In a tree of up to 10,000 steps among hostile names, discovery names exactly the steps.
+
+    Why: digits of other scripts, signs and paddings parse as numbers; large directories are listed
+    in pages and in no order (D08, B10, KX8).
+    How: draw trees with Hypothesis and names with Faker, plant them in memory, ask `steps()`.
+    """
+    explore(subject, "discovery", "steps() disagrees with what was planted")
+
+
+@check("CKC-RETN-011")
+def test_rotation_keeps_what_it_must_in_planted_trees(subject: Subject) -> None:
+    """In a tree of up to 10,000 steps among hostile names, rotation leaves exactly the newest.
+
+    Why: the order of steps, foreign names and leftovers each have misled a rotation (C08, KX8).
+    How: draw trees with Hypothesis and names with Faker, plant them in memory, rotate, ask.
+    """
+    if subject.info.shape != "manager":
+        raise NotApplicable("rotation is asked for by a manager's own `rotate`")
+    explore(subject, "rotation", "rotation disagrees with what was planted")

@@ -1,0 +1,293 @@
+"""Side effects (SIDE): saving and loading change what they say they change, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, trees
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors.injector import fingerprint
+from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Golden, Subject
+
+ARRIVE = {"op": "run", "until": None, "stop_after": 0}
+LEAVES = {"op": "leaves"}
+CLOSE = {"op": "close"}
+SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
+
+
+def _probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plain arguments
+    return {"op": "probe", "probe": f"ckpt_conformance.observing:{name}", "args": args}
+
+
+def _ended(subject: Subject, ending: Ending, what: str) -> Ending:
+    if ending.how != "ended" or ending.error:
+        raise Unknown(f"control failed: {what} does not end well: {subject.tell(ending)}")
+    return ending
+
+
+# -- a save changes nothing of the run -----------------------------------------------------------
+
+
+def _difference(plain: Ending, saved: Ending) -> dict[str, Any]:
+    """Name what differs between a run without saves and one with them."""
+    found: dict[str, Any] = {}
+    pairs = zip(plain.result("run")["records"], saved.result("run")["records"], strict=False)
+    first = next((one["step"] for one, other in pairs if one != other), None)
+    if first is not None:
+        found["first step that differs"] = first
+    left, right = plain.result("run")["final"], saved.result("run")["final"]
+    if left != right:
+        found["state"] = oracle.differences(right, left, {part.partition(".")[0] for part in left})
+    around = plain.result("probe")["value"], saved.result("probe")["value"]
+    changed = [key for key, value in around[0].items() if around[1].get(key) != value]
+    return found | ({"around": changed} if changed else {})
+
+
+@check("CKC-SIDE-001")
+def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
+    """Saving changes nothing of the run: records, modes, gradients, optimizers, generators.
+
+    Why: a getter that steps the optimizer, a draw from the global generator or a model left in
+    evaluation mode makes every run that saves another run than one that does not (G02).
+    How: train the same job with and without saves, the first save inside an accumulation; compare
+    each step's record, every component at the end, and what surrounds them.
+    """
+    kind = "accumulate" if "gradients" in subject.holds else "mixed"
+    around = _probe("surroundings")
+    plain = subject.run(7, (), kind=kind, final=True, then=[around])
+    _ended(subject, plain, "a run without saves")
+    saved = subject.run(7, (1, 4), kind=kind, final=True, then=[around])
+    _ended(subject, saved, "a run with saves")
+    found = _difference(plain, saved)
+    if found:
+        raise Violation("a run that saves is not the run that does not", evidence=found)
+
+
+@check("CKC-SIDE-009")
+def test_a_save_before_the_first_step_changes_nothing(subject: Subject) -> None:
+    """A save before training began leaves the optimizers as lazy as they were.
+
+    Why: to read the state of an optimizer that has none, a step with zero gradients is made: the
+    step counters are at 1 before the first real step, which then differs (G02).
+    How: train the same job with and without a save at step 0; compare as above.
+    """
+    around = _probe("surroundings")
+    run = {"op": "run", "until": 2, "final": True}
+    plain = _ended(subject, subject.life(run, around), "a run without saves")
+    saved = subject.life({"op": "save", "step": 0, "continue": True}, run, around)
+    if "error" in saved.result("save"):
+        raise NotApplicable(f"it refuses to save step 0: {saved.result('save')['error']['message']}")
+    found = _difference(plain, saved)
+    if found:
+        raise Violation("a save at step 0 changes the first training steps", evidence=found)
+
+
+@check("CKC-SIDE-008")
+def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
+    """An entry that was added, removed or resized between two saves is so in the second.
+
+    Why: a plan of the save that is kept from the first one drops the new entry: the job ended as if
+    saved, and no rank could load (J14, J09).
+    How: save, change a buffer of the model, save again; resume into a job that was changed alike.
+    """
+    for how in subject.sample(["added", "removed", "resized"], quick=2):
+        subject.reset()
+        change = _probe("change_entry", how=how)
+        runs = [{"op": "run", "until": step, "save_at": [step]} for step in (2, 3)]
+        ending = subject.life(runs[0], change, runs[1], LEAVES, CLOSE)
+        wanted = ending.result("leaves").get("value", {}).get("model")
+        resumed = subject.life(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+        step, state = oracle.arrival(resumed)
+        if wanted and step == 3 and state["model"] == wanted:  # noqa: PLR2004  the second save
+            continue
+        _control_of_change(subject, change)
+        raise Violation(
+            f"an entry was {how} between two saves, and the second save does not show it",
+            evidence=subject.evidence(resumed, saved=subject.tell(ending)),
+        )
+
+
+def _control_of_change(subject: Subject, change: dict[str, Any]) -> None:
+    """Verify that the changed job comes back when it is the only one that is saved."""
+    subject.reset()
+    subject.life(change, {"op": "run", "until": 3, "save_at": [3]}, LEAVES, CLOSE)
+    alone = subject.life(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+    if oracle.arrival(alone)[0] != 3:  # noqa: PLR2004  the step that was saved
+        raise Unknown(f"control failed: the changed job does not load: {subject.tell(alone)}")
+
+
+# -- a load changes nothing but the job ----------------------------------------------------------
+
+
+@check("CKC-SIDE-002")
+def test_loading_changes_no_file(subject: Subject) -> None:
+    """A load, and the training that follows it, leave every file as it was.
+
+    Why: memory that is mapped from the file is the file: the optimizer's next step writes into the
+    checkpoint, or into what replaced it (O06, O08).
+    How: resume from a copy of a good directory and train on without saving; compare every name and
+    every byte.
+    """
+    golden = subject.golden()
+    subject.lay_out(golden)
+    before = fingerprint(subject.root)
+    ending = subject.run(6, resume=True, seed=OTHER_SEED, then=[CLOSE])
+    _ended(subject, ending, "a resume without faults")
+    changed = _changed(before, fingerprint(subject.root))
+    if changed:
+        raise Violation("a load changes files", evidence=subject.evidence(ending, files=changed))
+
+
+@check("CKC-SIDE-004")
+def test_loading_leaves_parameters_as_saved(subject: Subject) -> None:
+    """Right after a load the parameters are bit for bit the saved ones, lazy optimizers or not.
+
+    Why: optimizer state was made by a step with zero gradients and the real learning rate, and
+    weight decay shrank the weights that had just been loaded (G01).
+    How: save, then load into the live job and into a fresh one whose optimizers have no state yet;
+    digest the model at once, before any training step.
+    """
+    load: list[dict[str, Any]] = [{"op": "load"}, LEAVES]
+    ending = subject.run(3, (3,), then=[LEAVES, {"op": "perturb"}, *load, {"op": "fresh"}, *load])
+    _ended(subject, ending, "a load without faults")
+    states = [result["value"]["model"] for result in ending.results if result["op"] == "leaves"]
+    for where, state in zip(("the live job", "a fresh job"), states[1:], strict=True):
+        if state != states[0]:
+            wrong = [name for name, digest in states[0].items() if state.get(name) != digest]
+            raise Violation(
+                f"right after a load into {where} the model is not what was saved",
+                evidence={"entries": wrong},
+            )
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Name what was changed, removed or added."""
+    names = sorted(before.keys() | after.keys())
+    return [name for name in names if before.get(name) != after.get(name)]
+
+
+@check("CKC-SIDE-003")
+def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
+    """Later training and later saves change no byte of an earlier step.
+
+    Why: a snapshot that is a reference changes with the live state (D03); a file that two steps
+    share is rewritten for the second one and lost for the first (checklist VX8, LX10; A10).
+    How: compare the directory at the moment the save returned with the directory after more
+    training; where steps are kept, compare the payload of the first step after the second save.
+    """
+    folder = subject.scratch / "snapshots"
+    folder.mkdir()
+    ending = subject.run(5, (2,), snapshots=str(folder), then=[CLOSE])
+    _ended(subject, ending, "a run with one save")
+    before, after = fingerprint(folder / "2"), fingerprint(subject.root)
+    changed = [name for name, digest in before.items() if after.get(name) != digest]
+    if changed:
+        raise Violation("training on changes files of a step", evidence={"files": changed})
+    if "explicit_step" in subject.info.capabilities:
+        _payload_is_kept(subject.golden())
+
+
+def _payload_is_kept(golden: Golden) -> None:
+    old, new = golden.snapshot(2), golden.snapshot(4)
+    needles = [bytes.fromhex(needle["bytes"]) for needle in golden.needles[2]]
+    for path in trees.files(old):
+        data = path.read_bytes()
+        later = new / path.relative_to(old)
+        if any(needle in data for needle in needles) and later.exists():
+            if later.read_bytes() != data:
+                raise Violation(
+                    "the save of step 4 changes the payload of step 2",
+                    evidence={"file": path.relative_to(old).as_posix()},
+                )
+
+
+@check("CKC-SIDE-005")
+def test_files_are_as_large_as_the_state(subject: Subject) -> None:
+    """A view is saved as what it shows, not as the storage behind it.
+
+    Why: each of many files held the whole buffer that its views were cut from (O05).
+    How: save a job with a buffer of 8 elements that is cut from 4 MiB; compare with the size of a
+    save without it.
+    """
+    golden = subject.golden()
+    plain = _size(golden.snapshot(2))
+    ending = subject.life(_probe("add_view"), {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    _ended(subject, ending, "a save of a view")
+    hidden = ending.result("probe")["value"]
+    grown = _size(subject.root) - plain
+    if grown > SLACK:
+        raise Violation(
+            f"32 bytes more of state make {grown} bytes more of files",
+            evidence={"storage behind the view": hidden},
+        )
+
+
+def _size(root: Path) -> int:
+    return sum(path.stat().st_size for path in trees.files(root))
+
+
+@check("CKC-SIDE-006")
+def test_nothing_is_written_elsewhere(subject: Subject) -> None:
+    """Nothing is left outside of the manager's directory, neither by a save nor by a load.
+
+    Why: a pointer that was written relative to the working directory is found from there only
+    (B13); what is left in a temporary directory of the node fills it, step by step.
+    How: point working directory, home and temporary directory of the life to empty folders; save,
+    restart, load; list the folders and the parent of the root.
+    """
+    folder = subject.scratch / "elsewhere"
+    folder.mkdir()
+    move = _probe("move_in", folder=str(folder))
+    ending = subject.life(move, {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    _ended(subject, ending, "a save from another working directory")
+    resumed = subject.life(move, {**ARRIVE, "resume": True}, CLOSE, seed=OTHER_SEED)
+    left = [path.relative_to(folder).as_posix() for path in folder.glob("*/**/*")]
+    left += [path.name for path in subject.root.parent.iterdir() if path != subject.root]
+    if left:
+        raise Violation(
+            "files are left outside of the directory",
+            evidence=subject.evidence(resumed, left=sorted(left)[:8]),
+        )
+
+
+@check("CKC-SIDE-007")
+def test_two_managers_in_one_process_do_not_mix(subject: Subject) -> None:
+    """Two live managers on two directories save two jobs as if each were alone.
+
+    Why: a plan that is cached for the whole process made the second manager write the layout, or
+    the contents, of the first one (J09).
+    How: open two managers in one life, save different jobs in turn; resume each in a new life.
+    """
+    other = subject.scratch / "other"
+    other.mkdir()
+    ending = subject.life(_probe("two_managers", other=str(other), kind="conv"))
+    states = ending.result("probe").get("value")
+    if states is None:
+        _control_of_two(subject)
+        raise Violation("two managers do not save", evidence=subject.evidence(ending))
+    here = subject.resume()
+    there = subject.resume(kind="conv", root=str(other), seed=OTHER_SEED + 1)
+    for name, step, resumed in (("here", 4, here), ("there", 3, there)):
+        arrived, state = oracle.arrival(resumed)
+        if arrived != step or state["model"] != states[name]["model"]:
+            _control_of_two(subject)
+            raise Violation(
+                "a directory does not hold the job that its own manager saved",
+                evidence=subject.evidence(resumed, manager=name, saved=step),
+            )
+
+
+def _control_of_two(subject: Subject) -> None:
+    """Verify that the second kind of job comes back when there is one manager only."""
+    golden = subject.golden(kind="conv")
+    subject.served(golden, 4)

@@ -1,0 +1,230 @@
+"""A process that is killed in the middle of a save costs at most the step that was being saved."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, trees
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.subject import Golden, Subject
+
+NEWEST, LATER = 4, 6  # the step whose save is killed, and one after it
+WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+TEMPORARY = re.compile(
+    r"(?:^|[._~-])(?:te?mp|part(?:ial)?|incomplete|staging)(?:[._~-]|$)", re.IGNORECASE
+)
+
+
+@dataclass
+class Crash:
+    """What one kill left on disk, and how a new process resumes from it."""
+
+    point: Point
+    folder: Path
+    acknowledged: tuple[int, ...]
+    resumed: list[Ending] = field(default_factory=list["Ending"])
+
+
+def crashes(subject: Subject, name: str, quick: int) -> list[Crash]:
+    """Kill saves at several points, once per adapter; `name`: a `new` step, or the `same` again."""
+    key = f"crashes {name}"
+    if key not in subject.notes:
+        golden = subject.golden()
+        found = points.of_save(subject, golden, name)
+        chosen = found if subject.budget == "full" else points.choose(found, subject.rng, quick)
+        subject.notes[key] = [_kill(subject, golden, point, name) for point in chosen]
+    kept: list[Crash] = subject.notes[key]
+    return kept
+
+
+def _kill(subject: Subject, golden: Golden, point: Point, name: str) -> Crash:
+    subject.lay_out(golden, points.start_of(name))
+    faults = [point.spec("kill")]
+    ending = subject.run(4, (4,), faults=faults, fault_step=4, **points.job_of(name))
+    if ending.how != "killed" or not [e for e in ending.events if e["event"] == "fired"]:
+        raise Unknown(f"the kill {point.name} did not fire: {subject.tell(ending)}")
+    folder = (
+        subject.folder
+        / "crashes"
+        / f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
+    )
+    trees.copy(subject.root, folder)
+    return Crash(point, folder, tuple(ending.steps_of("acknowledged")))
+
+
+def resumed(subject: Subject, crash: Crash) -> Ending:
+    """Resume from what a kill left; done once."""
+    trees.lay_out(crash.folder, subject.root)
+    if not crash.resumed:
+        crash.resumed.append(subject.resume())
+    return crash.resumed[0]
+
+
+@check("CKC-ATOM-001")
+def test_a_kill_during_a_save_costs_at_most_that_step(subject: Subject) -> None:
+    """After a kill at any point of a save the next load gives that step or the one before, whole.
+
+    Why: a file written straight to its final name, a side file, or a pointer that moves before the
+    data leaves a job with nothing that loads (A01, A03, B01, M017, M038).
+    How: save step 2, die by SIGKILL inside the save of step 4, resume in a new process.
+    """
+    legal = subject.legal(subject.golden())
+    for crash in crashes(subject, "new", 6):
+        told = {"killed": crash.point.name}
+        message = f"killed {crash.point.name}"
+        subject.judge(
+            resumed(subject, crash),
+            legal,
+            WHOLE,
+            message,
+            newest=4,
+            acknowledged=(2, *crash.acknowledged),
+            **told,
+        )
+
+
+@check("CKC-ATOM-002")
+def test_a_kill_during_an_overwrite_keeps_the_old_or_the_new(subject: Subject) -> None:
+    """A kill while a step is saved over itself leaves the old save of it or the new one, whole.
+
+    Why: truncating the file that holds the only copy of a step, or removing it before the rename,
+    destroys what was acknowledged; writing over it shard by shard mixes two saves (A02, A04, J12).
+    How: save step 4, save another job's step 4 over it, die inside, resume, compare with both.
+    """
+    old = subject.served(subject.golden(), 4)
+    second = subject.golden((4,), seed=points.OTHER)
+    new = subject.served(second, 4)
+    for crash in crashes(subject, "same", 4):
+        ending = resumed(subject, crash)
+        step, state = oracle.arrival(ending)
+        if step == NEWEST and oracle.same(state, new, subject.holds):
+            continue
+        subject.judge(
+            ending,
+            {2: subject.served(subject.golden(), 2), 4: old},
+            WHOLE,
+            f"killed {crash.point.name} of the second save of step 4",
+            newest=4,
+            acknowledged=(2, 4),
+            killed=crash.point.name,
+        )
+
+
+def recovered(subject: Subject, crash: Crash) -> bool:
+    """Tell whether a plain resume from a crash works; if not, that is CKC-ATOM-001's finding."""
+    ending = resumed(subject, crash)
+    return ending.how == "ended" and not ending.error and oracle.arrival(ending)[0] in (2, 4)
+
+
+@check("CKC-ATOM-003")
+def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
+    """After a kill the job resumes, saves the same step again and the next, and restarts from it.
+
+    Why: what a dead save left behind blocked the next save of that step, or was mixed into it
+    (A12, A11).
+    How: die inside a save, resume, save that step and the next, resume again from the last.
+    """
+    usable = [crash for crash in crashes(subject, "new", 6) if recovered(subject, crash)]
+    if not usable:
+        raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
+    for crash in subject.sample(usable, 2):
+        trees.lay_out(crash.folder, subject.root)
+        again = subject.run(7, (4, 6), resume=True, watch=True)
+        told = subject.evidence(again, killed=crash.point.name)
+        if again.how != "ended" or again.error:
+            raise Violation(f"after a kill {crash.point.name} the next save fails", evidence=told)
+        ending = subject.resume()
+        step, state = oracle.arrival(ending)
+        lived = again.result("run")["states"].get("6", {})
+        if step != LATER or faithful(subject, state) != faithful(subject, lived):
+            more = subject.evidence(ending, lived, killed=crash.point.name)
+            raise Violation(
+                f"after a kill {crash.point.name} the next save does not load", evidence=more
+            )
+
+
+def faithful(subject: Subject, state: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Keep the leaves that this manager restores without any fault: only they can be compared."""
+    golden = subject.golden()
+    there, back = golden.at[4], subject.served(golden, 4)
+    return {
+        part: {
+            leaf: value
+            for leaf, value in found.items()
+            if there[part].get(leaf) == back[part].get(leaf)
+        }
+        for part, found in oracle.held(state, subject.holds).items()
+    }
+
+
+@check("CKC-ATOM-004")
+def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> None:
+    """After a kill discovery names no step that does not load.
+
+    Why: a directory that a killed save left was trusted by its name and picked as the latest (A09,
+    B06).
+    How: die inside a save, ask discovery in a new process, load the newest step that it names.
+    """
+    subject.need("steps")
+    seen = 0
+    for crash in crashes(subject, "new", 6):
+        if not recovered(subject, crash):
+            continue
+        seen += 1
+        named = subject.steps()
+        newest = max(named, default=0)
+        given = newest if "explicit_step" in subject.info.capabilities else None
+        ending = subject.resume(given) if newest == NEWEST else crash.resumed[0]
+        step, _ = oracle.arrival(ending)
+        if step != newest:
+            told = subject.evidence(ending, killed=crash.point.name, advertised=named)
+            raise Violation(
+                f"killed {crash.point.name}, discovery names step {newest}", evidence=told
+            )
+    if not seen:
+        raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
+
+
+@check("CKC-ATOM-005")
+def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
+    """A save leaves no temporary file, and what dead saves left does not pile up.
+
+    Why: every killed save left its temporary files behind until the disk was full (M020).
+    How: list names after two saves; then die twice inside a save, save once, and count the files.
+    """
+    golden = subject.golden()
+    kept = [path.name for path in trees.files(golden.snapshot(4)) if TEMPORARY.search(path.name)]
+    if kept:
+        raise Violation("a successful save leaves temporary files", evidence={"files": kept})
+    clean = len(trees.files(golden.snapshot(4)))
+    before = len(trees.files(golden.snapshot(2)))
+    crash = max(crashes(subject, "new", 6), key=lambda each: len(trees.files(each.folder)))
+    left = len(trees.files(crash.folder)) - before
+    if not recovered(subject, crash):
+        raise Unknown("control failed: the killed save cannot be resumed from; see CKC-ATOM-001")
+    if left < 1:
+        raise NotApplicable("no killed save leaves a file that the next one could forget")
+    trees.lay_out(crash.folder, subject.root)
+    subject.run(4, (4,), resume=True, faults=[crash.point.spec("kill")], fault_step=4)
+    ending = subject.run(4, (4,), resume=True)
+    if ending.how != "ended" or ending.error:
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-ATOM-003")
+    extra = len(trees.files(subject.root)) - clean
+    if extra > left:
+        names = sorted({path.name for path in trees.files(subject.root)})
+        told = {
+            "files of one dead save": left,
+            "left after two and a good one": extra,
+            "names": names[:20],
+        }
+        raise Violation("what dead saves leave piles up", evidence=told)

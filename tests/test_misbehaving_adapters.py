@@ -1,0 +1,154 @@
+"""An adapter may do anything: each gets a clear verdict, and none takes the run down."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckpt_conformance import client
+from ckpt_conformance.session import SessionOptions, run_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckpt_conformance.verdicts import CheckOutcome
+
+LOADS, LISTS, SAME = "CKC-SMOK-001", "CKC-SMOK-002", "CKC-RTRP-001"
+DEADLINE = 1.0  # seconds that a life has which is known to hang
+
+HANGS = ("misbehaving:hangs_in_load", "misbehaving:hangs_in_save", "misbehaving:stops")
+
+# adapter: (invariant, verdict, what the outcome must say)
+EXPECTED = {
+    "misbehaving:hangs_in_load": (LOADS, "VIOLATION", "hang (no end within 1 s)"),
+    "misbehaving:hangs_in_save": (LOADS, "VIOLATION", "hang (no end within 1 s)"),
+    "misbehaving:stops": (LOADS, "VIOLATION", "hang (no end within 1 s)"),
+    "misbehaving:wrong": (SAME, "VIOLATION", "inner.weight"),
+    "misbehaving:eats_memory": (LOADS, "VIOLATION", "out of memory: "),
+    "misbehaving:kills_itself": (LOADS, "VIOLATION", "killed (exit code -9)"),
+    "misbehaving:segfaults": (LOADS, "VIOLATION", "crashed (exit code -11)"),
+    "misbehaving:aborts": (LOADS, "VIOLATION", "crashed (exit code -6)"),
+    "misbehaving:leaves_quietly": (LOADS, "VIOLATION", "crashed (exit code 0)"),
+    "misbehaving:exits": (LOADS, "VIOLATION", "SystemExit: 0"),
+    "misbehaving:raises_from_steps": (LISTS, "VIOLATION", "this adapter raises"),
+    "misbehaving:names_for_steps": (LISTS, "VIOLATION", "asks for ints"),
+    "misbehaving:loads_none": (LOADS, "VIOLATION", "load returned None"),
+    "misbehaving:loads_words": (LOADS, "VIOLATION", "load returned '4'"),
+    "misbehaving:raises_at_open": (LOADS, "VIOLATION", "this adapter raises"),
+    "misbehaving:shouts": (LOADS, "VIOLATION", "this adapter raises"),
+    "misbehaving:saves_later": (LOADS, "VIOLATION", "no checkpoint in"),
+    "misbehaving:make_fails": (LOADS, "UNKNOWN", "this factory raises"),
+    "misbehaving:absent": (LOADS, "UNKNOWN", "has no 'absent'"),
+    "at_import:threads": (LOADS, "UNKNOWN", "declare isolation = 'spawn'"),
+    "at_import:aborts": (LOADS, "UNKNOWN", "its import ends the process (exit status -6)"),
+    "at_import:exits": (LOADS, "UNKNOWN", "SystemExit"),
+}
+WELL = ("misbehaving:good", "at_import:prints", "at_import:spawned")
+
+# What each module does when it is imported; the server must survive it.
+AT_IMPORT = {
+    "threads": "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    "aborts": "os.abort()",
+    "exits": "sys.exit(0)",
+    "prints": "print('noise', flush=True)",
+    "spawned": "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    "good = dataclasses.replace(good, isolation='spawn')",
+}
+
+
+@pytest.fixture(scope="module")
+def on_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Put the adapters on the path of the server, and a token into its environment."""
+    folder = tmp_path_factory.mktemp("adapters")
+    lines = "import dataclasses, os, sys, threading, time\nfrom misbehaving import good\n"
+    for name, line in AT_IMPORT.items():
+        (folder / f"at_import_{name}.py").write_text(lines + line + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(folder)]))
+        patch.setenv("CKC_TOKEN", token := uuid.uuid4().hex)
+        yield token
+
+
+def named(name: str) -> str:
+    return name.replace("at_import:", "at_import_") + ":good" if "at_import" in name else name
+
+
+@pytest.fixture(scope="module")
+def outcomes(on_path: str) -> dict[tuple[str, str], CheckOutcome]:
+    """Certify them all; only those that hang have a deadline that counts."""
+    del on_path
+    subtle = tuple(name for name, (invariant, *_) in EXPECTED.items() if invariant != LOADS)
+    rest = tuple(named(name) for name in (*EXPECTED, *WELL) if name not in {*HANGS, *subtle})
+    found = run_session(SessionOptions(HANGS, only=(LOADS,), deadline=DEADLINE))
+    found += run_session(SessionOptions((*subtle, WELL[0]), only=(LISTS, SAME)))
+    found += run_session(SessionOptions(rest, jobs=2, only=(LOADS,)))
+    return {(one.adapter, one.invariant): one for one in found}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_gets_a_clear_verdict(outcomes: dict[tuple[str, str], CheckOutcome], name: str) -> None:
+    invariant, verdict, words = EXPECTED[name]
+    outcome = outcomes[named(name), invariant]
+    said = f"{outcome.reason} {outcome.evidence}"
+    assert outcome.verdict == verdict, said
+    assert words in said.replace("\\", "")
+    assert len(said) < 4000
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_it_takes_no_other_down(outcomes: dict[tuple[str, str], CheckOutcome], name: str) -> None:
+    verdicts = [one.verdict for (adapter, _), one in outcomes.items() if adapter == named(name)]
+    assert set(verdicts) == {"PASS"}
+
+
+def test_no_process_is_left(outcomes: dict[tuple[str, str], CheckOutcome], on_path: str) -> None:
+    assert outcomes
+    assert carriers(on_path) == set()
+
+
+def test_a_life_dies_with_its_server(on_path: str, tmp_path: Path) -> None:
+    program = {
+        "adapter": "misbehaving:hangs_in_save",
+        "root": str(tmp_path),
+        "job": {"kind": "mixed", "seed": 0},
+        "ops": [{"op": "save"}],
+    } | {name: str(tmp_path / name) for name in ("journal", "result", "output")}
+    with client.Server(("misbehaving:hangs_in_save",)) as server:
+        life = threading.Thread(target=run_and_ignore, args=(server.socket, program))
+        life.start()
+        wait(lambda: (tmp_path / "journal").exists() and (tmp_path / "journal").read_text())
+    life.join()
+    wait(lambda: not carriers(on_path))
+
+
+def run_and_ignore(socket: str, program: dict[str, Any]) -> None:
+    connection = client.Client(socket)
+    with pytest.raises(client.ServerError):
+        connection.run(program)
+    connection.close()
+
+
+def wait(true: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def carriers(token: str) -> set[int]:
+    """Give the other processes that have the token in their environment."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            carries = token.encode() in path.read_bytes()
+        except OSError:
+            continue
+        if carries and int(path.parent.name) != os.getpid():
+            found.add(int(path.parent.name))
+    return found
