@@ -189,8 +189,8 @@ def _invariant(
         "family": invariant.family,
         "statement": invariant.statement,
         "why": invariant.why,
-        "basis": invariant.basis,
-        "level": _level(invariant, run.options),
+        "basis": _basis(invariant, info),
+        "level": _level(invariant, info, run.options),
         "profiles": list(invariant.profiles),
         "incidents": list(invariant.incidents),
         "verdict": str(verdict),
@@ -223,8 +223,14 @@ def _telling(outcomes: Sequence[CheckOutcome], verdict: Verdict) -> CheckOutcome
     return min(matching, key=lambda one: one.reason.startswith(MACHINE_LIMIT), default=None)
 
 
-def _level(invariant: Invariant, options: SessionOptions) -> str:
-    return "MUST" if set(options.claims).intersection(invariant.profiles) else invariant.level
+def _basis(invariant: Invariant, info: AdapterInfo) -> str:
+    promised = invariant.basis == "practice" and invariant.id in info.promises
+    return "promise" if promised else invariant.basis
+
+
+def _level(invariant: Invariant, info: AdapterInfo, options: SessionOptions) -> str:
+    claimed = invariant.id in info.promises or set(options.claims) & set(invariant.profiles)
+    return "MUST" if claimed else invariant.level
 
 
 def _rate(outcomes: Sequence[CheckOutcome]) -> list[int] | None:

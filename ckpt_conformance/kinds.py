@@ -71,11 +71,11 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "wsd": lambda o: lr_scheduler.SequentialLR(
         o,
         [
-            lr_scheduler.LinearLR(o, 0.1, 1.0, 3),
+            lr_scheduler.LinearLR(o, 0.1, 1.0, 4),
             lr_scheduler.ConstantLR(o, 1.0, 1),
             lr_scheduler.LinearLR(o, 1.0, 0.0, 9),
         ],
-        [3, 6],
+        [4, 6],
     ),
     "rex": lambda o: lr_scheduler.LambdaLR(o, Rex(HORIZON)),
     "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 5),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance import bundle
-from ckpt_conformance.plugin import STATE, adapter_of
+from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
 from ckpt_conformance.verdicts import CheckOutcome, NotApplicable, Unknown, Verdict, Violation
 
 if TYPE_CHECKING:
@@ -39,9 +39,12 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
         "seed": _seed(item),
     }
     if isinstance(error, Violation):
-        verdict = Verdict.VIOLATION if _is_must(item, invariant) else Verdict.NOT_MET
+        promised = _promise(item, invariant)
+        evidence = error.evidence | ({"promised": promised} if promised else {})
+        must = promised or _is_must(item, invariant)
+        verdict = Verdict.VIOLATION if must else Verdict.NOT_MET
         return CheckOutcome(
-            **common, verdict=verdict, reason=str(error), evidence=error.evidence, rate=error.rate
+            **common, verdict=verdict, reason=str(error), evidence=evidence, rate=error.rate
         )
     if isinstance(error, NotApplicable):
         return CheckOutcome(**common, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
@@ -91,6 +94,12 @@ def block(outcome: dict[str, Any]) -> str:
 def reproduce(outcome: dict[str, Any]) -> str:
     """Give the one command that runs this check again."""
     return f"ckpt-conformance certify {outcome.get('adapter')} --only {outcome.get('invariant')} --seed {outcome.get('seed')}"
+
+
+def _promise(item: pytest.Item, invariant: str) -> str:
+    """Quote the manager's own documentation, if its adapter does."""
+    subject, _ = item.stash.get(NEEDS, (None, None))
+    return str(subject.info.promises.get(invariant, "")) if subject else ""
 
 
 def _is_must(item: pytest.Item, invariant: str) -> bool:

@@ -8,8 +8,10 @@ plants payload-less steps by Python alone, because writers in C++ bypass pyfakef
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
 
 DIGITS = ("٦", "６", "²", "Ⅷ", "1_0", "+8", "8.0", "00000000000000000000008")  # noqa: RUF001  hostile
 EDGES = (1, 9, 10, 99, 100, 999_999, 1_000_000, 10**9)
-CROWD = {"quick": 100, "full": 10_000}  # steps of the largest tree
+BUDGETS = {"quick": (6, 40), "full": (120, 10_000)}  # drawn trees, steps of the large one
+LEFT_BEHIND = {"quick": 120, "full": 2_000}  # files of another program
 
 
 class Disagreement(Exception):  # noqa: N818  a finding
-    """The manager and the tree disagree; the arguments are what was planted and what was found."""
+    """The manager and the tree disagree; the argument says what was planted and what was found."""
 
 
 @contextlib.contextmanager
@@ -72,34 +75,67 @@ def lookalikes(life: Any, folder: Path) -> list[str]:  # noqa: ANN401  a Life
 
 
 def explore(life: Any, check: Callable[..., None], seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401
-    """Check drawn trees and one large tree; give the smallest disagreement, or how many trees."""
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis import seed as seeded
+    """Check a plain tree, drawn ones, and large ones; give what disagrees, smallest first."""
+    rng, trees = random.Random(seed), 0  # noqa: S311
+    pool = names.strange(rng, 20)
+    examples, steps = BUDGETS[budget]
+    large = rng.sample(range(1, 10**7), steps)
 
-    trees, pool = 0, names.strange(random.Random(seed), 20)  # noqa: S311
-    with file_system(life.root) as folder:
-        pool += lookalikes(life, folder)
+    def on_tree(folder: Path, tree: tuple[list[int], list[str]]) -> None:
+        nonlocal trees
+        trees += 1
+        with a_tree(folder) as root:
+            check(life, root, *tree)
 
-        def on_tree(tree: tuple[list[int], list[str]]) -> None:
-            nonlocal trees
-            trees += 1
-            with a_tree(folder) as root:
-                check(life, root, *tree)
-
-        examples = 10 if budget == "quick" else 120
-        quiet = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
-        limited = settings(quiet, max_examples=examples)
-        drawn = limited(seeded(seed)(given(steps_and_names(pool))(on_tree)))
-        crowd = random.Random(seed).sample(range(1, 10**7), CROWD[budget])  # noqa: S311
-        try:
-            drawn()
-            on_tree((crowd, pool[:20]))
-        except Disagreement as error:
-            return {"trees": trees, "disagreement": error.args[0]}
+    try:
+        with file_system(life.root) as folder:
+            pool += lookalikes(life, folder)
+            try:
+                on_tree(folder, ([2, 4, 6, 8], []))
+            except Disagreement as error:
+                return {"control": error.args[0]}
+            draw(partial(on_tree, folder), pool, seed, examples)
+            on_tree(folder, (large, pool[:20]))
+        on_tree(life.root, (large[:50], pool[:20] + crowd(budget)))  # slow in memory
+    except Disagreement as error:
+        return {"trees": trees, "disagreement": error.args[0]}
     return {"trees": trees}
 
 
-def _differ(found: list[int], wanted: list[int], foreign: list[str], **more: Any) -> None:  # noqa: ANN401
+def crowd(budget: str) -> list[str]:
+    """Give the names of the many files that another program left."""
+    return [f"events.out.tfevents.{1_700_000_000 + at}.0" for at in range(LEFT_BEHIND[budget])]
+
+
+def draw(on_tree: Callable[..., None], pool: list[str], seed: int, examples: int) -> None:
+    """Let Hypothesis draw trees and shrink the first that disagrees."""
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import seed as seeded
+
+    quiet = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    limited = settings(quiet, max_examples=examples)
+
+    @limited
+    @seeded(seed)
+    @given(steps_and_names(pool))
+    def drawn(tree: tuple[list[int], list[str]]) -> None:
+        on_tree(tree)
+
+    drawn()
+
+
+@contextlib.contextmanager
+def blame_the_manager(foreign: list[str]) -> Iterator[None]:
+    """Let whatever the manager raises be a disagreement; what the harness raises stays its own."""
+    try:
+        yield
+    except Exception as error:
+        told = {"raises": f"{type(error).__name__}: {error}"[:300], "names": foreign[:8]}
+        raise Disagreement(told) from error
+
+
+def compare(found: list[int], wanted: list[int], foreign: list[str], **more: Any) -> None:  # noqa: ANN401
+    """Raise Disagreement unless exactly the wanted steps were found, ascending."""
     if found != wanted:
         lost, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
         told = {"missing": lost[:8], "unexpected": extra[:8], "names": foreign[:8], **more}
@@ -111,34 +147,36 @@ def discovery(life: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN
 
     def check(life: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
         names.plant_all(root, foreign)
-        manager = life.adapter.open(root, OpenOptions())
-        for step in steps:
-            manager.plant(step)
-        _differ(list(manager.steps()), sorted(steps), foreign)
+        with blame_the_manager(foreign):
+            manager = life.adapter.open(root, OpenOptions())
+            for step in steps:
+                manager.plant(step)
+            found = list(manager.steps())
+        compare(found, sorted(steps), foreign)
 
     return explore(life, check, seed, budget)
 
 
 def rotation(life: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Life
-    """Rotate planted trees and compare what is left; the step planted last is the one just saved."""
+    """Rotate planted trees and compare what is left.
+
+    Steps are planted in ascending order, so that their times agree with it: whether times matter
+    is another promise.
+    """
 
     def check(life: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
-        if not steps:
-            return
+        steps = sorted(steps) or [1]
         planted = names.plant_all(root, foreign)
         keep = max(1 + len(foreign) % 3, len(steps) - 20)
-        manager = life.adapter.open(root, OpenOptions(keep_last=keep))
-        for step in steps:
-            manager.plant(step)
-        manager.rotate(steps[-1])
-        wanted = sorted({*sorted(steps)[-keep:], steps[-1]})
-        gone = [name for name in planted if not _is_there(root / name)]
-        _differ(list(manager.steps()), wanted, foreign, keep_last=keep, deleted=gone)
+        with blame_the_manager(foreign):
+            manager = life.adapter.open(root, OpenOptions(keep_last=keep))
+            for step in steps:
+                manager.plant(step)
+            manager.rotate(steps[-1])
+            found = list(manager.steps())
+        gone = [name for name in planted if not os.path.lexists(root / name)]
+        compare(found, steps[-keep:], foreign, keep_last=keep, deleted=gone[:8])
         if gone:
             raise Disagreement({"deleted": gone[:8], "steps": len(steps)})
 
     return explore(life, check, seed, budget)
-
-
-def _is_there(path: Path) -> bool:
-    return path.is_symlink() or path.exists()

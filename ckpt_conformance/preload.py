@@ -6,15 +6,18 @@ first: it may raise, hang, end its process or start threads, and the server lear
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import selectors
 import signal
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 PATIENCE = 60.0  # seconds for an import
 LATER = "later"  # starts threads and says so: every life imports it anew
@@ -44,6 +47,20 @@ def warm_up() -> None:
     _ = life.MEMORY
     Job("mixed", 0).train(2)
     Job("dtypes", 0).train(1)
+
+
+def import_named(program: Mapping[str, Any]) -> None:
+    """Import what a program names of this package: a life that imports an injector pays for it.
+
+    What can't be imported is left to the life, which reports it.
+    """
+    for op in program["ops"]:
+        named = [spec["injector"] for spec in op.get("faults", ())] + [op.get("probe", "")]
+        modules = {name.partition(":")[0] for name in named}
+        for module in modules - sys.modules.keys():
+            if module.startswith("ckpt_conformance."):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
 
 
 def load(name: str) -> str | None:

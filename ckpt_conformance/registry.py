@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -48,6 +48,7 @@ class AdapterInfo:
     owner: str
     notes: str
     isolation: str = "fork"
+    promises: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def bundled() -> list[str]:
@@ -139,4 +140,5 @@ def describe(name: str) -> AdapterInfo:
         owner=str(getattr(adapter, "owner", "")) or ("recipe" if recipe else "adapter"),
         notes=str(getattr(adapter, "notes", "")),
         isolation=adapter.isolation,
+        promises=dict(getattr(adapter, "promises", {})),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import selectors
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance.preload import kill_group, preload
+from ckpt_conformance.preload import import_named, kill_group, preload
 
 DEADLINE = 60.0  # seconds
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -72,6 +73,7 @@ class Server:
             self._begin(client, json.loads(line))
 
     def _begin(self, client: socket.socket, program: dict[str, Any]) -> None:
+        import_named(program)
         pid = os.fork()
         if pid == 0:
             self._child(program)
@@ -143,6 +145,8 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  the client prints it
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=channel, flush=True)
         sys.exit(1)
+    gc.collect()
+    gc.freeze()  # a life's collector need not walk, and so copy, the pages of what was imported
     print(json.dumps({"ready": os.getpid()}), file=channel, flush=True)
     server.serve(os.getppid())
 

@@ -65,6 +65,7 @@ class Subject:
     budget: str = "quick"
     deadline: float = 60.0  # seconds that a life has, unless the check says otherwise
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
+    controls: dict[str, str] = field(default_factory=dict[str, str])  # id -> reason, empty if held
     notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
     lives: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])

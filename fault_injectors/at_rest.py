@@ -209,11 +209,11 @@ def _fields(tree: Any, kind: type) -> list[tuple[Any, Any]]:  # noqa: ANN401  JS
 
 
 def edit_json(
-    root: Path, file: str, rng: random.Random, what: str = "number", prefer: object = None
+    root: Path, file: str, rng: random.Random, what: str = "number", key_like: str = ""
 ) -> Damage:
     """Change one field of a JSON file as a hand would: a number by one, or a name by a letter.
 
-    A field whose value is `prefer` is chosen where there is one: a step number, for example.
+    A field whose key contains `key_like` is chosen where there is one: `step`, for example.
     """
     path = root / file
     before, data = digest(path), path.read_bytes()
@@ -222,7 +222,7 @@ def edit_json(
     if not fields:
         message = f"the fault edited-metadata did not fire: {file} holds no {what}"
         raise Unknown(message)
-    wanted = [(each, key) for each, key in fields if each[key] == prefer]
+    wanted = [(each, key) for each, key in fields if key_like and key_like in str(key)]
     container, key = rng.choice(wanted or fields)
     old = container[key]
     container[key] = old + 1 if what == "number" else f"{old}x"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
@@ -120,18 +121,31 @@ def write_tensors(
 
     Returns:
         The files written, with sizes and digests.
+
+    Raises:
+        OSError: the disk's own error, as itself.
     """
     files = _HashingFileSystem(sync, sum(tensor.nbytes for tensor in tensors.values()))
     with warnings.catch_warnings():
         # Torch warns whenever DCP runs in one process, which is what no_dist asks for.
         warnings.simplefilter("ignore", UserWarning)
-        save(
-            dict(tensors),
-            storage_writer=_Writer(directory, files, save_id),
-            planner=DefaultSavePlanner(),
-            no_dist=True,
-        )
+        try:
+            save(
+                dict(tensors),
+                storage_writer=_Writer(directory, files, save_id),
+                planner=DefaultSavePlanner(),
+                no_dist=True,
+            )
+        except CheckpointException as error:
+            raise _cause_of(error) from None
     return files.files
+
+
+def _cause_of(error: CheckpointException) -> BaseException:
+    """What went wrong on the only rank: DCP wraps it, and the disk's own error must be seen."""
+    for cause, _ in error.failures.values():
+        return cause
+    return error
 
 
 @dataclass(frozen=True)

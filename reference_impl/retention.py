@@ -131,7 +131,7 @@ class Retention(Saving):
             return set()
         try:
             return set(read_manifest(path).files)
-        except CheckpointDamaged:
+        except (CheckpointDamaged, OSError):
             names = resolve.names_in(self.root)
             return {name for name in names if layout.data_step_of(name) == step}
 

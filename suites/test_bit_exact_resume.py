@@ -188,6 +188,8 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
     resumption.arrive(subject)
     subject.lay_out(subject.golden(), SAVES[0])
     saving = subject.run(NEWEST, (NEWEST,), resume=True, final=True, seed=OTHER_SEED)
+    if saving.error:
+        raise Unknown(f"control failed: {subject.tell(saving)}; see CKC-RSUM-002")
     ending = subject.resume()
     step, arrived = oracle.arrival(ending)
     wanted = saving.result("run").get("final", {})

@@ -315,3 +315,19 @@ class LocalCounter(CheckpointManager):
     def save(self, step: int, **named: Any) -> Path:  # noqa: ANN401
         """Save under the counter's number."""
         return super().save(step - self.began, **named)
+
+
+@mutant(
+    "D08",
+    url="one-covenant/templar#607",
+    change="the listing of the root stops after its first page, here of 100 names",
+    violates={"CKC-DISC-011", "CKC-RETN-011"},
+)
+class FirstPage(CheckpointManager):
+    """Takes the first page of a listing for all of it."""
+
+    def steps(self) -> list[int]:
+        """The steps that are committed by a name on the first page."""
+        page = set(resolve.names_in(self.root)[:100])
+        found = [one.reference for one in resolve.scan(self.root) if one.complete]
+        return sorted({one.step for one in found if one.commit_name in page})

@@ -151,8 +151,12 @@ class LastEpochOnly(CheckpointManager):
     """Right for a schedule that is a function of the step; a sequence of schedules has more."""
 
     def restore_scheduler(self, scheduler: Any, state: Any) -> None:
-        """Set the last epoch."""
+        """Set the last epoch, and the callables of a LambdaLR."""
         scheduler.last_epoch = state["last_epoch"]
+        for mine, saved in zip(
+            getattr(scheduler, "lr_lambdas", ()), state.get("lr_lambdas", ()), strict=True
+        ):
+            vars(mine).update(saved or {})
 
 
 @mutant(

@@ -1,0 +1,162 @@
+"""Class A: what a killed or failed save leaves, and B01: a pointer that moves before the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import (
+    CheckpointManager,
+    CheckpointNotFound,
+    CheckpointReference,
+    layout,
+    resolve,
+)
+from ckpt_conformance.reference_impl.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl import LoadResult
+
+
+@mutant(
+    "A02",
+    url="Lightning-AI/pytorch-lightning#19970",
+    change="a finished file is copied over the old one in place instead of being renamed",
+    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+)
+class CopiesOverTheOld(CheckpointManager):
+    """Truncates what it replaces."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Copy and delete, as a move between file systems does."""
+        with target.open("wb") as file:
+            file.write(source.read_bytes())
+        source.unlink()
+
+
+@mutant(
+    "A04",
+    url="NVIDIA/nvidia-resiliency-ext#359",
+    change="an existing file is removed before the new one is renamed to its name",
+    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+)
+class RemovesBeforeRename(CheckpointManager):
+    """Leaves a window in which neither is there."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Remove, then rename."""
+        if target.is_file():
+            target.unlink()
+        source.rename(target)
+
+
+@mutant(
+    "J12",
+    url="pytorch/pytorch#125877",
+    change="an existing directory of the step is deleted before the new one gets its name",
+    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+    base="reference-dcp",
+)
+class DeletesTheOldDirectory(CheckpointManager):
+    """Overwrites a step by deleting it first."""
+
+    def publish_directory(self, staged: Path) -> CheckpointReference:
+        """Delete, then publish."""
+        step = read_manifest(staged / layout.DCP_MANIFEST).step
+        self.unlink(self.root / layout.directory_name(step))
+        return super().publish_directory(staged)
+
+
+@mutant(
+    "A03",
+    url="PrimeIntellect-ai/prime-rl#2992",
+    change="a small progress file beside the checkpoints is written in place",
+    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-IOER-002"},
+)
+class SideFileInPlace(CheckpointManager):
+    """Is atomic in everything but one small file."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save, after noting the progress."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "progress").open("wb") as file:
+            file.write(f"{step:>20}\n".encode())
+        return super().save(step, **parts)
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, after reading the progress."""
+        int((self.root / "progress").read_text())
+        return super().load(*given, **named)
+
+
+@mutant(
+    "B01-insists",
+    url="KempnerInstitute/KempnerForge#102",
+    change="the pointer names a step before it is committed, and a load insists on the pointer",
+    violates={"CKC-ATOM-001", "CKC-IOER-002"},
+)
+class PointerBeforeData(CheckpointManager):
+    """Points at what is not there yet."""
+
+    def publish(self, staged: Path) -> CheckpointReference:
+        """Point, then publish."""
+        step = read_manifest(staged).step
+        self.set_latest(CheckpointReference(self.root, step, "model"))
+        return super().publish(staged)
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """What the pointer names must be there."""
+        found = super().candidates(*given, **named)
+        latest = resolve.read_latest(self.root)
+        step = layout.flat_manifest_step(latest or "")
+        if found and step is not None and step > found[0].step:
+            raise CheckpointNotFound(
+                f"{self.root / layout.LATEST} names {latest}, which is not there"
+            )
+        return found
+
+
+@mutant(
+    "A12",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="staging names are fixed, and one that is there already is an error",
+    violates={"CKC-ATOM-003", "CKC-IOER-003"},
+)
+class FixedStagingNames(CheckpointManager):
+    """Trips over what its dead predecessor left."""
+
+    def staged(self, name: str, save_id: str) -> Path:
+        """The same name for every save."""
+        del save_id
+        return self.root / f"{name}.unfinished"
+
+
+@mutant(
+    "A09-steps",
+    url="vllm-project/speculators#739",
+    change="discovery lists every step that has a model file, committed or not",
+    violates={"CKC-ATOM-004", "CKC-SHRD-002"},
+)
+class StepsByName(CheckpointManager):
+    """Trusts names."""
+
+    def steps(self) -> list[int]:
+        """Every number in a name."""
+        names = [path.name for path in self.root.glob("model_*.pt")]
+        found = {layout.flat_data_step(name) for name in names}
+        return sorted(step for step in found if step is not None)
+
+
+@mutant(
+    "A14",
+    url="facebookresearch/metaseq#53",
+    change="what dead and failed saves leave is never removed",
+    violates={"CKC-ATOM-005"},
+)
+class NeverReclaims(CheckpointManager):
+    """Lets wreckage pile up."""
+
+    def reclaim(self) -> None:
+        """Leave everything where it is."""

@@ -1,0 +1,205 @@
+"""Classes O, A10, B07, J05: damage that is served, or found too late."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import (
+    CheckpointDamaged,
+    CheckpointManager,
+    CheckpointReference,
+    durable,
+    layout,
+    manifest,
+    resolve,
+)
+from ckpt_conformance.reference_impl.fill import fill
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.layout import Refusal
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
+
+
+class Trusting(CheckpointManager):
+    """Copies the bytes of a file without comparing them with anything."""
+
+    def fill(self, opened: OpenCheckpoint, plan: LoadPlan) -> None:
+        """Fill from what is there."""
+        there = {
+            name: (file, manifest.FileEntry(durable.file_size(file), durable.hash_file(file)))
+            for name, (file, _) in opened.files.items()
+        }
+        fill(plan.reads, there)
+
+
+class SizeOnly(Trusting):
+    """Verifies sizes, no digests."""
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """A file of the right size is the right file."""
+        if durable.file_size(file) != entry.size:
+            raise CheckpointDamaged(f"{file.name} has not {entry.size} bytes")
+
+
+mutant(
+    "O01",
+    url="pytorch/pytorch#28858",
+    change="only the sizes of files are verified, not their bytes",
+    violates={"CKC-CORR-001", "CKC-CORR-003"},
+)(SizeOnly)
+
+mutant(
+    "O01-dcp",
+    url="pytorch/pytorch#126952",
+    change="only the sizes of the files of a DCP directory are verified, not their bytes",
+    violates={"CKC-CORR-001", "CKC-CORR-003", "CKC-SHRD-003"},
+    base="reference-dcp",
+)(SizeOnly)
+
+
+@mutant(
+    "O02",
+    url="safetensors/safetensors#220",
+    change="the digest covers a file's directory with its checksums, which nobody verifies",
+    violates={"CKC-CORR-001"},
+)
+class DigestOfTheDirectory(Trusting):
+    """Trusts checksums that no reader computes."""
+
+    def write_file(self, path: Path, tree: Tree) -> FileEntry:
+        """Write, and digest the zip directory."""
+        entry = super().write_file(path, tree)
+        with path.open("rb") as file:
+            return manifest.FileEntry(entry.size, directory_digest(file))
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Compare the zip directory."""
+        if durable.file_size(file) != entry.size or directory_digest(file) != entry.blake3:
+            raise CheckpointDamaged(f"{file.name} has another directory")
+
+
+def directory_digest(file: BinaryIO) -> str:
+    """Digest what follows the last record of a zip archive: names, sizes and checksums."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            start = archive.start_dir
+    except zipfile.BadZipFile as error:
+        raise CheckpointDamaged(f"{file.name} is no archive") from error
+    return durable.digest_bytes(durable.read_exact(file, start, durable.file_size(file) - start))
+
+
+@mutant(
+    "O04",
+    url="unslothai/unsloth#6796",
+    change="an empty optimizer file passes for a checkpoint without an optimizer",
+    violates={"CKC-CORR-002"},
+)
+class EmptyMeansNone(CheckpointManager):
+    """Takes a file that a full disk emptied for one that was never filled."""
+
+    def may_lack(self, opened: OpenCheckpoint, name: str, allowed: set[str]) -> bool:
+        """An empty file too."""
+        path = opened.reference.directory / name
+        is_empty = path.is_file() and not path.stat().st_size
+        is_optimizer = name == layout.optim_name(opened.manifest.step)
+        return (is_empty and is_optimizer) or super().may_lack(opened, name, allowed)
+
+
+@mutant(
+    "A10-digest",
+    url="vllm-project/speculators#1026",
+    change="a file is whole if its digest is one that any save of this run has written",
+    violates={"CKC-CORR-003"},
+)
+class AnyKnownDigest(Trusting):
+    """Does not bind a file to its save."""
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """A digest that is known."""
+        manifests = [one.manifest for one in resolve.scan(self.root) if one.manifest]
+        known = {each.blake3 for one in manifests for each in one.files.values()}
+        if durable.hash_file(file) not in known | {entry.blake3}:
+            raise CheckpointDamaged(f"{file.name} has a digest that no save has written")
+
+
+@mutant(
+    "B02",
+    url="NVIDIA-NeMo/Megatron-Bridge#3267",
+    change="the manifest is trusted as it stands: neither its own digest nor its step is compared",
+    violates={"CKC-CORR-004"},
+)
+class TrustsTheManifest(CheckpointManager):
+    """Believes what a file says about itself."""
+
+    def read_manifest(self, reference: CheckpointReference) -> Manifest:
+        """The content, under a digest made from itself."""
+        try:
+            body: dict[str, Any] = json.loads(reference.manifest_path.read_bytes())
+        except (ValueError, OSError) as error:
+            raise CheckpointDamaged(f"{reference.manifest_path.name}: {error}") from error
+        del body["manifest_digest"]
+        body["manifest_digest"] = durable.digest_bytes(manifest.canonical(body))
+        return manifest.parse_manifest(manifest.canonical(body), reference.manifest_path.name)
+
+
+@mutant(
+    "B07-open",
+    url="huggingface/transformers#35580",
+    change="damage of the newest checkpoint is raised, and no older one is tried",
+    violates={"CKC-CORR-006"},
+)
+class RaisesAtTheFirst(CheckpointManager):
+    """Does not fall back."""
+
+    def try_open(
+        self,
+        candidate: CheckpointReference,
+        job: Destinations,
+        allowed: set[str],
+        refused: list[Refusal],
+    ) -> tuple[OpenCheckpoint, LoadPlan] | None:
+        """Open, or raise."""
+        found = super().try_open(candidate, job, allowed, refused)
+        if found is None:
+            raise CheckpointDamaged(refused[-1].reason)
+        return found
+
+
+@mutant(
+    "J05-late",
+    url="pytorch/pytorch#126604",
+    change="digests are compared while the bytes are already being read into the job",
+    violates={"CKC-CORR-007"},
+)
+class FillsBeforeItKnows(CheckpointManager):
+    """Finds damage after it has overwritten the job."""
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Sizes first; digests while reading."""
+        if durable.file_size(file) != entry.size:
+            raise CheckpointDamaged(f"{file.name} has not {entry.size} bytes")
+
+    def try_open(
+        self,
+        candidate: CheckpointReference,
+        job: Destinations,
+        allowed: set[str],
+        refused: list[Refusal],
+    ) -> tuple[OpenCheckpoint, LoadPlan] | None:
+        """Open and fill at once."""
+        found = super().try_open(candidate, job, allowed, refused)
+        if found is None:
+            return None
+        try:
+            self.fill(*found)
+        except CheckpointDamaged as error:
+            refused.append(layout.Refusal(candidate, str(error)))
+            return None
+        return found

@@ -1,0 +1,242 @@
+"""Classes G, J, O and D: a save or a load that changes more than it says, or keeps too much."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import (
+    CheckpointManager,
+    CheckpointReference,
+    encode,
+    layout,
+    resolve,
+    saving,
+    snapshot,
+    torch_zip,
+)
+from ckpt_conformance.reference_impl.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+
+# -- a save that changes the run -------------------------------------------------------------------
+
+
+@mutant(
+    "G02",
+    url="pytorch/pytorch#164929",
+    change="to read the state of an optimizer that has none, it is stepped on zero gradients",
+    violates={"CKC-SIDE-009"},
+)
+class GetterSteps(CheckpointManager):
+    """Makes state in order to read it, as torch's own getter does."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Step each optimizer without state, with learning rate 0; then read."""
+        for optimizer in optimizers.values():
+            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            if not optimizer.state and all(one.grad is None for one in parameters):
+                self.step_on_nothing(optimizer, parameters)
+        return super().capture_optimizers(optimizers)
+
+    def step_on_nothing(self, optimizer: Any, parameters: list[torch.Tensor]) -> None:  # noqa: ANN401
+        """Step with zero gradients and learning rate 0."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for one in parameters:
+            one.grad = torch.zeros_like(one) if one.requires_grad else None
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+        optimizer.zero_grad()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+@mutant(
+    "G02-gradients",
+    url="pytorch/pytorch#140898",
+    change="reading the state of the optimizers ends with zero_grad: held gradients are gone",
+    violates={"CKC-SIDE-001", "CKC-RSUM-006"},
+)
+class GetterClearsGradients(CheckpointManager):
+    """Leaves the gradients as after a step."""
+
+    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        """Read, then clear."""
+        found = super().capture_optimizers(optimizers)
+        for optimizer in optimizers.values():
+            optimizer.zero_grad()
+        return found
+
+
+@mutant(
+    "G01-live",
+    url="pytorch/pytorch#125708",
+    change="a live optimizer is stepped on zero gradients, with weight decay, before it is loaded",
+    violates={"CKC-SIDE-004", "CKC-RSUM-008", "CKC-RSUM-009"},
+)
+class StepsBeforeItLoads(CheckpointManager):
+    """The weights that were just loaded shrink when a job rolls back."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:  # noqa: ANN401
+        """Step if there is state, then load."""
+        if optimizer.state:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+        super().restore_optimizer(optimizer, state)
+
+
+# -- a plan that is kept ---------------------------------------------------------------------------
+
+
+@mutant(
+    "J14",
+    url="NVIDIA/Megatron-LM#4378",
+    change="the list of entries is made at the first save of a manager and kept",
+    violates={"CKC-SIDE-008"},
+)
+class PlanIsKept(CheckpointManager):
+    """Writes the entries that were there at its first save."""
+
+    plan_of_the_first: list[str] | None = None
+
+    def capture_model(self, model: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        """Take the planned entries."""
+        state = super().capture_model(model)
+        if self.plan_of_the_first is None:
+            self.plan_of_the_first = list(state)
+        return {key: state[key] for key in self.plan_of_the_first}
+
+
+@mutant(
+    "J09",
+    url="NVIDIA-NeMo/Automodel#3369",
+    change="the tie groups of the first model are kept for every manager of the process",
+    violates={"CKC-SIDE-007"},
+)
+class PlanOfTheProcess(CheckpointManager):
+    """Keys its cache by its own class."""
+
+    cache: ClassVar[dict[type, list[list[str]]]] = {}
+
+    def find_ties(self, model_state: Mapping[str, Any]) -> list[list[str]]:
+        """Find them once."""
+        return self.cache.setdefault(type(self), super().find_ties(model_state))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+class WholeStorages(encode.Encoder):
+    """An encoder that takes a view for what it is, with the storage behind it."""
+
+    def _tensor(self, value: torch.Tensor, path: encode.Path) -> torch.Tensor:
+        """Keep a contiguous view as it is."""
+        if value.is_contiguous() and value.device.type == "cpu":
+            return value.detach()
+        return super()._tensor(value, path)
+
+
+@mutant(
+    "O05",
+    url="deepspeedai/DeepSpeed#2389",
+    change="views are saved without a copy: torch.save writes the whole storage of each",
+    violates={"CKC-SIDE-005"},
+)
+class WritesWholeStorages(CheckpointManager):
+    """Each file holds what its views were cut from."""
+
+    def capture(self, step: int, **parts: Any) -> Snapshot:  # noqa: ANN401
+        """Capture without copying."""
+        with mock.patch.object(saving, "Encoder", WholeStorages):
+            return super().capture(step, **parts)
+
+
+@mutant(
+    "O07",
+    url="bghira/SimpleTuner#2714",
+    change="after a save the model file of the step before is written anew under its own name",
+    violates={"CKC-SIDE-003"},
+)
+class RewritesTheStepBefore(CheckpointManager):
+    """Post-processes what was already acknowledged."""
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Rewrite the model file of the newest older step, then go on."""
+        older = [
+            one.reference
+            for one in resolve.scan(self.root)
+            if one.complete and one.reference.step < reference.step
+        ]
+        if older and older[0].kind == "model" and self.mirror is None:
+            self.rewrite(older[0])
+        super().after_commit(reference)
+
+    def rewrite(self, older: CheckpointReference) -> None:
+        """Write the entries in another order, and a manifest that says so."""
+        name = layout.model_name(older.step)
+        tree = torch.load(older.directory / name, weights_only=True)
+        staged = self.staged(name, layout.new_id())
+        entry = self.write_file(staged, dict(reversed(tree.items())))
+        manifest = read_manifest(older.manifest_path)
+        with staged.open("rb") as file:
+            index = snapshot.index_trees({"model": torch_zip.read_tree(file, name)})
+        manifest.files[name] = entry  # type: ignore[index]
+        manifest.tensors.update(index)  # type: ignore[attr-defined]
+        self.rename(staged, older.directory / name)
+        self.replace_small_file(older.manifest_path.name, manifest.to_bytes())
+
+
+@mutant(
+    "B17-above",
+    url="google/orbax#647",
+    change="the pointer is also written one directory above the root",
+    violates={"CKC-SIDE-006"},
+)
+class PointerAboveTheRoot(CheckpointManager):
+    """Saves and restores with different ideas of where the root is."""
+
+    def set_latest(self, reference: CheckpointReference) -> None:
+        """Point, here and above."""
+        super().set_latest(reference)
+        (self.root.parent / layout.LATEST).write_text(reference.commit_name)
+
+
+@mutant(
+    "O06-shared",
+    url="pytorch/rl#3966",
+    change="a large parameter is a shared mapping of the file it was loaded from",
+    violates={"CKC-SIDE-002", "CKC-RTRP-007"},
+)
+class SharedMapping(CheckpointManager):
+    """The next optimizer step writes into the checkpoint."""
+
+    def apply(self, plan: LoadPlan, job: Any) -> None:  # noqa: ANN401
+        """Hand over; then map one parameter."""
+        super().apply(plan, job)
+        path, parameters = self.served, dict(job.model.named_parameters())
+        for key, entry in read_manifest(path.manifest_path).tensors.items():
+            live = parameters.get(key.partition(".")[2])
+            if key.startswith("model.") and live is not None and live.dtype == torch.float32:
+                with (path.directory / entry.file).open("r+b") as file:
+                    view = mmap.mmap(file.fileno(), 0)
+                data = torch.frombuffer(view, dtype=torch.uint8)[entry.offset :][: entry.nbytes]
+                live.data = data.view(live.dtype).view(live.shape)
+                return
+
+    def fill(self, opened: OpenCheckpoint, plan: LoadPlan) -> None:
+        """Remember where the state comes from."""
+        self.served = opened.reference
+        super().fill(opened, plan)

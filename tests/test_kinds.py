@@ -1,0 +1,109 @@
+"""The kinds of job: the same seed gives the same run, another seed differs wherever a load writes.
+
+And each kind is worth its time: a mutant of the table shows on it, and on no kind that lacks what
+it is there for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ckpt_conformance import facts, resumption
+from ckpt_conformance.client import Client, Server
+from ckpt_conformance.job import Job
+from ckpt_conformance.kinds import KINDS
+from ckpt_conformance.models import Mixed
+from ckpt_conformance.mutants import all_mutants
+from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckpt_conformance.contract import StepRecord
+
+# kind -> a mutant that shows on it; on no other, but for kind mixed, whose model most others share.
+SHOWN_BY = {
+    "mixed": "M05-frozen",
+    "transformer": "I01-fused",
+    "conv": "M03-norm",
+    "two-optimizers": "G18",
+    "accumulate": "H08",
+    "dtypes": "K01",
+    "workers": "H09",
+    "cosine": "F07-cosine",
+    "linear": "F07-linear",
+    "wsd": "F09-last-epoch",
+    "rex": "F03-callable",
+    "constant": "F07-constant",
+    "steps": "M01-json",
+}
+LIKE_MIXED = {name for name, kind in KINDS.items() if kind.model is Mixed}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run_of(kind: str, seed: int) -> tuple[list[StepRecord], Mapping[str, str]]:
+    """Train across the end of an epoch; the generators are the process's: one job at a time."""
+    job = Job(kind, seed)
+    return job.train(6), job.digest()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_run(kind: str) -> None:
+    assert run_of(kind, JOB_SEED) == run_of(kind, JOB_SEED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_seed_gives_another_run(kind: str) -> None:
+    one, other = run_of(kind, JOB_SEED)[0], run_of(kind, OTHER_SEED)[0]
+    for here, there in zip(one, other, strict=True):
+        assert here.loss != there.loss
+        assert here.batch != there.batch
+        assert not set(here.draws) & set(there.draws)
+        assert here.parameters != there.parameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_seed_differs_in_every_component(kind: str) -> None:
+    saved = Job(kind, JOB_SEED)
+    saved.train(SAVES[-1])
+    wanted, fresh = saved.digest(), Job(kind, OTHER_SEED).digest()
+    assert wanted.keys() == fresh.keys()
+    assert not [name for name in wanted if wanted[name] == fresh[name]]
+
+
+def test_every_kind_is_in_the_table() -> None:
+    assert SHOWN_BY.keys() == KINDS.keys()
+    assert set(SHOWN_BY.values()) <= all_mutants().keys()
+    assert all(kind.shows for kind in KINDS.values())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(tuple(f"mutant:{name}" for name in SHOWN_BY.values())) as running:
+        yield running
+
+
+def shows(subject: Subject, kind: str) -> bool:
+    """Tell whether the run that resumes at the first save leaves the unbroken one."""
+    golden = subject.golden(kind=kind)
+    records = resumption.records_of(resumption.resumed(subject, golden, SAVES[0]))
+    return len(records) != resumption.AFTER or bool(resumption.divergence(golden, records))
+
+
+@pytest.mark.parametrize("kind", SHOWN_BY)
+def test_each_kind_shows_what_no_other_does(
+    kind: str, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    client = Client(server.socket)
+    info = facts.read(client, f"mutant:{SHOWN_BY[kind]}", tmp_path_factory.mktemp("facts"))
+    subject = Subject(info, client, tmp_path_factory.mktemp("subject"))
+    shown = {name for name in KINDS if shows(subject, name)}
+    client.close()
+    assert shown == (LIKE_MIXED if kind == "mixed" else {kind})
