@@ -15,25 +15,29 @@ class Gate:
         """Start open."""
         self.state = "open"
         self._condition = threading.Condition()
+        self._free = 0
         self._arrived = 0
 
-    def set(self, state: str) -> str:
-        """Set the state and wake whoever waits."""
+    def set(self, state: str, after: int = 0) -> str:
+        """Set the state and wake whoever waits; the next `after` files still pass."""
         with self._condition:
-            self.state = state
+            self.state, self._free, self._arrived = state, after, 0
             self._condition.notify_all()
         return state
 
     def pass_through(self, name: str) -> None:
         """Wait while the gate is shut; raise OSError(EIO) while it fails."""
         with self._condition:
+            if self._free:
+                self._free -= 1
+                return
             self._arrived += 1
             self._condition.notify_all()
             self._condition.wait_for(lambda: self.state != "shut", PATIENCE)
             if self.state == "fail":
                 raise OSError(errno.EIO, "injected upload failure", name)
 
-    def wait_for_upload(self) -> bool:
-        """Wait until an upload has come to the gate; False if none does."""
+    def wait_for_upload(self, count: int = 1) -> bool:
+        """Wait until files have come to the gate since it was set; False if they do not."""
         with self._condition:
-            return self._condition.wait_for(lambda: self._arrived > 0, PATIENCE)
+            return self._condition.wait_for(lambda: self._arrived >= count, PATIENCE)

@@ -282,10 +282,11 @@ class Life:
         trees.copy(self.root, Path(op["tree"]))
 
     def op_gate(self, op: dict[str, Any], result: dict[str, Any]) -> None:
-        """Set the upload gate: open, shut (a slow network) or fail; or wait until an upload is at the gate."""
-        result["value"] = (
-            self.gate.set(op["state"]) if op["state"] != "await" else self.gate.wait_for_upload()
-        )
+        """Set the upload gate (open, shut, fail) after some files; or wait for files to arrive."""
+        if op["state"] == "await":
+            result["value"] = self.gate.wait_for_upload(op.get("count", 1))
+        else:
+            result["value"] = self.gate.set(op["state"], op.get("after", 0))
 
     def op_call(self, op: dict[str, Any], result: dict[str, Any]) -> None:
         """Call a capability's method; `$job` in the arguments is the live job."""

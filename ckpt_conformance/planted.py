@@ -52,8 +52,10 @@ def a_tree(folder: Path) -> Iterator[Path]:
     """Give an empty root, for one tree."""
     root = folder / "root"
     root.mkdir()
-    yield root
-    shutil.rmtree(root)
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root)
 
 
 def steps_and_names(pool: list[str]) -> SearchStrategy[tuple[list[int], list[str]]]:

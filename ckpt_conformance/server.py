@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ckpt_conformance import hugepages
 from ckpt_conformance.preload import import_named, kill_group, preload
 
 DEADLINE = 60.0  # seconds
@@ -147,6 +148,7 @@ def main() -> None:
         sys.exit(1)
     gc.collect()
     gc.freeze()  # a life's collector need not walk, and so copy, the pages of what was imported
+    hugepages.collapse()
     print(json.dumps({"ready": os.getpid()}), file=channel, flush=True)
     server.serve(os.getppid())
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.payload import Place
 
 ABSENT = "absent"
-CUTS = ("0", "1", "half", "len-1")
 Cut = Literal["0", "1", "half", "len-1"]
+CUTS: tuple[Cut, ...] = ("0", "1", "half", "len-1")
 
 
 @dataclass(frozen=True)

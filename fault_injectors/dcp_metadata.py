@@ -18,14 +18,18 @@ from ckpt_conformance.fault_injectors import at_rest
 FAULTS = ("dcp-chunk-hole",)
 
 
-def punch_hole(life: Any, file: str) -> dict[str, Any]:  # noqa: ANN401  a Life
-    """Halve the first chunk of the largest tensor that has rows; `file` is relative to the root."""
+def punch_hole(life: Any, file: str, tensor: str = "") -> dict[str, Any]:  # noqa: ANN401  a Life
+    """Halve the first chunk of a tensor that has rows, the largest one if none is named.
+
+    `file` is relative to the root.
+    """
     root = Path(life.root)
     path = root / file
     before = at_rest.digest(path)
     with path.open("rb") as stream:
         metadata = pickle.load(stream)  # noqa: S301  the manager under test wrote it, in this sandbox
     tensors = {name: item for name, item in metadata.state_dict_metadata.items() if _rows(item) > 1}
+    tensors = {name: item for name, item in tensors.items() if tensor in ("", name)}
     if not tensors:
         return at_rest.Damage(
             "dcp-chunk-hole", file, None, before, before, "no tensor has rows"

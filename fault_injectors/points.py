@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors
+from ckpt_conformance import fault_injectors, oracle, trees
 from ckpt_conformance.fault_injectors import injector
-from ckpt_conformance.verdicts import Unknown
+from ckpt_conformance.verdicts import NotApplicable, Unknown
 
 if TYPE_CHECKING:
     import random
@@ -81,14 +81,52 @@ def of_save(subject: Subject, golden: Golden, name: str) -> list[Point]:
         ending = subject.run(4, (4,), faults=survey(), fault_step=4, **job_of(name))
         if ending.how != "ended" or ending.error:
             told = subject.tell(ending)
+            if name == "same" and ending.error:
+                msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
+                raise NotApplicable(msg)
             msg = f"control failed: the save that is to be struck ends: {told}"
             raise Unknown(msg)
         after = injector.fingerprint(subject.root)
+        trees.copy(subject.root, subject.folder / f"clean {name}")
         subject.notes[key] = points(ending.result("run")["faults"], before, after)
     found: list[Point] = subject.notes[key]
     if not found:
         msg = "no call of the save was seen: its writer is native, and not among those watched"
         raise Unknown(msg)
+    return found
+
+
+def overwrites(subject: Subject, golden: Golden) -> bool:
+    """Tell whether the manager saves a step that is there already."""
+    try:
+        return bool(of_save(subject, golden, "same"))
+    except NotApplicable:
+        return False
+
+
+def legal(subject: Subject, golden: Golden, name: str = "new") -> dict[int, dict[str, Any]]:
+    """Give what may be served after a save of a name was struck: steps 2 and 4, as they were before.
+
+    A job that was resumed without its generators trains other numbers than the golden run. So step
+    4 of a `new` save is what the counting pass, which met no fault, has saved.
+    """
+    newest = subject.served(golden, 4) if name == "same" else clean(subject, golden, name)
+    return {2: subject.served(golden, 2), 4: newest}
+
+
+def clean(subject: Subject, golden: Golden, name: str) -> dict[str, Any]:
+    """Give the state that a load gives after the counting pass of a name: step 4, saved whole."""
+    key = f"clean {name}"
+    if key not in subject.notes:
+        of_save(subject, golden, name)
+        trees.lay_out(subject.folder / key, subject.root)
+        ending = subject.resume()
+        step, state = oracle.arrival(ending)
+        if step != 4:  # noqa: PLR2004  the step that was saved
+            msg = f"control failed: an undamaged save of step 4 gives {subject.tell(ending)}"
+            raise Unknown(msg)
+        subject.notes[key] = state
+    found: dict[str, Any] = subject.notes[key]
     return found
 
 
@@ -115,9 +153,8 @@ def points(counted: Sequence[Mapping[str, Any]], before: Tree, after: Tree) -> l
 
 def _of_call(call: Mapping[str, Any], following: Tree, before: Tree, after: Tree) -> list[Point]:
     def point(moment: str, tree: Tree, prefix: str = "half") -> Point:
-        state = condition(tree, before, after)
-        if moment == "prefix" and call["path"] in {*before, *after}:
-            state = (*state, f"{call['path']} cut at {prefix}")
+        cut = {call["path"]: f"cut at {prefix}"} if moment == "prefix" else {}
+        state = condition({**tree, **cut}, before, after)
         named = (call["fault"], call["call"], moment, prefix, call["what"], call["path"])
         return Point(*named, state)
 
@@ -130,19 +167,19 @@ def _of_call(call: Mapping[str, Any], following: Tree, before: Tree, after: Tree
 
 
 def condition(tree: Tree, before: Tree, after: Tree) -> tuple[str, ...]:
-    """Describe a tree by what each lasting name is: as before, as after, absent, or neither."""
+    """Describe a tree by what each lasting name is: as before, as after, gone, or damaged."""
     lasting = sorted({*before, *after})
-    found = [
-        f"{name} {_mark(tree.get(name), before.get(name), after.get(name))}" for name in lasting
-    ]
+    marks = [f"{_mark(tree.get(n), before.get(n), after.get(n))}: {n}" for n in lasting]
     left = any(name not in before and name not in after for name in tree)
-    return (*found, "something temporary" if left else "nothing temporary")
+    return (*marks, "left: something temporary" if left else "left: nothing")
 
 
 def _mark(now: str | None, before: str | None, after: str | None) -> str:
     if now == before:
-        return "as before"
-    return "as after" if now == after else "gone" if now is None else "half"
+        return "before"
+    if now is None or now == after:
+        return "gone" if now is None else "after"
+    return f"other {now}"  # its digest: a torn file differs from one that is whole and new
 
 
 def pattern(path: str) -> str:
@@ -151,17 +188,34 @@ def pattern(path: str) -> str:
 
 
 def choose(found: Sequence[Point], rng: random.Random, quick: int) -> list[Point]:
-    """Choose points of different conditions: mixed ones first, then untouched or finished ones."""
+    """Choose points that leave different conditions, the most telling first.
+
+    First every way in which a lasting file can be damaged or gone, alone where possible; then
+    files of before beside files of after; then directories that are untouched or finished.
+    """
     groups: dict[tuple[str, ...], list[Point]] = {}
     for point in found:
         groups.setdefault(point.state, []).append(point)
-    picked = [rng.choice(group) for group in groups.values()]
-    rng.shuffle(picked)
-    picked.sort(key=lambda point: is_plain(point.state))
-    return sorted(picked[:quick], key=found.index)
+    states = list(groups)
+    rng.shuffle(states)
+    states.sort(key=lambda state: (not damage(state), is_plain(state), len(damage(state))))
+    covered: set[str] = set()
+    picked: list[tuple[str, ...]] = []
+    for state in states:
+        if damage(state) - covered or not damage(state):
+            picked.append(state)
+            covered |= damage(state)
+    picked += [state for state in states if state not in picked]
+    chosen = [rng.choice(groups[state]) for state in picked[:quick]]
+    return sorted(chosen, key=found.index)
+
+
+def damage(state: tuple[str, ...]) -> set[str]:
+    """Give the marks of lasting files that are damaged or gone."""
+    return {mark for mark in state if not mark.startswith(("before:", "after:", "left:"))}
 
 
 def is_plain(state: tuple[str, ...]) -> bool:
-    """Tell whether every lasting name is as before, or every one as after."""
-    marks = {name.partition(" ")[2] for name in state[:-1]}
-    return marks <= {"as before"} or "as before" not in marks
+    """Tell whether every lasting file is as before, or every one as after."""
+    marks = {mark.partition(":")[0] for mark in state[:-1]}
+    return not damage(state) and len(marks) < 2  # noqa: PLR2004  both of them is a mixture

@@ -167,18 +167,21 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         CheckpointDamaged: the name is absent, or is not a regular file.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags)
+        file: BinaryIO = open(path, "rb", buffering=0, opener=_open_careful)  # noqa: SIM115
     except FileNotFoundError as error:
         raise CheckpointDamaged(f"{path.name} is missing") from error
     except (OSError, ValueError) as error:
         raise CheckpointDamaged(f"{path.name} cannot be opened: {error}") from error
-    file = os.fdopen(descriptor, "rb", buffering=0)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise CheckpointDamaged(f"{path.name} is not a regular file")
     return file
+
+
+def _open_careful(path: str, _: int) -> int:
+    """Open without following a link and without waiting for a pipe's other end."""
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def read_small_file(path: Path, limit: int = 4096) -> bytes | None:

@@ -211,11 +211,11 @@ def walk(tree: Tree, wanted: Types, path: Path = ()) -> Iterator[tuple[Path, Tre
     if isinstance(tree, wanted):
         yield path, tree
         return
-    for key, item in _children(tree):
+    for key, item in children(tree):
         yield from walk(item, wanted, (*path, key))
 
 
-def _children(tree: Tree) -> Iterable[tuple[object, Tree]]:
+def children(tree: Tree) -> Iterable[tuple[object, Tree]]:
     """What a container holds, by key or by index; nothing for a leaf."""
     if is_dict(tree):
         return tree.items()

@@ -26,13 +26,13 @@ from ckpt_conformance.reference_impl.errors import CheckpointDamaged, Checkpoint
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
 from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, read_manifest
+from ckpt_conformance.reference_impl.model_state import bare, check_tensor, plain_key, plain_state
 from ckpt_conformance.reference_impl.opened import (
     Destinations,
     LoadPlan,
     LoadResult,
     OpenCheckpoint,
     check_documents,
-    check_tensor,
     part_of,
     read_dcp_documents,
     read_flat_documents,
@@ -172,10 +172,11 @@ class Loading(ManagerBase):
 
     def read_documents(self, opened: OpenCheckpoint) -> None:
         """Read the structure of a verified checkpoint; no tensor is read yet."""
-        if opened.manifest.kind == "dcp":
-            opened.documents = read_dcp_documents(opened)
-        else:
-            opened.documents = read_flat_documents(opened)
+        read = read_dcp_documents if opened.manifest.kind == "dcp" else read_flat_documents
+        try:
+            opened.documents = read(opened)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointDamaged(f"its structure is malformed: {error!r}") from error
         check_documents(opened)
 
     # ---- plan ----------------------------------------------------------------------------------
@@ -249,13 +250,14 @@ class Loading(ManagerBase):
     ) -> dict[str, Tree]:
         """The model's own state_dict, its tensors to be filled in place."""
         saved: Mapping[str, Tree] = opened.documents["model"]
-        live: dict[str, Tree] = model.state_dict()
-        self.check_model(saved, live, opened.manifest)
+        live: dict[str, Tree] = bare(model).state_dict()
+        self.check_model(saved, plain_state(live), opened.manifest)
         for key, value in live.items():
+            found = saved[plain_key(key)]
             if isinstance(value, torch.Tensor):
-                reads.add(saved[key], value)
+                reads.add(found, value)
             else:
-                live[key] = replace(saved[key], TensorRef, lambda _, ref: reads.new(ref))
+                live[key] = replace(found, TensorRef, lambda _, ref: reads.new(ref))
         return live
 
     def check_model(
@@ -293,7 +295,7 @@ class Loading(ManagerBase):
         if not isinstance(optimizer, torch.optim.Optimizer):
             return replace(saved, TensorRef, lambda _, ref: reads.new(ref))
         facts = opened.manifest.components[component]
-        names = optimizer_state.parameter_names(optimizer, model)
+        names = optimizer_state.parameter_names(optimizer, bare(model))
         matches = optimizer_state.match_groups(
             saved["param_groups"], facts.get("param_names"), optimizer, names or []
         )
@@ -338,7 +340,7 @@ class Loading(ManagerBase):
         Its tensors hold the loaded bytes already. The call runs its hooks, refreshes what modules
         derive from their state (K05), and takes what is not a tensor.
         """
-        model.load_state_dict(state)
+        bare(model).load_state_dict(state)
 
     def restore_optimizer(self, optimizer: Stateful, state: Tree) -> None:
         """Let an optimizer take its state, exactly."""

@@ -96,14 +96,16 @@ class CheckpointManager(Retention, Loading):
         for parent in durable.make_root(self.root):
             self.fsync_dir(parent)
         self.ensure_run_id()
-        self.reclaim()
+        # Names of work in progress are unique, so leftovers that cannot be removed today block
+        # nothing. Were this an error, a deletion that is denied would end every later save (D09).
+        self.abandon()
 
     def abandon(self) -> None:
-        """After a failed save: remove what it staged, so that a full disk gets room (O03)."""
+        """Remove what failed and dead saves staged, so that a full disk gets room (O03)."""
         try:
             self.reclaim()
         except Exception:
-            logger.exception("what the failed save left in %s could not be removed", self.root)
+            logger.exception("what a failed save left in %s could not be removed", self.root)
 
     def after_commit(self, reference: CheckpointReference) -> None:
         """Rotation and mirroring. An error here never fails a save that is committed (D09)."""

@@ -149,6 +149,7 @@ class DirectoryMirror:
         for name in manifest.files:
             self._announce(name)
             self._files.put_file(str(reference.directory / name), str(folder / name))
+            self._settle(folder / name)
         for name, entry in manifest.files.items():
             if self._digest(folder / name) != entry.blake3:
                 raise MirrorError(f"{folder / name} did not arrive as it was sent")
@@ -156,12 +157,20 @@ class DirectoryMirror:
         self._files.pipe_file(str(folder / reference.manifest_path.name), manifest.to_bytes())
         if self._digest(folder / reference.manifest_path.name) != manifest.digest:
             raise MirrorError(f"the manifest did not arrive in {folder} as it was sent")
+        self._settle(folder / reference.manifest_path.name)
+        for path in {folder, self.target, self.target.parent}:
+            durable.fsync_dir(path)
         self._write_receipt(reference, manifest.digest)
 
     def _announce(self, name: str) -> None:
         """Say which file comes next."""
         if self._before_file is not None:
             self._before_file(name)
+
+    def _settle(self, path: Path) -> None:
+        """Make a copy durable: with its receipt the only other one may be deleted."""
+        with path.open("rb") as file:
+            durable.fsync_file(file)
 
     def _digest(self, path: Path) -> str:
         """The digest of a file of the target, read back from there."""

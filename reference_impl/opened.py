@@ -6,11 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-import torch
-
 from ckpt_conformance.reference_impl import dcp_format, durable, layout, snapshot, torch_zip
 from ckpt_conformance.reference_impl.encode import DTYPES, decode, is_dict, is_list
-from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointMismatch
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 from ckpt_conformance.reference_impl.fill import ReadPlan
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
@@ -123,22 +121,6 @@ def part_of(state: Tree, component: str) -> Tree:
     """The state of one of several, or of the only one."""
     _, slash, name = component.partition("/")
     return state[name] if slash else state
-
-
-def check_tensor(key: str, saved: Tree, live: Tree) -> None:
-    """A saved tensor and the live one have the same shape and dtype (J04, J05)."""
-    if isinstance(live, torch.Tensor) != isinstance(saved, TensorRef):
-        raise CheckpointMismatch(f"model: {key} is a tensor on one side only")
-    if not isinstance(live, torch.Tensor):
-        return
-    if tuple(live.shape) != saved.shape:
-        raise CheckpointMismatch(
-            f"model: {key} has shape {saved.shape} in the checkpoint, {tuple(live.shape)} here",
-        )
-    if live.dtype != saved.dtype:
-        raise CheckpointMismatch(
-            f"model: {key} is {saved.dtype} in the checkpoint, {live.dtype} here: nothing is cast",
-        )
 
 
 def read_flat_documents(opened: OpenCheckpoint) -> dict[str, Tree]:

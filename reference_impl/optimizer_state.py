@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckpt_conformance.reference_impl import model_state
 from ckpt_conformance.reference_impl.encode import is_dict, replace
 from ckpt_conformance.reference_impl.errors import CheckpointMismatch
+from ckpt_conformance.reference_impl.model_state import plain_key
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
@@ -40,12 +42,10 @@ def parameter_names(optimizer: object, model: object) -> Names | None:
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         return None
-    known: dict[int, str] = {}
-    if isinstance(model, torch.nn.Module):
-        known = {id(parameter): name for name, parameter in model.named_parameters()}
+    known = model_state.parameter_names(model)
     return [
         [
-            str(name) if name is not None else known.get(id(parameter), f"@{at}.{place}")
+            plain_key(name) if name is not None else known.get(id(parameter), f"@{at}.{place}")
             for place, (parameter, name) in enumerate(
                 zip(group["params"], _own_names(group), strict=True),
             )

@@ -32,6 +32,7 @@ from ckpt_conformance.reference_impl.manifest import (
     framework,
     read_manifest,
 )
+from ckpt_conformance.reference_impl.model_state import bare, plain_state
 from ckpt_conformance.reference_impl.resolve import candidate_at
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -89,9 +90,8 @@ class Saving(ManagerBase):
         return Snapshot(step, tokens_seen, documents, components, self.find_ties(model_state))
 
     def capture_model(self, model: Stateful) -> Mapping[str, Tree]:
-        """The model's state_dict, as the model gives it."""
-        state: Mapping[str, Tree] = model.state_dict()
-        return state
+        """The model's state_dict under the keys of the bare model (M04)."""
+        return plain_state(bare(model).state_dict())
 
     def capture_optimizers(self, optimizers: Mapping[str, Stateful]) -> dict[str, Tree]:
         """The state_dict of each optimizer, by id."""
@@ -100,7 +100,7 @@ class Saving(ManagerBase):
     def describe_optimizer(self, optimizer: Stateful, model: Stateful) -> dict[str, Any]:
         """Facts that the load needs: the names of the parameters, and what is kept on the CPU."""
         return {
-            "param_names": optimizer_state.parameter_names(optimizer, model),
+            "param_names": optimizer_state.parameter_names(optimizer, bare(model)),
             "host_state": optimizer_state.host_state(optimizer),
         }
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 
 from ckpt_conformance.reference_impl.durable import file_size, read_exact
+from ckpt_conformance.reference_impl.encode import children, is_dict
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _IS_END, _IS_LOCATOR64, _IS_END64 = 0x06054B50, 0x07064B50, 0x06064B50
 _IS_CENTRAL, _IS_LOCAL = 0x02014B50, 0x04034B50
 _MAX32 = 0xFFFFFFFF
 _MAX16 = 0xFFFF
+_MAX_LEVELS = 200
 _MAX_STRUCTURE = 256 << 20  # bytes of pickled structure, about 200 per tensor
 
 
@@ -185,23 +187,49 @@ def opcodes(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-def check_opcodes(data: bytes, allowed: frozenset[str]) -> None:
+def check_opcodes(data: bytes, allowed: frozenset[str]) -> int:
     """Look at a pickle's instructions before any is carried out.
 
     The C unpickler allocates its memo by the largest index it is told: one instruction of five
     bytes could ask for 64 GiB. So indices are bounded by the number of bytes.
 
+    Returns:
+        The number of instructions.
+
     Raises:
         CheckpointDamaged: an instruction that is not allowed, or an index out of bounds.
     """
+    count = 0
     try:
         for opcode, argument, _ in pickletools.genops(data):
+            count += 1
             if opcode.name not in allowed:
                 raise CheckpointDamaged(f"a pickled structure uses {opcode.name}")
             if "PUT" in opcode.name and int(argument or 0) > len(data):
                 raise CheckpointDamaged(f"a pickled structure asks for memo index {argument}")
     except (ValueError, UnicodeDecodeError) as error:
         raise CheckpointDamaged(f"a pickled structure is malformed: {error}") from error
+    return count
+
+
+def check_extent(tree: Tree, limit: int) -> None:
+    """A tree has at most `limit` parts and 200 levels, each part counted where it stands.
+
+    A list that holds one list twice, and that one the next, has 2**n parts in n instructions.
+    What a save writes has no such sharing: each part took an instruction.
+
+    Raises:
+        CheckpointDamaged: there are more.
+    """
+    pending: list[tuple[Tree, int]] = [(tree, 0)]
+    while pending:
+        part, depth = pending.pop()
+        limit -= 1
+        if limit < 0 or depth > _MAX_LEVELS:
+            raise CheckpointDamaged("a pickled structure unfolds into far more than was written")
+        if is_dict(part) and set(getattr(part, "__dict__", ())) - {"_metadata"}:
+            raise CheckpointDamaged("a pickled dict brings attributes of its own")
+        pending.extend((inner, depth + 1) for _, inner in children(part))
 
 
 # What the C pickler writes at protocol 2, the protocol of torch.save.
@@ -291,6 +319,11 @@ def _encode_bytes(text: str, _: str) -> bytes:
     return text.encode("latin1")
 
 
+def _bytearray(text: str = "", _: str = "latin-1") -> bytearray:
+    """Stand-in for bytearray, which would also allocate any number of bytes."""
+    return bytearray(text.encode("latin1"))
+
+
 _CONSTRUCTORS: dict[tuple[str, str], Callable[..., object]] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "Counter"): Counter,
@@ -299,7 +332,7 @@ _CONSTRUCTORS: dict[tuple[str, str], Callable[..., object]] = {
     ("_codecs", "encode"): _encode_bytes,
     ("__builtin__", "set"): set,
     ("__builtin__", "complex"): complex,
-    ("__builtin__", "bytearray"): bytearray,
+    ("__builtin__", "bytearray"): _bytearray,
 }
 
 
@@ -346,10 +379,12 @@ def read_tree(file: BinaryIO, name: str) -> Tree:
     if not 0 <= size <= _MAX_STRUCTURE or records.get("byteorder", (0, 6))[1] != len("little"):
         raise _damaged(file, "it has no structure of a sensible size")
     data = read_exact(file, offset, size)
-    check_opcodes(data, _OPCODES)
+    count = check_opcodes(data, _OPCODES)
     try:
-        return StructureUnpickler(data, name, records).load()
+        tree = StructureUnpickler(data, name, records).load()
     except CheckpointDamaged:
         raise
     except Exception as error:
         raise _damaged(file, f"its structure cannot be rebuilt: {error!r}") from error
+    check_extent(tree, count)
+    return tree

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from ckpt_conformance.reference_impl.encode import type_of
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
 
 if TYPE_CHECKING:
@@ -78,15 +77,15 @@ def _get_python() -> dict[str, Tree]:
 
 def _get_numpy() -> dict[str, Tree]:
     """`np.random.get_state()`, losslessly."""
-    state: Any = np.random.get_state()  # noqa: NPY002 - the legacy generator is what jobs use
-    if type_of(state) is not tuple or state[0] != "MT19937":
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the one that jobs use
+    if state["bit_generator"] != "MT19937":
         raise SaveRefused("numpy's global generator is not MT19937: restore the default one")
     return {
         "kind": "MT19937",
-        "words": torch.from_numpy(state[1].astype(np.int64)),
-        "position": int(state[2]),
-        "has_gauss": int(state[3]),
-        "gauss": float(state[4]),
+        "words": torch.from_numpy(state["state"]["key"].astype(np.int64)),
+        "position": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
     }
 
 
@@ -102,10 +101,10 @@ def set_rng_state(state: Mapping[str, Tree]) -> None:
     """
     try:
         python, numpy, torch_cpu = _decoded(state)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointDamaged(f"the saved generators are malformed: {error!r}") from error
     random.setstate(python)
-    np.random.set_state(numpy)  # noqa: NPY002 - the legacy generator is what jobs use
+    np.random.set_state(numpy)  # noqa: NPY002 - the one that jobs use
     torch.random.set_rng_state(torch_cpu)
     _set_cuda(state.get("torch_cuda", []))
 

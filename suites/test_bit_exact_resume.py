@@ -6,7 +6,7 @@ looks at the first training step after the load: what is set up after the load m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, resumption
 from ckpt_conformance.checks import check
@@ -350,7 +350,8 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
     """
     _needs_rsum_001(subject)
     subject.lay_out(subject.golden())
-    ops = [{"op": "load"}, {"op": "load"}, {"op": "train", "n": 4}]
+    load: dict[str, Any] = {"op": "load"}
+    ops = [load, load, {"op": "train", "n": 4}]
     ending = subject.life(*ops, seed=OTHER_SEED)
     _follow_ops(subject, ending, "a job that was loaded twice leaves the unbroken run")
 

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle
+from ckpt_conformance import oracle, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import at_rest, payload, points
+from ckpt_conformance.screening import Case, resume_each
+from ckpt_conformance.subject import OTHER_SEED
 from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from ckpt_conformance.fault_injectors.at_rest import Cut, Damage
     from ckpt_conformance.fault_injectors.payload import Place
     from ckpt_conformance.subject import Golden, Subject
 
-    Fault = Callable[[], Damage]
+    Fault = Callable[[Path], Damage]
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
-SILENT = {Outcome.SILENT_WRONG, Outcome.COLD_START}
 OLDER, NEWEST = 2, 4
+
+
+def damaged(subject: Subject, faults: Sequence[Fault]) -> list[tuple[Damage, Case]]:
+    """Apply each fault to a copy of the whole directory."""
+    golden = subject.golden()
+    made: list[tuple[Damage, Case]] = []
+    for at, fault in enumerate(faults):
+        folder = subject.scratch / str(at)
+        trees.lay_out(golden.snapshot(NEWEST), folder)
+        made.append((fault(folder), Case(folder)))
+    return made
+
+
+def outcomes(subject: Subject, cases: Sequence[Case], allowed: set[Outcome]) -> list[Any]:
+    """Resume from each directory; give (outcome, ending) of each."""
+    legal = subject.legal(subject.golden())
+    judge = partial(subject.classify, newest=NEWEST, acknowledged=(OLDER, NEWEST))
+    endings = resume_each(subject, cases, lambda ending: judge(ending, legal) in allowed)
+    return [(judge(ending, legal), ending) for ending in endings]
 
 
 def never_served(subject: Subject, faults: Sequence[Fault]) -> None:
     """Apply faults one at a time to a whole directory; none may be served, and all are tried."""
-    golden = subject.golden()
-    legal = subject.legal(golden)
+    made = damaged(subject, faults)
+    legal = subject.legal(subject.golden())
     silent: list[dict[str, Any]] = []
-    for fault in faults:
-        subject.lay_out(golden)
-        done = fault()
-        ending = subject.resume()
-        outcome = subject.classify(ending, legal, newest=NEWEST, acknowledged=(OLDER, NEWEST))
+    found = outcomes(subject, [case for _, case in made], NEVER_WRONG)
+    for (damage, _), (outcome, ending) in zip(made, found, strict=True):
         if outcome not in NEVER_WRONG:
             step, _ = oracle.arrival(ending)
             told = subject.evidence(ending, legal.get(step or 0), outcome=str(outcome))
-            silent.append({"damage": done.to_json(), **told})
+            silent.append({"damage": damage.to_json(), **told})
     if silent:
         first = silent[0]
         message = f"{first['damage']['fault']} of {first['damage']['file']}: {first['outcome']}"
@@ -66,39 +86,35 @@ def test_damaged_payload_is_never_served(subject: Subject) -> None:
     run silently from weights that nobody saved (O01, O02).
     How: flip one bit, flip several, zero a block, swap blocks, where tensors lie; resume.
     """
-    rng, root = subject.rng, subject.root
-    found = payload_of(subject)
-    tries = 60 if subject.budget == "full" else 3
-    faults: list[Fault] = [
-        lambda place=place: at_rest.flip_bits(root, place, rng)  # type: ignore[misc]
-        for place in (rng.choice(found) for _ in range(tries))
-    ]
+    rng, found = subject.rng, payload_of(subject)
+    tries = 60 if subject.budget == "full" else 6
     place, long = rng.choice(found), max(found, key=lambda each: each.length)
+    faults: list[Fault] = [
+        partial(at_rest.flip_bits, place=rng.choice(found), rng=rng) for _ in range(tries)
+    ]
     faults += [
-        lambda: at_rest.flip_bits(root, place, rng, bits=9),
-        lambda: at_rest.zero_block(root, long),
-        lambda: at_rest.swap_blocks(root, long),
+        partial(at_rest.flip_bits, place=place, rng=rng, bits=9),
+        partial(at_rest.zero_block, place=long),
+        partial(at_rest.swap_blocks, place=long),
     ]
     never_served(subject, faults)
 
 
 @check("CKC-CORR-002")
 def test_a_file_cut_short_is_never_served(subject: Subject) -> None:
-    """No file of a checkpoint can be cut short or emptied and the rest be served as if it were whole.
+    """No file of a checkpoint can be cut short or emptied, and the rest be served as whole.
 
     Why: an empty record passed for a valid one, a torn file of generators was skipped with a note
     in the log, and the run went on with other random numbers (O04, M025, E06).
-    How: cut each file of the newest step, small ones too, at 0, 1, half or all but one byte; resume.
+    How: cut each file of the newest step, small ones too, at 0, 1, half or len-1; resume.
     """
-    root = subject.root
     names = newest_files(subject)
-    cuts: list[tuple[str, Cut]] = [(name, cut) for name in names for cut in at_rest.CUTS]
-    if subject.budget == "quick":
-        empty: list[tuple[str, Cut]] = [(name, "0") for name in subject.sample(names, 6)]
-        cuts = empty + subject.sample([each for each in cuts if each[1] != "0"], 2)
-    never_served(
-        subject, [lambda n=name, c=cut: at_rest.truncate(root, n, c) for name, cut in cuts]
-    )
+    full = subject.budget == "full"
+    cuts: list[tuple[str, Cut]] = [(n, c) for n in names for c in at_rest.CUTS if full or c == "0"]
+    if not full:
+        cuts = subject.sample(cuts, 8)
+        cuts += [(name, subject.rng.choice(at_rest.CUTS[1:])) for name in subject.sample(names, 4)]
+    never_served(subject, [partial(at_rest.truncate, file=name, cut=cut) for name, cut in cuts])
 
 
 def counterparts(golden: Golden) -> dict[str, str]:
@@ -121,36 +137,33 @@ def _differ(golden: Golden, older: str, newer: str) -> bool:
 
 @check("CKC-CORR-003")
 def test_a_file_of_another_step_is_never_served(subject: Subject) -> None:
-    """Files of two steps, or two files of one step, can't be exchanged and be served as one checkpoint.
+    """Files of two steps, or two of one step, can't be exchanged and be served as a checkpoint.
 
     Why: a retried copy put a shard of an older step of the same layout in its place, and it was
     loaded without a word (MX3, A10).
-    How: put a file of step 2 under its name in step 4, swap the two, or copy one file over another.
+    How: put a file of step 2 under its name in step 4, swap two files, copy one over another.
     """
-    golden, root = subject.golden(), subject.root
-    pairs = counterparts(golden)
-    if not pairs:
-        raise NotApplicable("no file of the older step plays the part of one of the newer step")
+    golden = subject.golden()
+    pairs = subject.sample(list(counterparts(golden).items()), 5)
     folder = golden.snapshot(OLDER)
     faults: list[Fault] = [
-        lambda new=new, old=old: at_rest.replace_file(root, new, folder / old)  # type: ignore[misc]
-        for new, old in subject.sample(list(pairs.items()), 4)
+        partial(at_rest.replace_file, file=new, source=folder / old) for new, old in pairs
     ]
-    both = [
-        (new, old)
-        for new, old in pairs.items()
-        if (golden.snapshot(NEWEST) / old).exists() and new != old
-    ]
-    faults += [lambda n=n, o=o: at_rest.swap_files(root, n, o) for n, o in subject.sample(both, 1)]  # type: ignore[misc]
     names = newest_files(subject)
-    twins = [
-        (a, b)
-        for a in names
-        for b in names
-        if a != b and a.rpartition(".")[2] == b.rpartition(".")[2]
-    ]
-    faults += [lambda a=a, b=b: at_rest.duplicate(root, a, b) for a, b in subject.sample(twins, 1)]  # type: ignore[misc]
+    twins = [(a, b) for a in names for b in names if a < b and suffix(a) == suffix(b)]
+    for a, b in subject.sample(twins, 2):
+        faults += [
+            partial(at_rest.swap_files, file=a, other=b),
+            partial(at_rest.duplicate, file=a, source=b),
+        ]
+    if not faults:
+        raise NotApplicable("no file of the older step plays the part of one of the newer step")
     never_served(subject, faults)
+
+
+def suffix(name: str) -> str:
+    """Give what follows the last dot."""
+    return name.rpartition(".")[2]
 
 
 @check("CKC-CORR-004")
@@ -161,19 +174,28 @@ def test_edited_metadata_is_never_served_wrong(subject: Subject) -> None:
     the wrong step (M026, M039).
     How: change a number or a name in each JSON file of the newest step, break its UTF-8; resume.
     """
-    golden, root, rng = subject.golden(), subject.root, subject.rng
-    found = at_rest.json_files(golden.snapshot(NEWEST), newest_files(subject))
-    if not found:
-        raise NotApplicable("no file of the checkpoint holds JSON")
-    faults: list[Fault] = []
-    for name in subject.sample(found, 2):
+    rng = subject.rng
+    found = at_rest.json_files(subject.golden().snapshot(NEWEST), newest_files(subject))
+    faults: list[partial[Damage]] = []
+    for name in subject.sample(found, 3):
+        edit: partial[Damage] = partial(at_rest.edit_json, file=name, rng=rng)
         faults += [
-            lambda n=name: at_rest.edit_json(root, n, rng, "number", key_like="step"),  # type: ignore[misc]
-            lambda n=name: at_rest.edit_json(root, n, rng, "number"),  # type: ignore[misc]
-            lambda n=name: at_rest.edit_json(root, n, rng, "name"),  # type: ignore[misc]
-            lambda n=name: at_rest.break_utf8(root, n),  # type: ignore[misc]
+            partial(edit, what="number", key_like="step"),
+            *[partial(edit, what="number")] * (20 if subject.budget == "full" else 1),
+            partial(edit, what="name"),
+            partial(at_rest.break_utf8, file=name),
         ]
-    never_served(subject, faults if subject.budget == "full" else faults[:5])
+    if not faults:
+        raise NotApplicable("no file of the checkpoint holds JSON")
+    never_served(subject, [partial(if_it_can, fault) for fault in faults])
+
+
+def if_it_can(fault: partial[Damage], folder: Path) -> Damage:
+    """Apply a fault; where the file holds nothing of the kind, break it instead."""
+    try:
+        return fault(folder)
+    except Unknown:
+        return at_rest.break_utf8(folder, fault.keywords["file"])
 
 
 @check("CKC-CORR-005")
@@ -184,19 +206,19 @@ def test_where_nothing_is_whole_the_load_refuses(subject: Subject) -> None:
     what could have been repaired (B08).
     How: cut the payload of every step in half, and in a second try every file; resume.
     """
-    golden, root = subject.golden(), subject.root
-    legal = subject.legal(golden)
     large = {place.file for step in (OLDER, NEWEST) for place in payload_of(subject, step)}
-    for what in ("payload", "every file"):
-        subject.lay_out(golden)
-        present = [name for name in payload.names(root) if (root / name).stat().st_size > 1]
-        for name in present if what == "every file" else sorted(large & set(present)):
-            at_rest.truncate(root, name, "half")
-        ending = subject.resume()
-        message = f"{what} is cut in half, and the load does not refuse"
-        outcome = subject.classify(ending, legal, newest=NEWEST, acknowledged=(OLDER, NEWEST))
+    made = damaged(subject, [partial(cut_all, only=large), partial(cut_all, only=None)])
+    found = outcomes(subject, [case for _, case in made], set(REFUSALS))
+    for what, (outcome, ending) in zip(("its payload", "every file"), found, strict=True):
         if outcome not in REFUSALS:
+            message = f"of every step {what} is cut in half, and the load does not refuse"
             raise Violation(f"{message}: {outcome}", evidence=subject.evidence(ending))
+
+
+def cut_all(folder: Path, only: set[str] | None) -> Damage:
+    """Cut all files of some names in half; gives the last."""
+    found = [n for n in payload.names(folder) if (folder / n).stat().st_size > 1]
+    return [at_rest.truncate(folder, n, "half") for n in found if only is None or n in only][-1]
 
 
 @check("CKC-CORR-006")
@@ -207,23 +229,22 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
     checkpoint beside it was whole (B07).
     How: cut a file of step 4 in half, then by its last byte only; resume, expect step 2.
     """
-    golden, root = subject.golden(), subject.root
-    legal = subject.legal(golden)
-    if not older_stays(golden):
+    if not older_stays(subject.golden()):
         raise NotApplicable("only the newest step is on disk")
     file = max(payload_of(subject), key=lambda place: place.length).file
-    cuts: tuple[Cut, ...] = ("half", "len-1")
-    for cut in cuts:
-        subject.lay_out(golden)
-        done = at_rest.truncate(root, file, cut)
+    cuts = [partial(at_rest.truncate, file=file, cut=cut) for cut in ("half", "len-1")]
+    made = damaged(subject, cuts)
+    legal = subject.legal(subject.golden())
+    found = outcomes(subject, [case for _, case in made], {Outcome.LOST_STEP})
+    for (damage, _), (_, ending) in zip(made, found, strict=True):
         subject.judge(
-            subject.resume(),
+            ending,
             legal,
             {Outcome.LOST_STEP},
-            f"{done.fault} of {file}: the whole step {OLDER} is not served",
+            f"{damage.fault} of {file}: the whole step {OLDER} is not served",
             newest=NEWEST,
             acknowledged=(OLDER, NEWEST),
-            damage=done.to_json(),
+            damage=damage.to_json(),
         )
 
 
@@ -243,30 +264,28 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
     """
     golden = subject.golden()
     pairs = counterparts(golden)
+    ops: list[dict[str, Any]] = []
+    tried = subject.sample(spoilt(subject, sorted(pairs)), 4)
+    for at, (name, cut) in enumerate(tried):
+        folder = subject.scratch / str(at)
+        trees.lay_out(golden.snapshot(NEWEST), folder)
+        for each in {name, pairs[name]} & set(payload.names(folder)):
+            spoil(golden, folder, each, cut=cut, rng=subject.rng)
+        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, {"op": "train", "n": 1}]
+        ops += [{"op": "leaves"}, {"op": "load", "continue": True}, {"op": "leaves"}]
+    ending = subject.life(*ops, seed=OTHER_SEED)
     refused = 0
-    for name, cut in subject.sample(spoilt(subject, sorted(pairs)), 4):
-        subject.lay_out(golden)
-        for each in {name, pairs[name]}:
-            spoil(subject, golden, each, cut=cut)
-        ending = subject.life(
-            {"op": "train", "n": 1},
-            {"op": "leaves"},
-            {"op": "load", "continue": True},
-            {"op": "leaves"},
-            seed=97,
-        )
-        if "error" not in ending.result("load"):
+    for at, (name, _) in enumerate(tried):
+        if "error" not in ending.result("load", at):
             continue
         refused += 1
-        before, after = ending.result("leaves", 0)["value"], ending.result("leaves")["value"]
-        differ = oracle.differences(before, after, subject.holds)
-        if differ:
-            told = subject.evidence(ending, changed=differ, file=name)
-            raise Violation(
-                f"{name} is damaged, the load refuses and has changed the job", evidence=told
-            )
+        before, after = (ending.result("leaves", 2 * at + i).get("value", {}) for i in (0, 1))
+        changed = oracle.differences(before, after, subject.holds)
+        if changed:
+            told = {"error": ending.result("load", at)["error"]["message"], "changed": changed}
+            raise Violation(f"{name} is damaged: the refused load changed the job", evidence=told)
     if not refused:
-        raise Unknown("no load was refused")
+        raise Unknown(f"no load was refused: {subject.tell(ending)}")
 
 
 def spoilt(subject: Subject, names: Sequence[str]) -> list[tuple[str, bool]]:
@@ -275,10 +294,10 @@ def spoilt(subject: Subject, names: Sequence[str]) -> list[tuple[str, bool]]:
     return [(name, cut) for name in names for cut in (False, True) if cut or name in with_payload]
 
 
-def spoil(subject: Subject, golden: Golden, name: str, *, cut: bool) -> None:
-    """Cut a file in half, or flip a bit of its last tensor, so that all others are loaded before."""
+def spoil(golden: Golden, folder: Path, name: str, *, cut: bool, rng: random.Random) -> None:
+    """Cut a file in half, or flip a bit of its last tensor, so that all others are read before."""
     if cut:
-        at_rest.truncate(subject.root, name, "half")
+        at_rest.truncate(folder, name, "half")
         return
     needles = [each for found in golden.needles.values() for each in found]
-    at_rest.flip_bits(subject.root, payload.places(subject.root, needles, [name])[-1], subject.rng)
+    at_rest.flip_bits(folder, payload.places(folder, needles, [name])[-1], rng)

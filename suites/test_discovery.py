@@ -270,14 +270,14 @@ def test_times_of_files_do_not_matter(subject: Subject) -> None:
 
 
 def set_times(root: Path, golden: Golden, *, reverse: bool) -> None:
-    """Make all times equal; or let what belongs to an older step look newer, all in the future."""
+    """Make all times equal, long ago; or let what belongs to an older step look newer."""
     at = {found.path: step for step in golden.saves for found in names.of_step(golden, step)}
     for base, folders, files in os.walk(root, topdown=False):
         for name in (*folders, *files):
             path = os.path.join(base, name)  # noqa: PTH118  os.walk gives strings
             relative = os.path.relpath(path, root)
             steps = [step for mine, step in at.items() if f"{relative}/".startswith(f"{mine}/")]
-            seconds = 4_000_000_000 - (max(steps, default=0) * 1_000 if reverse else 0)
+            seconds = 1_000_000_000 - (max(steps, default=0) * 1_000 if reverse else 0)
             os.utime(path, (seconds, seconds), follow_symlinks=False)
 
 

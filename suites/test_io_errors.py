@@ -1,151 +1,172 @@
-"""A failed save reaches the caller and destroys nothing; a failed read is not an empty directory."""
+"""A failed save reaches the caller and destroys nothing; a failed read is no empty directory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, trees
+from ckpt_conformance import fault_injectors, oracle, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.screening import Case, resume_each
 from ckpt_conformance.verdicts import REFUSALS, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.points import Point
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject import Subject
 
-NEVER_WRONG = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
+OLDER, NEWEST = 2, 4
+WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+NEVER_WRONG = {*WHOLE, Outcome.LOST_STEP, *REFUSALS}
 READERS = ("file-read", "torch-load", "dcp-load")
 FLUSHES = ("os.fsync", "os.fdatasync")
 ERRORS = {"fsync": "EIO", "rename": "EIO", "torch-save": "RuntimeError", "dcp-save": "RuntimeError"}
+COMPONENTS = 10  # calls of state_dict in a save that are struck, one after the other
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One save that was struck by an error, and the same save once more without it."""
+@dataclass
+class Attempt:
+    """One save under an error, in the directory as it was; `again` is the same save without it."""
 
     name: str
     what: str
-    state: tuple[str, ...]
-    error: dict[str, Any] | None
+    fault: dict[str, object]
     folder: Path
-    retry: dict[str, Any] | None
-    after_retry: Path
+    struck: dict[str, Any] = field(default_factory=dict[str, Any])
+    again: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def fired(self) -> bool:
+        """Whether the fault fired."""
+        return any(each["fired"] for each in self.struck.get("faults", []))
+
+    @property
+    def case(self) -> Case:
+        """What the struck save left."""
+        return Case(self.folder / "failed")
 
 
-def strikes(subject: Subject, name: str, quick: int) -> list[Point]:
-    """Choose points of a save at which an error is injected: each kind of call on each kind of file."""
-    found = points.of_save(subject, subject.golden(), name)
-    usable = [p for p in found if p.moment != "after" and p.fault != "unlink"]
-    usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
-    kinds = {(p.fault, p.what, points.pattern(p.path)): p for p in reversed(usable)}
-    distinct = sorted(kinds.values(), key=usable.index)
-    return usable if subject.budget == "full" else subject.sample(distinct, quick)
-
-
-def failures(subject: Subject, name: str, quick: int) -> list[Failure]:
-    """Strike saves with errors, once per adapter; each in a directory as it was before."""
-    key = f"failures {name}"
-    if key not in subject.notes:
-        chosen = strikes(subject, name, quick)
-        folder = subject.folder / "failures" / name
-        base = subject.golden().snapshot(points.start_of(name))
-        run = _in_one_life if subject.info.shape == "manager" else _in_many_lives
-        results = run(subject, base, chosen, folder, name)
-        made = [
-            _failure(*each, folder / str(at))
-            for at, each in enumerate(zip(chosen, *results, strict=True))
-        ]
-        subject.notes[key] = [each for each in made if each is not None]
-    kept: list[Failure] = subject.notes[key]
-    if not kept:
+def strike(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> list[Attempt]:
+    """Carry out attempts at saving step 4; gives those whose fault fired."""
+    base = subject.golden().snapshot(points.start_of(name))
+    trees.lay_out(base, subject.root)
+    for attempt in attempts:
+        trees.clear(attempt.folder)
+    if subject.info.shape == "manager":
+        _in_one_life(subject, base, attempts, points.job_of(name), again=again)
+    else:
+        _in_many_lives(subject, base, attempts, points.job_of(name), again=again)
+    fired = [attempt for attempt in attempts if attempt.fired]
+    if not fired:
         raise Unknown("no injected error fired")
-    return kept
-
-
-def fault(point: Point) -> dict[str, object]:
-    """Give the fault of a point, with the error that this call gives in reality."""
-    return point.spec("raise", error=ERRORS.get(point.fault, "ENOSPC"))
-
-
-Results = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+    return fired
 
 
 def _in_one_life(
-    subject: Subject, base: Path, chosen: list[Point], folder: Path, name: str
-) -> Results:
-    """Save again and again in one life, each time in the directory as it was."""
-    job = points.job_of(name)
-    trees.lay_out(base, subject.root)
+    subject: Subject, base: Path, attempts: list[Attempt], job: dict[str, Any], *, again: bool
+) -> None:
     ops: list[dict[str, Any]] = []
-    for at, point in enumerate(chosen):
-        ops += [
-            {"op": "lay_out", "tree": str(base)},
-            {"op": "save", "step": 4, "faults": [fault(point)], "continue": True},
-            {"op": "copy_out", "tree": str(folder / str(at) / "failed")},
-            {"op": "save", "step": 4, "continue": True},
-            {"op": "copy_out", "tree": str(folder / str(at) / "retried")},
-        ]
+    save = {"op": "save", "step": 4, "continue": True}
+    for each in attempts:
+        ops += [{"op": "lay_out", "tree": str(base)}, {**save, "faults": [each.fault]}]
+        ops.append({"op": "copy_out", "tree": str(each.folder / "failed")})
+        if again:
+            ops += [save, {"op": "copy_out", "tree": str(each.folder / "again")}]
     ending = subject.run(4, (), then=ops, **job)
     saves = [result for result in ending.results if result["op"] == "save"]
-    if ending.how != "ended" or len(saves) != 2 * len(chosen):
-        raise Unknown(
-            f"control failed: the life with the failing saves ends: {subject.tell(ending)}"
-        )
-    return saves[::2], saves[1::2]
+    if len(saves) != len(attempts) * (1 + again):
+        told = subject.tell(ending)
+        raise Unknown(f"control failed: the life with the failing saves ends: {told}")
+    for at, each in enumerate(attempts):
+        each.struck = saves[at * (1 + again)]
+        each.again = saves[at * 2 + 1] if again else {}
 
 
 def _in_many_lives(
-    subject: Subject, base: Path, chosen: list[Point], folder: Path, name: str
-) -> Results:
-    """Run the framework once per point, and once more after it."""
-    struck: list[dict[str, Any]] = []
-    retried: list[dict[str, Any]] = []
-    job = points.job_of(name)
-    for at, point in enumerate(chosen[:4] if subject.budget == "quick" else chosen):
+    subject: Subject, base: Path, attempts: list[Attempt], job: dict[str, Any], *, again: bool
+) -> None:
+    for at, each in enumerate(attempts):
         trees.lay_out(base, subject.root)
-        struck.append(_saved(subject.run(4, (4,), faults=[fault(point)], fault_step=4, **job)))
-        trees.copy(subject.root, folder / str(at) / "failed")
-        retried.append(_saved(subject.run(4, (4,), **job)))
-        trees.copy(subject.root, folder / str(at) / "retried")
-    rest = [{"faults": []}] * (len(chosen) - len(struck))
-    return struck + rest, retried + rest
+        each.struck = _saved(subject.run(4, (4,), faults=[each.fault], fault_step=4, **job))
+        trees.copy(subject.root, each.folder / "failed")
+        if again and at % 3 == 1:  # a framework's run is dear: every third one is enough
+            each.again = _saved(subject.run(4, (4,), **job))
+            trees.copy(subject.root, each.folder / "again")
 
 
 def _saved(ending: Ending) -> dict[str, Any]:
-    if ending.how != "ended":
-        return {"faults": [], "error": {"type": ending.how, "message": ending.output[-200:]}}
+    """Give the run of a life; one that did not end has an error that says how it ended."""
+    if not ending.results:
+        return {"error": {"type": ending.how, "message": ending.output[-200:]}}
     return ending.result("run")
 
 
-def _failure(
-    point: Point, struck: dict[str, Any], retried: dict[str, Any], folder: Path
-) -> Failure | None:
-    if not sum(each["fired"] for each in struck.get("faults", [])):
-        return None
-    return Failure(
-        point.name,
-        point.what,
-        point.state,
-        struck.get("error"),
-        folder / "failed",
-        retried.get("error"),
-        folder / "retried",
-    )
+def chosen(subject: Subject, name: str) -> list[Point]:
+    """Choose points at which a save meets an error: of each kind of call, and of each condition."""
+    found = points.of_save(subject, subject.golden(), name)
+    usable = [p for p in found if p.moment != "after" and p.fault != "unlink"]
+    usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
+    if subject.budget == "full":
+        return usable
+    picked = set(points.choose(usable, subject.rng, 5))
+    kinds: dict[str, dict[str, Point]] = {}
+    for point in usable if name == "new" else ():
+        kinds.setdefault(point.what, {}).setdefault(points.pattern(point.path), point)
+    for alike in kinds.values():
+        picked.update(subject.sample(list(alike.values()), 2))
+    return sorted(picked, key=usable.index)
 
 
-def resume_from(subject: Subject, folder: Path) -> Ending:
-    """Resume in a new process from a copy of a directory."""
-    trees.lay_out(folder, subject.root)
-    return subject.resume()
+def failures(subject: Subject, name: str) -> list[Attempt]:
+    """Strike saves with errors of the disk, once per adapter."""
+    key = f"failures {name}"
+    if key not in subject.notes:
+        top = subject.folder / "failures" / name
+        attempts = [
+            Attempt(p.name, p.what, p.spec("raise", error=error_of(p)), top / str(at))
+            for at, p in enumerate(chosen(subject, name))
+        ]
+        subject.notes[key] = strike(subject, name, attempts, again=name == "new")
+    kept: list[Attempt] = subject.notes[key]
+    return kept
 
 
-def explain(error: dict[str, Any]) -> str:
-    """Give an error in one line."""
-    return f"{error['type']}: {error['message'][:200]}"
+def error_of(point: Point) -> str:
+    """Name the error that this call gives in reality: torch's writer raises no OSError."""
+    return ERRORS.get(point.fault, "ENOSPC")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What may come of a resume: outcomes, judged by the states of legal steps, or `or_new`."""
+
+    legal: Mapping[int, Any]
+    allowed: set[Outcome]
+    acknowledged: tuple[int, ...]
+    or_new: Mapping[str, Any] | None = None
+
+
+def judge_each(subject: Subject, cases: Sequence[tuple[str, Case]], rule: Rule) -> None:
+    """Resume from each directory; raise Violation for the first that breaks the rule."""
+    legal, acknowledged = rule.legal, rule.acknowledged
+
+    def is_fine(ending: Ending) -> bool:
+        step, state = oracle.arrival(ending)
+        if rule.or_new and step == NEWEST and oracle.same(state, rule.or_new, subject.holds):
+            return True
+        found = subject.classify(ending, legal, newest=NEWEST, acknowledged=acknowledged)
+        return found in rule.allowed
+
+    endings = resume_each(subject, [case for _, case in cases], is_fine)
+    for (message, _), ending in zip(cases, endings, strict=True):
+        if not is_fine(ending):
+            subject.judge(
+                ending, legal, rule.allowed, message, newest=NEWEST, acknowledged=acknowledged
+            )
 
 
 @check("CKC-IOER-001")
@@ -156,52 +177,40 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
     the job went on without a checkpoint (O03, D04).
     How: fail the N-th write, flush or rename of a save; if it reports success, load what it saved.
     """
-    legal = subject.legal(subject.golden())
-    for failure in failures(subject, "new", 10):
-        if failure.error is not None:
-            continue
-        message = f"an error {failure.name} does not reach the caller"
-        if failure.what in FLUSHES:
-            raise Violation(message, evidence={"call": failure.what})
-        ending = resume_from(subject, failure.folder)
-        subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged=(2, 4))
+    cases: list[tuple[str, Case]] = []
+    for attempt in failures(subject, "new"):
+        if "error" not in attempt.struck:
+            message = f"an error {attempt.name} does not reach the caller"
+            if attempt.what in FLUSHES:
+                raise Violation(message, evidence={"call": attempt.what})
+            cases.append((message, attempt.case))
+    legal = points.legal(subject, subject.golden())
+    judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
 
 @check("CKC-IOER-002")
 def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subject) -> None:
-    """After a failed save the checkpoint before it still loads, and the failed one is never served half.
+    """After a failed save what was there before still loads, and no half of it is served.
 
     Why: a full disk left a torn file under the final name, or the failure came after the old file
     was truncated or removed (M018, M019, A14, O03).
     How: fail a save of a new step, and one over an existing step; resume from what is left.
     """
-    legal = subject.legal(subject.golden())
-    whole = {Outcome.NEW, Outcome.PREVIOUS}
-    for name, quick, acknowledged in (("new", 10, (2,)), ("same", 6, (2, 4))):
-        for failure in distinct(subject, failures(subject, name, quick)):
-            ending = resume_from(subject, failure.folder)
-            message = f"after an error {failure.name} of a save of {'a new' if name == 'new' else 'the same'} step"
-            if (
-                name == "same"
-                and subject.classify(ending, overwritten(subject), newest=4, acknowledged=(4,))
-                == Outcome.NEW
-            ):
-                continue
-            subject.judge(ending, legal, whole, message, newest=4, acknowledged=acknowledged)
+    golden = subject.golden()
+    legal = points.legal(subject, golden)
+    cases = left_behind(subject, "new", "a new step")
+    judge_each(subject, cases, Rule(legal, WHOLE, (OLDER,)))
+    if points.overwrites(subject, golden):
+        legal = points.legal(subject, golden, "same")
+        new = points.clean(subject, golden, "same")
+        cases = left_behind(subject, "same", "the same step")
+        judge_each(subject, cases, Rule(legal, WHOLE, (OLDER, NEWEST), new))
 
 
-def overwritten(subject: Subject) -> dict[int, Any]:
-    """Give what the second save of step 4 would give."""
-    second = subject.golden((4,), seed=points.OTHER)
-    return {4: subject.served(second, 4)}
-
-
-def distinct(subject: Subject, found: list[Failure]) -> list[Failure]:
-    """Keep failed saves that left different conditions behind; at most three at the quick budget."""
-    reached = [each for each in found if each.error is not None]
-    kinds = {each.state: each for each in reached}
-    chosen = sorted(kinds.values(), key=lambda each: points.is_plain(each.state))
-    return reached if subject.budget == "full" else chosen[:3]
+def left_behind(subject: Subject, name: str, what: str) -> list[tuple[str, Case]]:
+    """List what saves that raised left behind, with what to say of it."""
+    raised = [each for each in failures(subject, name) if "error" in each.struck]
+    return [(f"after an error {each.name} of a save of {what}", each.case) for each in raised]
 
 
 @check("CKC-IOER-003")
@@ -212,16 +221,18 @@ def test_the_save_after_a_failed_one_succeeds(subject: Subject) -> None:
     cleaned up by hand (O03, A12).
     How: fail a save, save the same step again without the fault, resume in a new process.
     """
-    reached = [each for each in failures(subject, "new", 10) if each.error is not None]
-    for failure in reached:
-        if failure.retry is not None:
-            told = {"first": failure.name, "second": explain(failure.retry)}
+    tried = [each for each in failures(subject, "new") if "error" in each.struck and each.again]
+    for attempt in tried:
+        if "error" in attempt.again:
+            error = attempt.again["error"]
+            told = {"first": attempt.name, "second": f"{error['type']}: {error['message'][:200]}"}
             raise Violation("the save after a failed one fails too", evidence=told)
-    legal = subject.legal(subject.golden())
-    for failure in subject.sample(reached, 1):
-        ending = resume_from(subject, failure.after_retry)
-        message = f"the save after an error {failure.name} does not load"
-        subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged=(2, 4))
+    cases = [
+        (f"the save after an error {each.name} does not load", Case(each.folder / "again"))
+        for each in subject.sample(tried, 2)
+    ]
+    legal = points.legal(subject, subject.golden())
+    judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
 
 @check("CKC-IOER-004")
@@ -232,72 +243,57 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
     without those tensors (O09).
     How: let the N-th state_dict of a save raise MemoryError or RuntimeError; load what it reports.
     """
-    golden = subject.golden()
-    legal = subject.legal(golden)
-    tried = 0
-    for at, result in enumerate(collected(subject, golden)):
-        fired = sum(each["fired"] for each in result["faults"])
-        tried += fired
-        if not fired or "error" in result:
-            continue
-        ending = resume_from(subject, subject.folder / "collecting" / str(at))
-        message = f"an error of the state_dict number {at + 1} of a save is passed over"
-        subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged=(2, 4))
-    if not tried:
-        raise Unknown("no component was asked for its state during a save")
-
-
-def collected(subject: Subject, golden: Golden) -> list[dict[str, Any]]:
-    """Save step 4 with an error in one component after the other, until a save asks no further."""
-    base, folder = golden.snapshot(2), subject.folder / "collecting"
-    trees.clear(folder)
-    faults = [
-        fault_injectors.spec("collecting", at=at, error=("MemoryError", "RuntimeError")[at % 2])
-        for at in range(1, 13)
+    attempts = [
+        Attempt(
+            f"an error of the state_dict number {at} of a save is passed over",
+            "state_dict",
+            fault_injectors.spec(
+                "collecting", at=at, error=("MemoryError", "RuntimeError")[at % 2]
+            ),
+            subject.folder / "collecting" / str(at),
+        )
+        for at in range(1, COMPONENTS + 1)
     ]
-    trees.lay_out(base, subject.root)
-    if subject.info.shape == "manager":
-        ops: list[dict[str, Any]] = []
-        for at, each in enumerate(faults):
-            ops += [
-                {"op": "lay_out", "tree": str(base)},
-                {"op": "save", "step": 4, "faults": [each], "continue": True},
-                {"op": "copy_out", "tree": str(folder / str(at))},
-            ]
-        ending = subject.run(4, (), resume=True, then=ops)
-        return [result for result in ending.results if result["op"] == "save"]
-    results: list[dict[str, Any]] = []
-    for at, each in enumerate(subject.sample(faults[:8], 3)):
-        trees.lay_out(base, subject.root)
-        results.append(_saved(subject.run(4, (4,), resume=True, faults=[each], fault_step=4)))
-        trees.copy(subject.root, folder / str(at))
-    return results
+    if subject.info.shape != "manager":
+        attempts = subject.sample(attempts, 4)
+    struck = strike(subject, "new", attempts, again=False)
+    cases = [(each.name, each.case) for each in struck if "error" not in each.struck]
+    legal = points.legal(subject, subject.golden())
+    judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
 
 @check("CKC-IOER-005")
-def test_a_failed_read_is_not_an_empty_directory(subject: Subject) -> None:
+def test_a_failed_read_is_no_empty_directory(subject: Subject) -> None:
     """An I/O error while loading is never taken for 'no checkpoint', and never gives a wrong state.
 
     Why: an unreadable file was logged as 'checkpoint not found'; the run began again at step 0 and
     wrote over the old ones (B08).
-    How: fail the N-th read of a load once, and look at what the job got.
+    How: fail one read of a load, or all from there on, and look at what the job got.
     """
     golden = subject.golden()
     legal = subject.legal(golden)
-    subject.lay_out(golden)
+    cases = [
+        (
+            f"an I/O error of {call['what']} {call['path']}{' and all after it' * lasting}",
+            Case(golden.snapshot(NEWEST), {"faults": [fault]}),
+        )
+        for call, fault, lasting in failing_reads(subject)
+    ]
+    judge_each(subject, cases, Rule(legal, NEVER_WRONG, (OLDER, NEWEST)))
+
+
+def failing_reads(subject: Subject) -> list[tuple[dict[str, Any], dict[str, object], bool]]:
+    """Count the reads of a load, and choose some to fail: alone, or with all that follow."""
+    subject.lay_out(subject.golden())
     counting = [fault_injectors.spec(name) for name in READERS]
     counted = subject.resume(faults=counting).result("run").get("faults", [])
     calls = [{**call, "fault": each["name"]} for each in counted for call in each["log"]]
-    kinds = {(c["fault"], c["what"], points.pattern(c["path"])): c for c in calls}
-    if not kinds:
-        raise Unknown(
-            "no read of the load was seen: its reader is native, and not among those watched"
-        )
-    for call in calls if subject.budget == "full" else subject.sample(list(kinds.values()), 4):
-        subject.lay_out(golden)
-        struck = fault_injectors.spec(call["fault"], at=call["call"], error="EIO")
-        ending = subject.resume(faults=[struck])
-        if not [event for event in ending.events if event["event"] == "fired"]:
-            raise Unknown(f"the error of {call['what']} {call['path']} did not fire")
-        message = f"an I/O error of {call['what']} {call['path']}"
-        subject.judge(ending, legal, NEVER_WRONG, message, newest=4, acknowledged=(2, 4))
+    if not calls:
+        raise Unknown("no read of the load was seen: its reader is none of those watched")
+    kinds = {(c["fault"], c["what"], points.pattern(c["path"])): c for c in reversed(calls)}
+    picked = calls if subject.budget == "full" else subject.sample(list(kinds.values()), 5)
+    return [
+        (call, fault_injectors.spec(call["fault"], at=call["call"], persistent=lasting), lasting)
+        for call in picked
+        for lasting in (False, True)
+    ]

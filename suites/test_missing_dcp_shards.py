@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance import trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import at_rest, payload, points
+from ckpt_conformance.fault_injectors.at_rest import Damage
+from ckpt_conformance.screening import Case, alone, resume_each, steps_each
 from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckpt_conformance.subject import Golden, Subject
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST = 2, 4
+NOTHING: dict[str, Any] = dict.fromkeys(("fault", "file", "offset", "before", "after"))
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
 
 
@@ -24,17 +31,34 @@ def files_of_newest(golden: Golden) -> list[str]:
     return found
 
 
-def judge(subject: Subject, golden: Golden, done: dict[str, Any], message: str) -> Outcome:
-    """Resume, and accept anything but a wrong state or a cold start."""
-    return subject.judge(
-        subject.resume(),
-        subject.legal(golden) if not golden.served else golden.served,
-        NEVER_WRONG,
-        message,
-        newest=NEWEST,
-        acknowledged=(OLDER, NEWEST),
-        damage=done,
-    )
+def never_served(subject: Subject, made: Sequence[tuple[str, Damage, Case]]) -> None:
+    """Resume from each damaged directory; accept anything but a wrong state or a cold start."""
+    legal = subject.legal(subject.golden())
+    judge = partial(subject.classify, newest=NEWEST, acknowledged=(OLDER, NEWEST))
+    cases = [case for _, _, case in made]
+    endings = resume_each(subject, cases, lambda ending: judge(ending, legal) in NEVER_WRONG)
+    for (message, damage, _), ending in zip(made, endings, strict=True):
+        subject.judge(
+            ending,
+            legal,
+            NEVER_WRONG,
+            message,
+            newest=NEWEST,
+            acknowledged=(OLDER, NEWEST),
+            damage=damage.to_json(),
+        )
+
+
+def without(
+    subject: Subject, golden: Golden, names: Sequence[str]
+) -> list[tuple[str, Damage, Case]]:
+    """Copy the whole directory once per name, and delete that file in the copy."""
+    made: list[tuple[str, Damage, Case]] = []
+    for at, name in enumerate(names):
+        folder = subject.scratch / str(at)
+        trees.lay_out(golden.snapshot(NEWEST), folder)
+        made.append((f"{name} is missing", at_rest.remove(folder, name), Case(folder)))
+    return made
 
 
 @check("CKC-SHRD-001")
@@ -46,11 +70,8 @@ def test_a_missing_file_is_never_passed_over(subject: Subject) -> None:
     How: delete each file that the newest save wrote, one at a time; resume in a new process.
     """
     golden = subject.golden()
-    subject.legal(golden)
-    for name in subject.sample(files_of_newest(golden), 7):
-        subject.lay_out(golden)
-        done = at_rest.remove(subject.root, name)
-        judge(subject, golden, done.to_json(), f"{name} is missing")
+    names = subject.sample(files_of_newest(golden), 12)
+    never_served(subject, without(subject, golden, names))
 
 
 @check("CKC-SHRD-002")
@@ -61,25 +82,22 @@ def test_discovery_does_not_name_a_step_that_lacks_a_file(subject: Subject) -> N
     place of a whole one, and failed when it was needed (M040, B06).
     How: delete a file of the newest step; ask discovery, and load the step if it is named.
     """
-    subject.need("steps")
     golden = subject.golden()
     legal = subject.legal(golden)
-    explicit = NEWEST if "explicit_step" in subject.info.capabilities else None
-    for name in subject.sample(files_of_newest(golden), 4):
-        subject.lay_out(golden)
-        done = at_rest.remove(subject.root, name)
-        named = subject.life({"op": "steps"}).result("steps").get("value", [])
-        if NEWEST not in named:
-            continue
-        subject.judge(
-            subject.resume(explicit),
-            legal,
-            {Outcome.NEW},
-            f"{name} is missing, and discovery names step {NEWEST}",
-            newest=NEWEST,
-            acknowledged=(OLDER, NEWEST),
-            damage=done.to_json(),
-        )
+    by_step = {"step": NEWEST} if "explicit_step" in subject.info.capabilities else {}
+    made = without(subject, golden, subject.sample(files_of_newest(golden), 12))
+    answers = steps_each(subject, [case.folder for _, _, case in made])
+    for (message, damage, case), answer in zip(made, answers, strict=True):
+        if NEWEST in answer.get("value", []):
+            subject.judge(
+                alone(subject, Case(case.folder, by_step)),
+                legal,
+                {Outcome.NEW},
+                f"{message}, and discovery names step {NEWEST}",
+                newest=NEWEST,
+                acknowledged=(OLDER, NEWEST),
+                damage=damage.to_json(),
+            )
 
 
 @check("CKC-SHRD-003")
@@ -95,20 +113,20 @@ def test_a_dcp_directory_with_a_hole_or_a_stale_shard_is_refused(subject: Subjec
     metadata = [name for name in files if name.rpartition("/")[2] == ".metadata"]
     if not metadata:
         raise NotApplicable("no file is the metadata of a DCP directory")
-    subject.legal(golden)
     subject.lay_out(golden)
     ending = subject.life({"op": "probe", "probe": HOLE, "args": {"file": metadata[0]}})
-    done = ending.result("probe").get("value", {})
-    if done.get("before") == done.get("after"):
-        raise Unknown(f"the hole was not made: {done or subject.tell(ending)}")
-    judge(subject, golden, done, f"half of a tensor is in no chunk of {metadata[0]}")
+    done = Damage(**ending.result("probe").get("value", NOTHING))
+    if done.before == done.after:
+        raise Unknown(f"the hole was not made: {done.detail or subject.tell(ending)}")
+    folder = subject.scratch / "hole"
+    trees.copy(subject.root, folder)
+    made = [(f"half of a tensor is in no chunk of {metadata[0]}", done, Case(folder))]
     for name in subject.sample([name for name in files if name.endswith(".distcp")], 2):
-        older = [
-            n
-            for n in payload.names(golden.snapshot(OLDER))
-            if points.pattern(n) == points.pattern(name)
-        ]
+        kind = points.pattern(name)
+        older = [n for n in payload.names(golden.snapshot(OLDER)) if points.pattern(n) == kind]
         if len(older) == 1:
-            subject.lay_out(golden)
-            stale = at_rest.replace_file(subject.root, name, golden.snapshot(OLDER) / older[0])
-            judge(subject, golden, stale.to_json(), f"{name} is the shard of step {OLDER}")
+            folder = subject.scratch / f"stale {len(made)}"
+            trees.lay_out(golden.snapshot(NEWEST), folder)
+            stale = at_rest.replace_file(folder, name, golden.snapshot(OLDER) / older[0])
+            made.append((f"{name} is the shard of step {OLDER}", stale, Case(folder)))
+    never_served(subject, made)

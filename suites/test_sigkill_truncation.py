@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle, screening, trees
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.fault_injectors import payload, points
+from ckpt_conformance.screening import Case, resume_each
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
@@ -19,55 +20,62 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Golden, Subject
 
 NEWEST, LATER = 4, 6  # the step whose save is killed, and one after it
+QUICK = 6  # kills at the quick budget
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 TEMPORARY = re.compile(
     r"(?:^|[._~-])(?:te?mp|part(?:ial)?|incomplete|staging)(?:[._~-]|$)", re.IGNORECASE
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Crash:
     """What one kill left on disk, and how a new process resumes from it."""
 
     point: Point
     folder: Path
     acknowledged: tuple[int, ...]
-    resumed: list[Ending] = field(default_factory=list["Ending"])
+    resumed: Ending
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a resume works at all; if not, that is the finding of CKC-ATOM-001."""
+        return self.resumed.how == "ended" and oracle.arrival(self.resumed)[0] in (2, NEWEST)
 
 
-def crashes(subject: Subject, name: str, quick: int) -> list[Crash]:
+def crashes(subject: Subject, name: str) -> list[Crash]:
     """Kill saves at several points, once per adapter; `name`: a `new` step, or the `same` again."""
     key = f"crashes {name}"
     if key not in subject.notes:
         golden = subject.golden()
         found = points.of_save(subject, golden, name)
-        chosen = found if subject.budget == "full" else points.choose(found, subject.rng, quick)
-        subject.notes[key] = [_kill(subject, golden, point, name) for point in chosen]
+        chosen = found if subject.budget == "full" else points.choose(found, subject.rng, QUICK)
+        killed = [_kill(subject, golden, point, name) for point in chosen]
+        cases = [Case(folder) for folder, _ in killed]
+        legal = points.legal(subject, golden, name)
+        endings = resume_each(subject, cases, lambda e: outcome(subject, e, legal) in WHOLE)
+        made = zip(chosen, killed, endings, strict=True)
+        subject.notes[key] = [Crash(point, *left, ending) for point, left, ending in made]
     kept: list[Crash] = subject.notes[key]
     return kept
 
 
-def _kill(subject: Subject, golden: Golden, point: Point, name: str) -> Crash:
+def _kill(
+    subject: Subject, golden: Golden, point: Point, name: str
+) -> tuple[Path, tuple[int, ...]]:
     subject.lay_out(golden, points.start_of(name))
     faults = [point.spec("kill")]
     ending = subject.run(4, (4,), faults=faults, fault_step=4, **points.job_of(name))
     if ending.how != "killed" or not [e for e in ending.events if e["event"] == "fired"]:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(ending)}")
-    folder = (
-        subject.folder
-        / "crashes"
-        / f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
-    )
+    named = f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
+    folder = subject.folder / "crashes" / named
     trees.copy(subject.root, folder)
-    return Crash(point, folder, tuple(ending.steps_of("acknowledged")))
+    return folder, tuple(ending.steps_of("acknowledged"))
 
 
-def resumed(subject: Subject, crash: Crash) -> Ending:
-    """Resume from what a kill left; done once."""
-    trees.lay_out(crash.folder, subject.root)
-    if not crash.resumed:
-        crash.resumed.append(subject.resume())
-    return crash.resumed[0]
+def outcome(subject: Subject, ending: Ending, legal: dict[int, Any]) -> Outcome:
+    """Classify a resume after a kill of the save of step 4; step 2 was acknowledged."""
+    return subject.classify(ending, legal, newest=NEWEST, acknowledged=(2,))
 
 
 @check("CKC-ATOM-001")
@@ -78,18 +86,15 @@ def test_a_kill_during_a_save_costs_at_most_that_step(subject: Subject) -> None:
     data leaves a job with nothing that loads (A01, A03, B01, M017, M038).
     How: save step 2, die by SIGKILL inside the save of step 4, resume in a new process.
     """
-    legal = subject.legal(subject.golden())
-    for crash in crashes(subject, "new", 6):
-        told = {"killed": crash.point.name}
-        message = f"killed {crash.point.name}"
+    legal = points.legal(subject, subject.golden())
+    for crash in crashes(subject, "new"):
         subject.judge(
-            resumed(subject, crash),
+            crash.resumed,
             legal,
             WHOLE,
-            message,
-            newest=4,
+            f"killed {crash.point.name}",
+            newest=NEWEST,
             acknowledged=(2, *crash.acknowledged),
-            **told,
         )
 
 
@@ -102,28 +107,19 @@ def test_a_kill_during_an_overwrite_keeps_the_old_or_the_new(subject: Subject) -
     How: save step 4, save another job's step 4 over it, die inside, resume, compare with both.
     """
     old = subject.served(subject.golden(), 4)
-    second = subject.golden((4,), seed=points.OTHER)
-    new = subject.served(second, 4)
-    for crash in crashes(subject, "same", 4):
-        ending = resumed(subject, crash)
-        step, state = oracle.arrival(ending)
+    new = points.clean(subject, subject.golden(), "same")
+    for crash in crashes(subject, "same"):
+        step, state = oracle.arrival(crash.resumed)
         if step == NEWEST and oracle.same(state, new, subject.holds):
             continue
         subject.judge(
-            ending,
+            crash.resumed,
             {2: subject.served(subject.golden(), 2), 4: old},
             WHOLE,
             f"killed {crash.point.name} of the second save of step 4",
-            newest=4,
-            acknowledged=(2, 4),
-            killed=crash.point.name,
+            newest=NEWEST,
+            acknowledged=(2, NEWEST),
         )
-
-
-def recovered(subject: Subject, crash: Crash) -> bool:
-    """Tell whether a plain resume from a crash works; if not, that is CKC-ATOM-001's finding."""
-    ending = resumed(subject, crash)
-    return ending.how == "ended" and not ending.error and oracle.arrival(ending)[0] in (2, 4)
 
 
 @check("CKC-ATOM-003")
@@ -134,10 +130,7 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
     (A12, A11).
     How: die inside a save, resume, save that step and the next, resume again from the last.
     """
-    usable = [crash for crash in crashes(subject, "new", 6) if recovered(subject, crash)]
-    if not usable:
-        raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
-    for crash in subject.sample(usable, 2):
+    for crash in usable(subject)[: None if subject.budget == "full" else 2]:
         trees.lay_out(crash.folder, subject.root)
         again = subject.run(7, (4, 6), resume=True, watch=True)
         told = subject.evidence(again, killed=crash.point.name)
@@ -151,6 +144,14 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
             raise Violation(
                 f"after a kill {crash.point.name} the next save does not load", evidence=more
             )
+
+
+def usable(subject: Subject) -> list[Crash]:
+    """List the crashes of a new step from which a resume works, those that left most files first."""
+    found = [crash for crash in crashes(subject, "new") if crash.is_usable]
+    if not found:
+        raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
+    return sorted(found, key=lambda crash: -len(trees.files(crash.folder)))
 
 
 def faithful(subject: Subject, state: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -175,24 +176,21 @@ def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> 
     B06).
     How: die inside a save, ask discovery in a new process, load the newest step that it names.
     """
-    subject.need("steps")
-    seen = 0
-    for crash in crashes(subject, "new", 6):
-        if not recovered(subject, crash):
-            continue
-        seen += 1
-        named = subject.steps()
-        newest = max(named, default=0)
-        given = newest if "explicit_step" in subject.info.capabilities else None
-        ending = subject.resume(given) if newest == NEWEST else crash.resumed[0]
-        step, _ = oracle.arrival(ending)
+    found = usable(subject)
+    by_step = "explicit_step" in subject.info.capabilities
+    results = screening.steps_each(subject, [crash.folder for crash in found])
+    for crash, result in zip(found, results, strict=True):
+        told = {"killed": crash.point.name, "discovery": result.get("value", result.get("error"))}
+        if "value" not in result:
+            raise Violation(f"killed {crash.point.name}, discovery does not answer", evidence=told)
+        newest = max(result["value"], default=0)
+        step, _ = oracle.arrival(crash.resumed)
+        if step != newest and newest == NEWEST and by_step:
+            step, _ = oracle.arrival(screening.alone(subject, Case(crash.folder, {"step": newest})))
         if step != newest:
-            told = subject.evidence(ending, killed=crash.point.name, advertised=named)
             raise Violation(
                 f"killed {crash.point.name}, discovery names step {newest}", evidence=told
             )
-    if not seen:
-        raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
 
 
 @check("CKC-ATOM-005")
@@ -206,25 +204,22 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     kept = [path.name for path in trees.files(golden.snapshot(4)) if TEMPORARY.search(path.name)]
     if kept:
         raise Violation("a successful save leaves temporary files", evidence={"files": kept})
-    clean = len(trees.files(golden.snapshot(4)))
-    before = len(trees.files(golden.snapshot(2)))
-    crash = max(crashes(subject, "new", 6), key=lambda each: len(trees.files(each.folder)))
-    left = len(trees.files(crash.folder)) - before
-    if not recovered(subject, crash):
-        raise Unknown("control failed: the killed save cannot be resumed from; see CKC-ATOM-001")
-    if left < 1:
+    lasting = {*payload.names(golden.snapshot(2)), *payload.names(golden.snapshot(4))}
+    crash = max(usable(subject), key=lambda each: len(left_over(each.folder, lasting)))
+    left = left_over(crash.folder, lasting)
+    if not left:
         raise NotApplicable("no killed save leaves a file that the next one could forget")
     trees.lay_out(crash.folder, subject.root)
     subject.run(4, (4,), resume=True, faults=[crash.point.spec("kill")], fault_step=4)
     ending = subject.run(4, (4,), resume=True)
     if ending.how != "ended" or ending.error:
         raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-ATOM-003")
-    extra = len(trees.files(subject.root)) - clean
-    if extra > left:
-        names = sorted({path.name for path in trees.files(subject.root)})
-        told = {
-            "files of one dead save": left,
-            "left after two and a good one": extra,
-            "names": names[:20],
-        }
+    extra = left_over(subject.root, lasting)
+    if len(extra) > len(left):
+        told = {"after one dead save": left, "after two dead ones and a good one": extra}
         raise Violation("what dead saves leave piles up", evidence=told)
+
+
+def left_over(folder: Path, lasting: set[str]) -> list[str]:
+    """Name the files of a directory that a run without faults does not have."""
+    return [name for name in payload.names(folder) if name not in lasting]

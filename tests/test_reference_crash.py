@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 import torch
-from test_reference_job import KINDS, Job, listing, resume, same, save
+from test_reference_job import KINDS, Job, Quick, listing, resume, same, save
 
 from ckpt_conformance.reference_impl import (
     CheckpointManager,
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 
 class KilledError(BaseException):
     """Stands for SIGKILL: no handler of the manager may catch it and go on."""
-
-
-class Quick(CheckpointManager):
-    """Does not wait for the disk: a kill loses nothing that the kernel was given."""
-
-    def fsync_file(self, file: BinaryIO) -> None:
-        file.flush()
-
-    def fsync_dir(self, path: Path) -> None:
-        """Nothing to wait for."""
 
 
 class Mortal(Quick):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_reference_job import KINDS, Job, listing, resume, same, save
+from test_reference_job import KINDS, Job, Quick, listing, resume, same, save
 
 from ckpt_conformance.reference_impl import (
     CheckpointManager,
@@ -180,7 +180,7 @@ def test_several_optimizers_and_schedulers_by_name(tmp_path: Path, kind: str) ->
         return {"model": model, "optimizers": optimizers, "scheduler": schedulers}
 
     job, other = build(2), build(5)
-    CheckpointManager(tmp_path, use_dcp=kind == "dcp").save(2, **job)
+    Quick(tmp_path, use_dcp=kind == "dcp").save(2, **job)
     result = CheckpointManager(tmp_path).load(**other)
     assert result.cold == []
     for part in ("optimizers", "scheduler"):
@@ -207,7 +207,7 @@ def test_save_refuses_by_key_and_type_before_it_writes(
     """What a safe load would refuse is refused at save; nothing is written (K017, KX4, M01)."""
     root = tmp_path / "root"
     with pytest.raises(SaveRefused) as caught:
-        CheckpointManager(root).save(1, model=torch.nn.Linear(1, 1), extra=extra)
+        Quick(root).save(1, model=torch.nn.Linear(1, 1), extra=extra)
     assert named in str(caught.value)
     assert not root.exists()
 
@@ -217,7 +217,7 @@ def test_a_state_that_holds_itself_is_refused(tmp_path: Path) -> None:
     extra: dict[str, Any] = {}
     extra["self"] = extra
     with pytest.raises(SaveRefused, match="holds itself"):
-        CheckpointManager(tmp_path).save(1, model=torch.nn.Linear(1, 1), extra=extra)
+        Quick(tmp_path).save(1, model=torch.nn.Linear(1, 1), extra=extra)
 
 
 def test_config_must_be_json() -> None:
@@ -263,7 +263,7 @@ def test_any_tree_of_plain_values_comes_back(
     model = torch.nn.Linear(1, 1)
     for key in ("step", "tokens_seen", "rng", "scheduler", "dataloader", "train_state_version"):
         extra.pop(key, None)
-    CheckpointManager(root, use_dcp=kind == "dcp").save(1, model=model, extra=extra)
+    Quick(root, use_dcp=kind == "dcp").save(1, model=model, extra=extra)
     assert repr(CheckpointManager(root).load(model=model).extra) == repr(extra)
 
 
@@ -323,7 +323,7 @@ class Loader:
 def test_a_negative_step_is_refused(tmp_path: Path) -> None:
     """A step is a count: a name made from a negative one would not be found again."""
     with pytest.raises(ValueError, match="counts"):
-        CheckpointManager(tmp_path).save(-1, model=torch.nn.Linear(1, 1))
+        Quick(tmp_path).save(-1, model=torch.nn.Linear(1, 1))
 
 
 def test_nothing_on_disk_is_not_found(tmp_path: Path) -> None:
@@ -334,3 +334,49 @@ def test_nothing_on_disk_is_not_found(tmp_path: Path) -> None:
             CheckpointManager(root).load(**job.parts)
     assert CheckpointManager(tmp_path).steps() == []
     assert list(tmp_path.iterdir()) == []
+
+
+WRAPPERS = {
+    "compile": lambda model: torch.compile(model, backend="eager"),
+    "data_parallel": torch.nn.DataParallel,
+    "inner_compile": lambda model: torch.nn.Sequential(torch.compile(model, backend="eager")),
+    "plain_inner": torch.nn.Sequential,
+}
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        ("compile", None),
+        (None, "compile"),
+        ("data_parallel", "compile"),
+        ("inner_compile", "plain_inner"),
+        ("plain_inner", "inner_compile"),
+    ],
+)
+def test_keys_do_not_depend_on_wrappers(
+    tmp_path: Path, kind: str, saved: str | None, loaded: str | None
+) -> None:
+    """Saved wrapped, loaded bare, and the reverse; the optimizer follows (M04, M05, G05)."""
+
+    def build(seed: int, wrapper: str | None) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        optimizer = torch.optim.AdamW(inner.parameters(), lr=0.1 * (seed + 1))
+        inner(torch.randn(4, 2)).square().sum().backward()
+        optimizer.step()
+        return {
+            "model": WRAPPERS[wrapper](inner) if wrapper else inner,
+            "optimizers": optimizer,
+            "inner": inner,
+        }
+
+    job, other = build(0, saved), build(1, loaded)
+    inner, other_inner = job.pop("inner"), other.pop("inner")
+    path = Quick(tmp_path, use_dcp=kind == "dcp").save(1, **job)
+    CheckpointManager(tmp_path).load(**other)
+    assert same(dict(other_inner.state_dict()), dict(inner.state_dict()))
+    assert same(other["optimizers"].state_dict(), job["optimizers"].state_dict())
+    assert b"_orig_mod" not in b"".join(listing(tmp_path).values())
+    assert path.exists()

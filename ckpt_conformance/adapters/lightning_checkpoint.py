@@ -96,6 +96,9 @@ def callback_class() -> type[Any]:
                 raise
             self.journal.acknowledged(job.step)
 
+        def on_train_end(self, trainer: Any, module: Any) -> None:  # noqa: ANN401
+            """Save nothing: Lightning would write `last` at a step that nobody chose."""
+
     return AtSteps
 
 

@@ -10,12 +10,14 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_conformance.registry import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ _MUTANTS: dict[str, MutantInfo] = {}
 
 def mutant(
     name: str, *, url: str, change: str, violates: Collection[str], base: str = "reference"
-) -> Callable[[type[Any]], type[Any]]:
+) -> Callable[[type[T]], type[T]]:
     """Register a broken class under a name that starts with its bug's id, for example `B10` or `B10-dcp`.
 
     `base` is the adapter whose manager (or trainer) class is replaced: reference, reference-dcp or
@@ -44,7 +46,7 @@ def mutant(
     """
     repository, _, number = url.partition("#")
 
-    def register(broken: type[Any]) -> type[Any]:
+    def register(broken: type[T]) -> type[T]:
         if name in _MUTANTS:
             msg = f"mutant {name!r} is registered twice"
             raise ValueError(msg)

@@ -234,7 +234,7 @@ class PlansFromTheTarget(CheckpointManager):
 @mutant(
     "R01-kind",
     url="huggingface/diffusers#14769",
-    change="where a model file of the step exists it is loaded, although the DCP directory was asked",
+    change="a model file of the step is loaded where there is one, although DCP was asked for",
     violates={"CKC-INTN-008"},
 )
 class PrefersTheModelFile(CheckpointManager):

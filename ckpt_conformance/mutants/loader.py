@@ -73,9 +73,9 @@ class CountedFromResume(CheckpointManager):
         super().restore_dataloader(dataloader, state)
         self.resumed = (state["epoch"], state["position"])
 
-    def capture_train_state(self, *parts: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
         """Count from the last resume, in the epoch of the resume."""
-        state = super().capture_train_state(*parts)
+        state = super().capture_train_state(*parts, **named)
         position = dict(state["dataloader"])
         if position["epoch"] == self.resumed[0]:
             position["position"] -= self.resumed[1]
@@ -203,9 +203,9 @@ class ProducersPosition(CheckpointManager):
 
     prefetch = 2  # torch's default, per worker
 
-    def capture_train_state(self, *parts: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
         """Save the sampler's position."""
-        state = super().capture_train_state(*parts)
+        state = super().capture_train_state(*parts, **named)
         _, _, _, dataloader, _ = parts
         position = dict(state["dataloader"])
         ahead = position["position"] + self.prefetch * dataloader.workers
@@ -242,9 +242,9 @@ class StateStandsStill(CheckpointManager):
         super().restore_dataloader(dataloader, state)
         self.stale = dict(state)
 
-    def capture_train_state(self, *parts: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
         """Save what was kept."""
-        state = super().capture_train_state(*parts)
+        state = super().capture_train_state(*parts, **named)
         return {**state, "dataloader": self.stale or state["dataloader"]}
 
 
@@ -281,9 +281,9 @@ class ReplacedByCopies(CheckpointManager):
         super().restore_scheduler(scheduler, state)
         self.copies = {**getattr(self, "copies", {}), id(scheduler): copy.deepcopy(state)}
 
-    def capture_train_state(self, *parts: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
         """Save the copies."""
-        state = super().capture_train_state(*parts)
+        state = super().capture_train_state(*parts, **named)
         _, _, scheduler, _, _ = parts
         kept = getattr(self, "copies", {})
         stale = {name: kept.get(id(one), one.state_dict()) for name, one in scheduler.items()}

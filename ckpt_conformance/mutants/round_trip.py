@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 class NothingFits(CheckpointManager):
     """The model keeps what it was built with."""
 
-    def plan_model(self, _opened: Any, model: Any, _reads: Any) -> dict[str, Any]:
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
         """Plan to read nothing."""
+        del opened, reads
         live: dict[str, Any] = model.state_dict()
         return live
 
@@ -74,6 +76,9 @@ class _Part:
     def state_dict(self) -> dict[str, Any]:
         """Give the entries."""
         return self.entries
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take no entries; what is planned is filled in place."""
 
 
 @mutant(
@@ -209,8 +214,9 @@ class ExistsAlready(CheckpointManager):
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Refuse a step that exists."""
-        if state.step in self.steps():
-            raise FileExistsError(f"step {state.step} exists in {self.root}")
+        named = layout.directory_name if self.use_dcp else layout.flat_manifest_name
+        if (self.root / named(state.step)).exists():
+            raise FileExistsError(f"{named(state.step)} exists in {self.root}")
         return super().save_snapshot(state)
 
 
@@ -225,12 +231,13 @@ class FrozenStep(CheckpointManager):
 
     frozen: int | None = None
 
-    def capture_train_state(self, step: int, *rest: Any) -> dict[str, Any]:
+    def capture_train_state(self, step: int, *parts: Any, **named: Any) -> dict[str, Any]:
         """Save the step that the manager's own object holds."""
-        return super().capture_train_state(step if self.frozen is None else self.frozen, *rest)
+        kept = step if self.frozen is None else self.frozen
+        return super().capture_train_state(kept, *parts, **named)
 
     def serve(self, opened: Any, plan: Any, job: Any, refused: Any) -> LoadResult:
         """Take the step from the train state."""
         result = super().serve(opened, plan, job, refused)
         self.frozen = int(plan.extra["step"])
-        return type(result)(**{**vars(result), "step": self.frozen})
+        return dataclasses.replace(result, step=self.frozen)

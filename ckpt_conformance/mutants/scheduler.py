@@ -156,7 +156,7 @@ class LastEpochOnly(CheckpointManager):
         for mine, saved in zip(
             getattr(scheduler, "lr_lambdas", ()), state.get("lr_lambdas", ()), strict=True
         ):
-            vars(mine).update(saved or {})
+            mine.__dict__.update(saved or {})
 
 
 @mutant(

@@ -1,0 +1,233 @@
+"""Class D, as far as a mirror shows it: uploads, receipts, and what these permit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import (
+    CheckpointManager,
+    CheckpointReference,
+    DirectoryMirror,
+    layout,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.resolve import Candidate
+
+
+class Watched(DirectoryMirror):
+    """A mirror that remembers, for this process only, which uploads began and which failed."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """Remember nothing yet."""
+        super().__init__(*given, **named)
+        self.queued: set[int] = set()
+        self.begun: set[int] = set()
+        self.failed: set[int] = set()
+
+    def upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        """Note that it is queued."""
+        self.queued.add(reference.step)
+        super().upload(reference, manifest)
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        self.begun.add(reference.step)
+        try:
+            super()._upload(reference, manifest)
+        except Exception:
+            self.failed.add(reference.step)
+            raise
+
+
+class Mirrors(CheckpointManager):
+    """Puts a mirror of another class in the place of the one that it is given."""
+
+    kind: type[DirectoryMirror] = Watched
+
+    def __init__(self, *given: Any, mirror: Any = None, **named: Any) -> None:  # noqa: ANN401
+        """Take over the target and the hook."""
+        if mirror is not None:
+            mirror = self.kind(mirror.target, before_file=mirror._before_file)  # noqa: SLF001
+        super().__init__(*given, mirror=mirror, **named)
+
+
+@mutant(
+    "D07-rotation",
+    url="NeuracoreAI/neuracore#861",
+    change="rotation does not ask the mirror",
+    violates={"CKC-MIRR-001", "CKC-MIRR-002"},
+)
+class RotationDoesNotAsk(CheckpointManager):
+    """Deletes by number alone."""
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """Whatever is beyond `keep_last`."""
+        del candidate
+        return True
+
+
+@mutant(
+    "D05",
+    url="Lightning-AI/pytorch-lightning#17915",
+    change="an upload that has begun counts as finished",
+    violates={"CKC-MIRR-001"},
+)
+class BegunIsDone(Mirrors):
+    """Takes the beginning of an upload for its end."""
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """What has a receipt, or whose upload has begun and not failed so far."""
+        step, watched = candidate.reference.step, self.mirror
+        begun = isinstance(watched, Watched) and step in watched.begun - watched.failed
+        return begun or super().may_delete(candidate)
+
+
+@mutant(
+    "D04-mirror",
+    url="google/orbax#605",
+    change="the error of an upload's thread is swallowed: failed counts as finished",
+    violates={"CKC-MIRR-002"},
+)
+class FailedIsDone(Mirrors):
+    """Only pending uploads protect a step."""
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """What has a receipt, or whose upload has ended somehow."""
+        step, watched = candidate.reference.step, self.mirror
+        ended = isinstance(watched, Watched) and step in watched.failed
+        return ended or super().may_delete(candidate)
+
+
+@mutant(
+    "D11",
+    url="awslabs/hybrid-model-factory#4",
+    change="the table of unfinished uploads lives in memory: a new process finds it empty",
+    violates={"CKC-MIRR-005"},
+)
+class TableInMemory(Mirrors):
+    """Forgets unfinished uploads at exit."""
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """What has a receipt, or is not in the table."""
+        step, watched = candidate.reference.step, self.mirror
+        unknown = isinstance(watched, Watched) and step not in watched.queued
+        return unknown or super().may_delete(candidate)
+
+
+class FirstFiles(DirectoryMirror):
+    """Uploads what the first page of a listing shows."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        folder = self.target
+        self._files.makedirs(str(folder), exist_ok=True)
+        for name in [*list(manifest.files)[:2], reference.manifest_path.name]:
+            self._announce(name)
+            self._files.put_file(str(reference.directory / name), str(folder / name))
+        self._write_receipt(reference, manifest.digest)
+
+
+@mutant(
+    "D08-mirror",
+    url="one-covenant/templar#607",
+    change="an upload takes the first page of a listing, and nobody compares it with the manifest",
+    violates={"CKC-MIRR-003"},
+)
+class UploadsAPage(Mirrors):
+    """Trusts a listing."""
+
+    kind = FirstFiles
+
+
+class ByName(DirectoryMirror):
+    """Copies the files by their names, whatever is in them by then."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        folder = self.target
+        self._files.makedirs(str(folder), exist_ok=True)
+        for name in [*manifest.files, reference.manifest_path.name]:
+            self._announce(name)
+            self._files.put_file(str(reference.directory / name), str(folder / name))
+        self._write_receipt(reference, manifest.digest)
+
+
+@mutant(
+    "D07",
+    url="NeuracoreAI/neuracore#861",
+    change="a step that is saved again during its upload is not uploaded again, files go by name",
+    violates={"CKC-MIRR-003"},
+)
+class UploadsByName(Mirrors):
+    """Lets a save write what is being uploaded."""
+
+    kind = ByName
+
+    def start_mirror(self, reference: CheckpointReference) -> None:
+        """Upload a step once."""
+        done: set[int] = self.__dict__.setdefault("done", set())
+        if reference.step not in done:
+            done.add(reference.step)
+            super().start_mirror(reference)
+
+
+@mutant(
+    "C16",
+    url="allenai/open-instruct#1810",
+    change="a save waits for the upload that it has begun",
+    violates={"CKC-MIRR-004"},
+)
+class SaveWaits(CheckpointManager):
+    """Joins the upload's thread in the training step."""
+
+    def start_mirror(self, reference: CheckpointReference) -> None:
+        """Begin the upload and wait for its end, for at most five minutes."""
+        super().start_mirror(reference)
+        if isinstance(self.mirror, DirectoryMirror):
+            self.mirror.close(timeout=300.0)
+
+
+class PointerFirst(DirectoryMirror):
+    """Uploads the pointer with the first file."""
+
+    def _upload(self, reference: CheckpointReference, manifest: Manifest) -> None:
+        self._files.makedirs(str(self.target), exist_ok=True)
+        name = f"{reference.commit_name}\n".encode()
+        self._files.pipe_file(str(self.target / layout.LATEST), name)
+        super()._upload(reference, manifest)
+
+
+@mutant(
+    "D06",
+    url="mosaicml/composer#3376",
+    change="the pointer is uploaded before the files, and a load takes what the pointer names",
+    violates={"CKC-MIRR-006", "CKC-DISC-003", "CKC-DISC-010"},
+)
+class PointerBeforeFiles(Mirrors):
+    """Keeps no order between data and pointer."""
+
+    kind = PointerFirst
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """What the pointer names, where there is one."""
+        found = super().candidates(*given, **named)
+        latest = resolve.read_latest(self.root)
+        asked = (*given, *named.values())
+        if latest is None or any(one is not None for one in asked):
+            return found
+        return [one for one in found if one.commit_name == latest]
+
+
+@mutant(
+    "C11-mirror",
+    url="Lightning-AI/pytorch-lightning#6204",
+    change="with a mirror nothing is ever deleted: receipts are written and not read",
+    violates={"CKC-MIRR-007"},
+)
+class KeepsEverything(CheckpointManager):
+    """Fills the disk."""
+
+    def may_delete(self, candidate: Candidate) -> bool:
+        """Nothing that could be on its way."""
+        return self.mirror is None and super().may_delete(candidate)

@@ -1,0 +1,255 @@
+"""Class C: what rotation deletes, and when."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference, layout, resolve
+from ckpt_conformance.reference_impl.manifest import read_manifest
+from ckpt_conformance.reference_impl.trainer import Trainer
+
+if TYPE_CHECKING:
+    from ckpt_conformance.reference_impl import LoadResult
+    from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.resolve import Candidate
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+
+@mutant(
+    "C01",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="the old checkpoints are deleted first, then the new one is written",
+    violates={"CKC-RETN-001"},
+)
+class DeletesFirst(CheckpointManager):
+    """Makes room before it writes."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Leave room for one, then save."""
+        own = [one for one in resolve.scan(self.root) if self.is_own(one)]
+        for victim in own[max(self.keep_last - 1, 0) :] if self.keep_last > 0 else []:
+            with suppress(OSError):
+                self.delete_step(victim.reference)
+        return super().save_snapshot(state)
+
+
+class OrdersSteps(CheckpointManager):
+    """Keeps the first `keep_last` in an order of its own, and what was just saved."""
+
+    def order(self, candidate: Candidate) -> Any:  # noqa: ANN401  something that sorts
+        """What is newest sorts last."""
+        raise NotImplementedError
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last` in that order."""
+        own = sorted((one for one in found if self.is_own(one)), key=self.order, reverse=True)
+        late = own[self.keep_last :] if self.keep_last > 0 else []
+        return [one for one in late if one.reference != saved]
+
+
+@mutant(
+    "C08",
+    url="huggingface/accelerate#1163",
+    change="rotation sorts steps as text",
+    violates={"CKC-RETN-002", "CKC-RETN-011"},
+)
+class OldestByText(OrdersSteps):
+    """Takes step 2 for newer than step 10."""
+
+    def order(self, candidate: Candidate) -> str:
+        """As text."""
+        return str(candidate.reference.step)
+
+
+@mutant(
+    "C08-padding",
+    url="huggingface/accelerate#1163",
+    change="rotation sorts names as text, which a padding of six digits hides up to 999,999",
+    violates={"CKC-RETN-011"},
+)
+class OldestByName(OrdersSteps):
+    """Trusts the padding."""
+
+    def order(self, candidate: Candidate) -> str:
+        """As the name is written."""
+        return candidate.reference.commit_name
+
+
+@mutant(
+    "C08-limit",
+    url="huggingface/diffusers#2466",
+    change="the limit is compared before the new checkpoint counts: one too many stays",
+    violates={"CKC-RETN-002"},
+)
+class OneTooMany(CheckpointManager):
+    """Does not enforce its limit."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last`, the newest not counted."""
+        others = [one for one in found if one.reference.step != saved.step]
+        return super().victims(others, saved)
+
+
+@mutant(
+    "C05",
+    url="huggingface/transformers#26961",
+    change="rotation takes the time of modification for age",
+    violates={"CKC-RETN-003"},
+)
+class OldestByTime(OrdersSteps):
+    """Goes by times."""
+
+    def order(self, candidate: Candidate) -> int:
+        """As the file system says."""
+        return candidate.reference.manifest_path.stat().st_mtime_ns
+
+
+@mutant(
+    "C06",
+    url="huggingface/transformers#37260",
+    change="rotation keeps the largest numbers, and what was just saved may not be among them",
+    violates={"CKC-RETN-004"},
+)
+class JustSavedMayGo(CheckpointManager):
+    """Does not protect what it has just written."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last`, by number alone."""
+        return super().victims(found, replace(saved, step=-1))
+
+
+@mutant(
+    "C06-others",
+    url="huggingface/transformers#37260",
+    change="whatever has the manager's names counts as this run's, and may be deleted",
+    violates={"CKC-RETN-010"},
+)
+class EveryRunIsOurs(CheckpointManager):
+    """Does not know runs apart."""
+
+    def is_own(self, candidate: Candidate) -> bool:
+        """Whether it is complete."""
+        return candidate.complete
+
+
+@mutant(
+    "B16",
+    url="google/orbax#394",
+    change="a cleanup before each save deletes every name that it does not know",
+    violates={"CKC-RETN-005"},
+)
+class CleansUp(CheckpointManager):
+    """Takes what it does not know for leftovers."""
+
+    def prepare(self) -> None:
+        """Clean up."""
+        super().prepare()
+        for name in resolve.names_in(self.root):
+            if not layout.is_known(name):
+                self.unlink(self.root / name)
+
+
+@mutant(
+    "C10",
+    url="Lightning-AI/pytorch-lightning#12225",
+    change="what may go is a list of absolute paths that travels in the checkpoint",
+    violates={"CKC-RETN-005"},
+)
+class RemembersPaths(CheckpointManager):
+    """Deletes by paths of the run that it was resumed from."""
+
+    kept: tuple[str, ...] = ()
+
+    def make_manifest(self, *given: Any) -> Manifest:  # noqa: ANN401
+        """Write the list into the checkpoint."""
+        manifest = super().make_manifest(*given)
+        own = CheckpointReference(self.root.absolute(), manifest.step, "model").manifest_path
+        return replace(manifest, config={"kept": [*self.kept, str(own)]})
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Take the list from the checkpoint."""
+        result = super().load(*given, **named)
+        self.kept = tuple(read_manifest(result.reference.manifest_path).config["kept"])
+        return result
+
+    def retain(self, saved: CheckpointReference) -> None:
+        """Delete what the list says."""
+        self.kept = (*self.kept, str(saved.manifest_path.absolute()))
+        while 0 < self.keep_last < len(self.kept):
+            oldest, self.kept = Path(self.kept[0]), self.kept[1:]
+            for name in read_manifest(oldest).files if oldest.exists() else ():
+                self.unlink(oldest.parent / name)
+            self.unlink(oldest)
+
+
+@mutant(
+    "C11",
+    url="Lightning-AI/pytorch-lightning#5173",
+    change="what may go is a list in memory: a restart forgets it",
+    violates={"CKC-RETN-006"},
+)
+class RemembersNothing(CheckpointManager):
+    """Rotates only what this process has saved."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last` and was saved by this process."""
+        mine: set[int] = self.__dict__.setdefault("mine", set())
+        mine.add(saved.step)
+        return [one for one in super().victims(found, saved) if one.reference.step in mine]
+
+
+@mutant(
+    "D09",
+    url="pytorch/torchtitan#871",
+    change="an error of rotation is raised out of the save",
+    violates={"CKC-RETN-007"},
+)
+class RotationCanFailASave(CheckpointManager):
+    """Rotates in the path of the save."""
+
+    def after_commit(self, reference: CheckpointReference) -> None:
+        """Rotate and mirror, unguarded."""
+        self.remove_superseded(reference)
+        self.retain(reference)
+        self.start_mirror(reference)
+
+
+@mutant(
+    "C17",
+    url="allenai/OLMo-core#229",
+    base="reference-trainer",
+    change="the last step is saved at the end of the run, and must not exist yet",
+    violates={"CKC-RETN-008"},
+)
+class SavesAtTheEnd(Trainer):
+    """Is not idempotent at the end of training."""
+
+    def fit(self, job: Any, until: int, save_at: Any, resume: Any, journal: Any) -> None:  # noqa: ANN401
+        """Train; the last save comes after the loop."""
+        super().fit(job, until, [step for step in save_at if step != until], resume, journal)
+        if until in save_at:
+            if until in self.manager.steps():
+                msg = f"the checkpoint of step {until} exists already"
+                raise FileExistsError(msg)
+            self.checkpoint(job, journal)
+
+
+@mutant(
+    "C02",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="rotation counts names, whole or not: what a dead save left takes a place",
+    violates={"CKC-RETN-009"},
+)
+class CountsLeftovers(CheckpointManager):
+    """Counts what is not committed."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last` among all that has a step's name."""
+        mine = [one for one in found if not one.complete or self.is_own(one)]
+        steps = sorted({one.reference.step for one in mine}, reverse=True)
+        kept = {*steps[: self.keep_last], saved.step} if self.keep_last > 0 else set(steps)
+        return [one for one in reversed(mine) if one.reference.step not in kept]

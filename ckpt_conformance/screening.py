@@ -1,0 +1,87 @@
+"""Resuming from many directories in one life: a life costs more than the resume in it.
+
+Such a batch only screens. What is not fine in it is judged again alone, in a fresh life, and so is
+one in fifty of the rest: where the two differ the order of the batch mattered, and that is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees
+from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Subject
+
+AGAIN = 0.02  # of what was fine in a batch
+STEP_DEADLINE = 20.0  # seconds that each resume of a batch may take
+
+
+@dataclass(frozen=True)
+class Case:
+    """A directory to resume from, and how: `step` and `faults`, as `Subject.resume` takes them."""
+
+    folder: Path
+    given: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def alone(subject: Subject, case: Case) -> Ending:
+    """Resume from one directory in a life of its own."""
+    trees.lay_out(case.folder, subject.root)
+    return subject.resume(**case.given)
+
+
+def resume_each(
+    subject: Subject, cases: Sequence[Case], is_fine: Callable[[Ending], bool]
+) -> list[Ending]:
+    """Resume from each directory; what `is_fine` does not accept was judged in its own life."""
+    if len(cases) < 2:  # noqa: PLR2004  one needs no batch
+        return [alone(subject, case) for case in cases]
+    rng = random.Random(subject.seed)  # noqa: S311
+    endings: list[Ending] = []
+    for case, screened in zip(cases, _batch(subject, cases), strict=True):
+        if screened is None or not is_fine(screened):
+            endings.append(alone(subject, case))
+        elif rng.random() < AGAIN and not is_fine(alone(subject, case)):
+            raise Unknown(f"order dependence: {case.folder.name} is fine in a batch, and not alone")
+        else:
+            endings.append(screened)
+    return endings
+
+
+def _batch(subject: Subject, cases: Sequence[Case]) -> list[Ending | None]:
+    """Resume from all in one life; None for what it did not reach."""
+    ops: list[dict[str, Any]] = []
+    for case in cases:
+        run = {"op": "run", "until": None, "stop_after": 0, "continue": True}
+        given = {"resume": case.given.get("step") or True, **case.given}
+        given.pop("step", None)
+        ops += [{"op": "lay_out", "tree": str(case.folder)}, {"op": "fresh"}, {**run, **given}]
+    ending = subject.life(*ops, seed=OTHER_SEED, deadline=STEP_DEADLINE * len(cases))
+    runs = [result for result in ending.results if result["op"] == "run"]
+    if ending.how != "ended":
+        return [None] * len(cases)
+    found: list[Ending | None] = [replace(ending, results=[run]) for run in runs]
+    return found + [None] * (len(cases) - len(found))
+
+
+def steps_each(subject: Subject, folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Ask discovery in each directory; the results have a `value` or an `error`."""
+    ops: list[dict[str, Any]] = []
+    for folder in folders:
+        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "steps", "continue": True}]
+    found = [result for result in subject.life(*ops).results if result["op"] == "steps"]
+    for folder in folders[len(found) :]:
+        trees.lay_out(folder, subject.root)
+        ending = subject.life({"op": "steps"})
+        told = {"error": {"type": ending.how, "message": subject.tell(ending)}}
+        found.append(ending.result("steps") or told)
+    return found

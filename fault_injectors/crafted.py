@@ -1,0 +1,323 @@
+"""Crafted files: what somebody who wants to do harm could leave in a checkpoint's directory.
+
+Models: pickles that run code, names that lead elsewhere, links, sizes that no file has, records that
+inflate without end. Does not model: a forger who can also renew digests; a digest that refuses is a
+pass. Proves that it fired: `fire` runs the canary's pickle for real, and leaves its marker.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import pickletools
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CLAIM = 10**15  # bytes, elements or entries that a header claims
+BOMB = 1 << 31  # bytes of zeros that a record inflates to
+BOMB_CRC = 0x4DBDF21C  # CRC-32 of them
+LOCAL = b"PK\x03\x04"
+CENTRAL = b"PK\x01\x02"
+
+
+# -- pickles ---------------------------------------------------------------------------------------
+
+
+def canary(marker: Path) -> bytes:
+    """Give opcodes that create `marker` where a pickle is run, and leave the stack as it was."""
+    name = str(marker).encode()
+    call = b"cos\nopen\n(X" + struct.pack("<I", len(name)) + name
+    return call + b"K\x41tR0"  # os.open(marker, O_CREAT | O_WRONLY), then drop the result
+
+
+def whole_pickle(marker: Path) -> bytes:
+    """Give a pickle of None that creates `marker`."""
+    return b"\x80\x02" + canary(marker) + b"N."
+
+
+def fire(_life: Any, marker: str) -> bool:  # noqa: ANN401  a Life
+    """Prove that the canary works: run it as a careless reader would."""
+    pickle.loads(whole_pickle(Path(marker)))  # noqa: S301  our own bytes
+    return Path(marker).exists()
+
+
+def is_pickle(data: bytes) -> bool:
+    """Tell whether bytes begin with a pickle."""
+    if data[:1] != b"\x80":
+        return False
+    try:
+        return any(opcode.name == "STOP" for opcode, _, _ in pickletools.genops(data))
+    except (ValueError, UnicodeDecodeError):
+        return False
+
+
+class Spot(NamedTuple):
+    """A place in a checkpoint where a reader might unpickle."""
+
+    file: str  # relative to the root
+    how: str  # prefix, record, item, whole
+    at: int = 0  # first byte of an item
+
+
+def spots(root: Path, files: list[str]) -> list[Spot]:
+    """Find every pickled position: pickles, records of archives, items of shards; and every file."""
+    found: list[Spot] = []
+    for name in files:
+        data = (root / name).read_bytes()
+        if is_pickle(data):
+            found.append(Spot(name, "prefix"))
+        elif zipfile.is_zipfile(io.BytesIO(data)) and data.startswith(LOCAL):
+            found.append(Spot(name, "record"))
+        found += [Spot(name, "item", at) for at in _some_items(data)]
+        found.append(Spot(name, "whole"))
+    return found
+
+
+def _some_items(data: bytes) -> list[int]:
+    """Give where the first archives of each sort begin, in a file of several: tensors and others."""
+    starts = [at for at, name in archives(data) if name.endswith("/data.pkl")]
+    if len(starts) < 2:  # noqa: PLR2004  one archive is the whole file
+        return []
+    spans = list(zip(starts, [*starts[1:], len(data)], strict=True))
+    tensors = [at for at, end in spans if b"/data/0" in data[at:end]]
+    return sorted([*tensors[:1], *sorted(set(starts) - set(tensors))[:2]])
+
+
+def archives(data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield offset and name of each record of archives that stand one after the other."""
+    at = data.find(LOCAL)
+    while at >= 0:
+        length = struct.unpack_from("<H", data, at + 26)[0] if at + 30 <= len(data) else 0
+        yield at, data[at + 30 : at + 30 + length].decode("utf-8", "replace")
+        at = data.find(LOCAL, at + 4)
+
+
+def plant(root: Path, spot: Spot, marker: Path) -> None:
+    """Put the canary into a spot of a copy of the checkpoint."""
+    path = root / spot.file
+    data = path.read_bytes()
+    if spot.how == "prefix":
+        path.write_bytes(data[:2] + canary(marker) + data[2:])
+    elif spot.how == "record":
+        rewrite_records(path, lambda name, old: _infect(name, old, marker))
+    elif spot.how == "item":
+        new = whole_pickle(marker)
+        path.write_bytes(data[: spot.at] + new + data[spot.at + len(new) :])
+    else:
+        path.write_bytes(whole_pickle(marker))
+
+
+def _infect(name: str, data: bytes, marker: Path) -> bytes:
+    return data[:2] + canary(marker) + data[2:] if name.endswith(".pkl") else data
+
+
+def rewrite_records(path: Path, change: Callable[[str, bytes], bytes]) -> None:
+    """Write a zip archive anew, uncompressed, with each record's content changed."""
+    with zipfile.ZipFile(path) as old:
+        records = [(name, old.read(name)) for name in old.namelist()]
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in records:
+            new.writestr(zipfile.ZipInfo(name), change(name, data))
+
+
+def inflate_integers(data: bytes, least: int) -> bytes:
+    """Make every integer of a pickle from `least` on claim 10**15; framing is dropped."""
+    out, start = bytearray(), 0
+    positions = [(at, opcode, argument) for opcode, argument, at in pickletools.genops(data)]
+    for index, (at, opcode, argument) in enumerate(positions):
+        end = positions[index + 1][0] if index + 1 < len(positions) else len(data)
+        start = at
+        if opcode.name == "FRAME":
+            continue
+        number = opcode.name in {"BININT", "BININT1", "BININT2"} and argument >= least
+        out += pickle.dumps(CLAIM, 2)[2:-1] if number else data[start:end]
+    return bytes(out)
+
+
+# -- names that lead elsewhere ---------------------------------------------------------------------
+
+
+def names_in(root: Path, files: list[str]) -> list[tuple[str, str]]:
+    """Find (file, named file) where a file holds the plain name of another one."""
+    small = {name: (root / name).read_bytes() for name in files}
+    return [
+        (name, other)
+        for name, data in small.items()
+        for other in files
+        if other != name and Path(other).name.encode() in data and len(Path(other).name) > 4  # noqa: PLR2004
+    ]
+
+
+def lead_outside(root: Path, file: str, named: str) -> Path:
+    """Make `file` name `../...` in place of `named`, in as many bytes; give where that leads."""
+    old = Path(named).name
+    new = "../" + old[3:]
+    path = root / file
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
+    return path.parent.parent / old[3:]
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def claims(root: Path, files: list[str]) -> list[tuple[str, str]]:
+    """Find (file, how) of each header whose sizes can be made to claim more than there is."""
+    found: list[tuple[str, str]] = []
+    for name in files:
+        data = (root / name).read_bytes()
+        found += [(name, how) for how, fits in _HEADERS.items() if fits(data)]
+    return found
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        return isinstance(json.loads(data.decode()), dict)
+    except ValueError:
+        return False
+
+
+def _is_zip(data: bytes) -> bool:
+    return data.startswith(LOCAL) and zipfile.is_zipfile(io.BytesIO(data))
+
+
+_HEADERS: dict[str, Callable[[bytes], bool]] = {
+    "header length": lambda data: data[8:10] == b'{"',
+    "header offsets": lambda data: data[8:10] == b'{"',
+    "record sizes": _is_zip,
+    "storage sizes": _is_zip,
+    "all integers": _is_zip,
+    "json": _is_json,
+    "pickle": is_pickle,
+}
+
+
+def claim(root: Path, file: str, how: str) -> None:
+    """Make a header claim 10**15, or as much as its field holds."""
+    path = root / file
+    data = path.read_bytes()
+    if how == "header length":
+        path.write_bytes(struct.pack("<Q", CLAIM) + data[8:])
+    elif how == "header offsets":
+        path.write_bytes(_long_header(data))
+    elif how == "record sizes":
+        path.write_bytes(_long_records(data))
+    elif how == "json":
+        path.write_bytes(re.sub(rb"(?<=[:,\[ ])\d{2,12}(?=[,}\]\s])", str(CLAIM).encode(), data))
+    elif how == "pickle":
+        path.write_bytes(inflate_integers(data, 16))
+    else:
+        least = 64 if how == "storage sizes" else 8
+        rewrite_records(path, lambda name, old: _long_pickle(name, old, least))
+
+
+def _long_pickle(name: str, data: bytes, least: int) -> bytes:
+    return inflate_integers(data, least) if name.endswith(".pkl") else data
+
+
+def _long_header(data: bytes) -> bytes:
+    """Make the entries of a safetensors header claim what the file does not have."""
+    length = struct.unpack_from("<Q", data)[0]
+    header = re.sub(rb"(?<=[,\[])\d{2,12}(?=[,\]])", str(CLAIM).encode(), data[8 : 8 + length])
+    return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+def _long_records(data: bytes) -> bytes:
+    """Make each data record of a zip directory claim almost 4 GiB, stored as it is."""
+    out, at = bytearray(data), data.find(CENTRAL)
+    while at >= 0:
+        name = data[at + 46 : at + 46 + struct.unpack_from("<H", data, at + 28)[0]]
+        if b"/data/" in name:
+            struct.pack_into("<II", out, at + 20, 0xFFFFFFF0, 0xFFFFFFF0)
+        at = data.find(CENTRAL, at + 4)
+    return bytes(out)
+
+
+# -- bombs -----------------------------------------------------------------------------------------
+
+
+def bomb(path: Path, record: str) -> None:
+    """Replace the first record whose name ends so by one that inflates to 2 GiB of zeros."""
+    with zipfile.ZipFile(path) as old:
+        names = old.namelist()
+        records = {name: old.read(name) for name in names}
+    target = next(name for name in names if name.endswith(record))
+    with zipfile.ZipFile(path, "w") as new:
+        for name in names:
+            if name != target:
+                new.writestr(zipfile.ZipInfo(name), records[name])
+    _append(path, target, _zeros())
+
+
+def _zeros() -> bytes:
+    """Give a raw deflate stream of 2 GiB of zeros, made of equal blocks of 1 MiB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    return block * (BOMB >> 20) + b"\x03\x00"
+
+
+def _append(path: Path, name: str, packed: bytes) -> None:
+    """Add a deflated record to an archive by hand: zipfile would inflate it first."""
+    data = path.read_bytes()
+    end = data.rfind(b"PK\x05\x06")
+    count, size, start = struct.unpack_from("<HII", data, end + 10)
+    raw = name.encode()
+    sizes = struct.pack("<IIIHH", BOMB_CRC, len(packed), BOMB, len(raw), 0)
+    local = LOCAL + struct.pack("<HHHHH", 20, 0, 8, 0, 33) + sizes + raw + packed
+    entry = CENTRAL + struct.pack("<HHHHHH", 20, 20, 0, 8, 0, 33) + sizes
+    entry += struct.pack("<HHHII", 0, 0, 0, 0, start) + raw
+    directory = data[start : start + size] + entry
+    tail = struct.pack(
+        "<HHHHIIH", 0, 0, count + 1, count + 1, len(directory), start + len(local), 0
+    )
+    path.write_bytes(data[:start] + local + directory + b"PK\x05\x06" + tail)
+
+
+# -- what a checkpoint asks for --------------------------------------------------------------------
+
+
+def globals_of(data: bytes) -> set[str]:
+    """Name what the pickles of a file import: plain, in archives, or one after the other."""
+    found: set[str] = set()
+    starts = [0] if data[:1] == b"\x80" else []
+    starts += [
+        at + 30 + sum(struct.unpack_from("<HH", data, at + 26))
+        for at, name in archives(data)
+        if name.endswith(".pkl")
+    ]
+    for start in starts:
+        try:
+            found |= _imports(data[start:])
+        except (ValueError, UnicodeDecodeError):
+            continue
+    return found
+
+
+def _imports(data: bytes) -> set[str]:
+    """Name the imports of one pickle; protocol 4 takes them from the stack."""
+    found: set[str] = set()
+    texts: list[str] = []
+    memo: dict[int, Any] = {}
+    last: Any = None
+    for opcode, argument, _ in pickletools.genops(data):
+        if "GET" in opcode.name:
+            last = memo.get(argument)
+        elif "PUT" in opcode.name or opcode.name == "MEMOIZE":
+            memo[len(memo) if argument is None else argument] = last
+            continue
+        else:
+            last = argument
+        if opcode.name in {"GLOBAL", "INST"}:
+            found.add(str(argument).replace(" ", "."))
+        elif opcode.name == "STACK_GLOBAL":
+            found.add(".".join(texts[-2:]))
+        if isinstance(last, str):
+            texts.append(last)
+    return found

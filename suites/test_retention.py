@@ -1,0 +1,316 @@
+"""Retention: rotation deletes what it should, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import fault_injectors, names, trees
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import injector, points
+from ckpt_conformance.suites.test_discovery import set_times
+from ckpt_conformance.verdicts import Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.subject import Golden, Subject
+
+ASK = [{"op": "steps"}]
+EITHER = {Outcome.NEW, Outcome.PREVIOUS}
+
+
+def rotating(
+    subject: Subject,
+    until: int,
+    save_at: tuple[int, ...],
+    keep: int,
+    **given: Any,  # noqa: ANN401  of a run
+) -> Ending:
+    """Train with saves of which `keep` shall stay, then ask for the steps."""
+    return subject.run(until, save_at, options={"keep_last": keep}, **{"then": ASK, **given})
+
+
+def left(subject: Subject, ending: Ending) -> list[int]:
+    """Give the steps that a rotating run left; raises Unknown if it did not end well."""
+    found = ending.result("steps").get("value")
+    if ending.how != "ended" or found is None:
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-SMOK-001, CKC-DISC-009")
+    return sorted(found)
+
+
+def fresh(subject: Subject) -> None:
+    """Empty the manager's directory."""
+    trees.clear(subject.root)
+
+
+def only_steps(subject: Subject, golden: Golden) -> None:
+    """Lay out what belongs to steps, without ids and pointers: another run's checkpoints."""
+    fresh(subject)
+    root = golden.snapshot(golden.saves[-1])
+    for step in golden.saves:
+        for found in names.of_step(golden, step):
+            target = subject.root / found.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if found.is_folder else shutil.copy2
+            copy(root / found.path, target)
+
+
+@check("CKC-RETN-001")
+def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
+    """With one checkpoint to keep, neither a kill nor a full disk leaves none.
+
+    Why: the old one was deleted, then the process died before the new one was written (C01; item 8
+    of the measured behaviour).
+    How: keep one, strike the second save where old names are gone and new ones are not yet there.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    fresh(subject)
+    counted = rotating(subject, 4, (2, 4), 1, faults=points.survey(), fault_step=4, then=[])
+    chosen = struck(subject, counted)
+    for point, mode in [(point, "kill") for point in chosen] + [(chosen[0], "raise")]:
+        fresh(subject)
+        more = {"error": "ENOSPC", "persistent": True} if mode == "raise" else {}
+        faults = [point.spec(mode, **more)]
+        ending = rotating(subject, 4, (2, 4), 1, faults=faults, fault_step=4, then=[])
+        if not any(event["event"] == "fired" for event in ending.events):
+            raise Unknown(f"the fault did not fire: {mode} {point.name}")
+        acknowledged = set(ending.steps_of("acknowledged"))
+        message = f"a {mode} during a rotating save leaves nothing that loads"
+        given: dict[str, Any] = {"newest": 4, "acknowledged": acknowledged}
+        subject.judge(subject.resume(), legal, EITHER, message, **given, struck=point.name)
+
+
+def struck(subject: Subject, counted: Ending) -> list[Point]:
+    """Choose points of a counted save, the most dangerous ones first."""
+    logs = counted.result("run").get("faults", [])
+    calls = sorted((call for each in logs for call in each["log"]), key=lambda one: one["order"])
+    if counted.error or not calls:
+        raise Unknown(f"control failed: no call of the save was seen: {subject.tell(counted)}")
+    before, after = calls[0]["tree"], injector.fingerprint(subject.root)
+    old, new = set(before) - set(after), set(after) - set(before)
+
+    def danger(point: Point) -> int:
+        marks = dict(mark.split(" ", 1) for mark in point.state[:-1] if " " in mark)
+        gone = sum(marks.get(name, "").startswith("as after") for name in old)
+        return gone * sum(marks.get(name, "").startswith("as before") for name in new)
+
+    found = points.points(logs, before, after)
+    subject.rng.shuffle(found)
+    ranked = sorted(found, key=danger, reverse=True)
+    return ranked[:2] if subject.budget == "quick" else ranked
+
+
+@check("CKC-RETN-002")
+def test_exactly_the_newest_stay(subject: Subject) -> None:
+    """After twelve saves with three to keep, exactly steps 10, 11 and 12 are there.
+
+    Why: names sorted as text let step 10 go before step 2; a limit was not enforced (C08, VX10).
+    How: save twelve steps in one life, ask; compare the number of names with that of three saves.
+    """
+    found = left(subject, rotating(subject, 12, tuple(range(1, 13)), 3))
+    entries = len(trees.listing(subject.root))
+    if found != [10, 11, 12]:
+        evidence = {"steps": found}
+        raise Violation("rotation does not leave the newest three of twelve", evidence=evidence)
+    fresh(subject)
+    rotating(subject, 3, (1, 2, 3), 3)
+    usual = len(trees.listing(subject.root))
+    if entries > usual:
+        told = {"names": entries, "names of three saves": usual}
+        raise Violation("rotation leaves parts of what it deleted", evidence=told)
+
+
+@check("CKC-RETN-003")
+def test_rotation_goes_by_steps_not_by_times(subject: Subject) -> None:
+    """Rotation deletes the oldest step, whatever the times of the files.
+
+    Why: on a mounted store the order of times was wrong, and the newest went first (C05).
+    How: save steps 2 and 4, reverse all times, resume, save step 6 with two to keep, ask.
+    """
+    golden = subject.golden()
+    subject.lay_out(golden)
+    set_times(subject.root, golden, reverse=True)
+    found = left(subject, rotating(subject, 6, (6,), 2, resume=True))
+    if not {4, 6} <= set(found):
+        raise Violation("times of files decide what is deleted", evidence={"steps": found})
+
+
+@check("CKC-RETN-004")
+def test_what_was_just_saved_stays(subject: Subject) -> None:
+    """A save never deletes the checkpoint that it has just written.
+
+    Why: in a reused directory the first new checkpoint counted as the oldest, and went at once
+    (C06, C07); test_cleanup_never_deletes_latest_or_in_flight of K019.
+    How: beside steps 2 and 4, of this run and then of another, save step 1 with one to keep.
+    """
+    golden = subject.golden()
+    for lay in (subject.lay_out, lambda golden: only_steps(subject, golden)):
+        lay(golden)
+        found = left(subject, rotating(subject, 1, (1,), 1))
+        if 1 not in found:
+            told = {"steps": found, "saved": 1}
+            raise Violation("the checkpoint just saved was deleted by its own save", evidence=told)
+
+
+@check("CKC-RETN-005")
+def test_only_own_files_are_deleted(subject: Subject) -> None:
+    """Saves and rotation delete nothing that the manager did not write in this directory.
+
+    Why: a cleanup at start-up took what it did not know for leftovers (B16); paths kept in a
+    checkpoint pointed into the run it was copied from (C10, KX8).
+    How: plant foreign names, save and rotate; run on in a copy of the tree; look at the originals.
+    """
+    golden = subject.golden()
+    similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
+    planted = names.plant_all(subject.root, names.strange(subject.rng, 6) + similar)
+    before = {name: _stamp(subject.root / name) for name in planted}
+    ending = rotating(subject, 6, (2, 4, 6), 1, then=[{"op": "close"}])
+    if ending.error or ending.how != "ended":
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-DISC-005")
+    gone = [name for name in planted if before[name] != _stamp(subject.root / name)]
+    if gone:
+        raise Violation("foreign files were deleted or changed", evidence={"names": gone[:8]})
+    subject.lay_out(golden)
+    listed = trees.listing(subject.root)
+    copied = subject.scratch / "copied"
+    trees.copy(subject.root, copied)
+    rotating(subject, 6, (6,), 1, resume=True, root=copied, then=[{"op": "close"}])
+    gone = [
+        name for name, entry in listed.items() if trees.listing(subject.root).get(name) != entry
+    ]
+    if gone:
+        message = "a run in a copy of the tree deleted files of the original"
+        raise Violation(message, evidence={"names": gone[:8]})
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return info.st_mode, info.st_ino, info.st_size
+
+
+@check("CKC-RETN-006")
+def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
+    """After restarts as many checkpoints are kept as without.
+
+    Why: a list of what may go that lives in memory is empty after a restart (C11, VX10).
+    How: save with two to keep, count; resume and save in two more lives, count again.
+    """
+    first = left(subject, rotating(subject, 3, (1, 2, 3), 2))
+    rotating(subject, 5, (4, 5), 2, resume=True, then=[{"op": "close"}])
+    last = left(subject, rotating(subject, 7, (6, 7), 2, resume=True))
+    if len(last) != len(first):
+        told = {"in one life": first, "after two restarts": last}
+        raise Violation("restarts change how many checkpoints are kept", evidence=told)
+
+
+@check("CKC-RETN-007")
+def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
+    """When an old checkpoint cannot be deleted, the save that wrote the new one still succeeds.
+
+    Why: a directory that another process removed, or may not remove, ended the job in a save that
+    was already written (D09).
+    How: let every deletion of two rotating saves fail; both must return, and the last must load.
+    """
+    golden = subject.golden((2, 4, 6))
+    legal = subject.legal(golden, 6)
+    fresh(subject)
+    counting = [fault_injectors.spec("unlink")]
+    counted = subject.run(4, (2, 4), faults=counting, fault_step=4)
+    if counted.error or counted.how != "ended":
+        raise Unknown(f"control failed: {subject.tell(counted)}; see CKC-SMOK-001")
+    own = sum(each["calls"] for each in counted.result("run")["faults"])
+    fresh(subject)
+    fault = fault_injectors.spec("unlink", at=own + 1, persistent=True, error="EACCES")
+    saves = (2, 4, 6)
+    ending = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[{"op": "close"}])
+    if not any(event["event"] == "fired" for event in ending.events):
+        raise Unknown("the fault did not fire: no deletion of the rotation was seen")
+    if ending.steps_of("acknowledged") != [2, 4, 6]:
+        message = "an error while deleting an old checkpoint fails the save"
+        raise Violation(message, evidence=subject.evidence(ending))
+    message = "after an error while deleting, the new checkpoint does not load"
+    given: dict[str, Any] = {"newest": 6, "acknowledged": {2, 4, 6}}
+    subject.judge(subject.resume(), legal, {Outcome.NEW}, message, **given)
+
+
+@check("CKC-RETN-008")
+def test_a_finished_run_can_be_launched_again(subject: Subject) -> None:
+    """Launching a finished run again changes no checkpoint and ends without an error.
+
+    Why: the final checkpoint was saved a second time, and its directory existed already (C17).
+    How: run to the end with a save at the last step, launch the same again with resume.
+    """
+    golden = subject.golden()
+    first = subject.run(4, (2, 4), then=[{"op": "close"}])
+    if first.error or first.how != "ended":
+        raise Unknown(f"control failed: {subject.tell(first)}; see CKC-SMOK-001")
+    before = injector.fingerprint(subject.root)
+    again = subject.run(4, (2, 4), resume=True, then=[{"op": "close"}])
+    if again.error or again.how != "ended":
+        raise Violation("a finished run does not end well again", evidence=subject.evidence(again))
+    mine = tuple(found.path for step in (2, 4) for found in names.of_step(golden, step))
+    after = injector.fingerprint(subject.root)
+    changed = [name for name in before if name.startswith(mine) and after.get(name) != before[name]]
+    if changed:
+        message = "a finished run that is launched again changes its checkpoints"
+        raise Violation(message, evidence={"changed": changed[:8]})
+
+
+@check("CKC-RETN-009")
+def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
+    """What is not whole does not count among the checkpoints to keep.
+
+    Why: two directories of dead saves took the places, and the good ones were pruned (KX8, C02).
+    How: beside steps 2 and 4 plant empty names of 6 and 8; save step 10 with two to keep, ask.
+    """
+    golden = subject.golden()
+    found = names.require_step_names(golden, 4)
+    subject.lay_out(golden)
+    for step in (6, 8):
+        names.plant_incomplete(subject.root, found, step)
+    ending = rotating(subject, 10, (10,), 2, then=[{"op": "close"}])
+    if ending.error or ending.how != "ended":
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-DISC-005")
+    lost = [step for step in (4, 10) if not set(paths(golden, step)) & set(there(subject))]
+    stay = subject.steps()
+    lost += [step for step in (4, 10) if step not in stay and step not in lost]
+    if lost:
+        told = {"lost": lost, "steps": stay}
+        raise Violation("leftovers took the place of whole checkpoints", evidence=told)
+
+
+def paths(golden: Golden, step: int) -> list[str]:
+    """Give the paths that a step has, or would have."""
+    return [found.of(step) for found in names.of_step(golden, 4)]
+
+
+def there(subject: Subject) -> list[str]:
+    """List what is in the manager's directory."""
+    return list(trees.listing(subject.root))
+
+
+@check("CKC-RETN-010")
+def test_checkpoints_of_another_run_stay(subject: Subject) -> None:
+    """Another run's checkpoints in the same directory are not deleted.
+
+    Why: a second experiment in a reused directory pruned the results of the first (C06, C10).
+    How: lay out another run's steps 2 and 4, save 6 and 8 from scratch with one to keep, look.
+    """
+    golden = subject.golden()
+    names.require_step_names(golden, 4)
+    only_steps(subject, golden)
+    before = trees.listing(subject.root)
+    ending = rotating(subject, 8, (6, 8), 1, then=[{"op": "close"}])
+    if ending.error or ending.how != "ended":
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-DISC-005")
+    after = trees.listing(subject.root)
+    gone = [name for name in before if name not in after]
+    if gone:
+        raise Violation("another run's checkpoints were deleted", evidence={"names": gone[:8]})

@@ -1,0 +1,215 @@
+"""Rotation while checkpoints are uploaded: no only copy is deleted, the mirror is whole.
+
+Every life has a deadline well below the patience of a shut gate: a save that waits for its upload
+is told by the deadline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees
+from ckpt_conformance.checks import check
+from ckpt_conformance.verdicts import Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Subject
+
+DEADLINE = 8.0  # seconds; the gate's patience is 30
+WAITS = "a save waits for its upload"
+CLOSE: dict[str, Any] = {"op": "close"}
+ASK: dict[str, Any] = {"op": "steps"}
+AWAIT: dict[str, Any] = {"op": "gate", "state": "await"}
+
+
+def gate(state: str, **more: int) -> dict[str, Any]:
+    """Give the operation that sets the gate."""
+    return {"op": "gate", "state": state, **more}
+
+
+def save(*steps: int, **more: object) -> dict[str, Any]:
+    """Give the operation that trains on to the last of the steps and saves at each."""
+    return {"op": "run", "until": steps[-1], "save_at": list(steps), **more}
+
+
+def mirror_of(subject: Subject) -> Path:
+    """Name the mirror's directory."""
+    return subject.scratch / "mirror"
+
+
+def mirrored(subject: Subject, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  of a life
+    """Run operations with a mirror, two steps to keep and a deadline."""
+    options = {"keep_last": 2, "mirror": str(mirror_of(subject))}
+    return subject.life(*ops, options=options, deadline=DEADLINE, **given)
+
+
+def prompt(subject: Subject, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  of a life
+    """Run them; raises Unknown if a save waits for an upload, which is not waited for twice."""
+    if not subject.notes.get(WAITS):
+        ending = mirrored(subject, *ops, **given)
+        subject.notes[WAITS] = ending.how == "hang"
+        if ending.how != "hang":
+            return ending
+    raise Unknown("control failed: a save waits for its upload; see CKC-MIRR-004")
+
+
+def steps_left(subject: Subject, ending: Ending) -> list[int]:
+    """Give the steps that are there; raises Unknown if the life did not end well."""
+    found = ending.result("steps").get("value")
+    if ending.how != "ended" or found is None:
+        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-SMOK-001, CKC-DISC-009")
+    if not all(one["value"] for one in ending.results if one["op"] == "gate"):
+        raise Unknown("the fault did not fire: no upload came to the gate")
+    return sorted(found)
+
+
+def expect(found: list[int], wanted: set[int], message: str) -> None:
+    """Raise Violation if a step is missing."""
+    if wanted - set(found):
+        told = {"missing": sorted(wanted - set(found)), "steps": found}
+        raise Violation(message, evidence=told)
+
+
+@check("CKC-MIRR-001")
+def test_no_step_is_deleted_before_its_upload_is_finished(subject: Subject) -> None:
+    """While uploads hang, rotation deletes no step.
+
+    Why: the upload of a step was not finished when the step after next rotated, and the only copy
+    was removed (M009-M012, M041, D07); stricter than the slow-upload test of M015: several steps.
+    How: shut the gate before the first file and after one file; when an upload has come to it, save
+    three more steps with two to keep.
+    """
+    for after in (0, 1):
+        trees.clear(subject.root)
+        trees.clear(mirror_of(subject))
+        ops = [gate("shut", after=after), save(2), AWAIT, save(4, 6, 8), ASK]
+        ending = prompt(subject, *ops)
+        found = steps_left(subject, ending)
+        expect(found, {2, 4, 6, 8}, "rotation deletes a step whose upload is not finished")
+
+
+@check("CKC-MIRR-002")
+def test_a_failed_upload_keeps_the_local_copy(subject: Subject) -> None:
+    """A step whose upload has failed is not deleted by rotation.
+
+    Why: better run out of disk than lose the only copy (M013, M014, D04); stricter than the
+    failed-upload test of M015: every upload fails, over several rotations.
+    How: let uploads fail, save two steps, wait until they have failed, save two more, ask.
+    """
+    failed = {**AWAIT, "count": 2}
+    ending = prompt(subject, gate("fail"), save(2, 4), failed, save(6, 8), ASK)
+    found = steps_left(subject, ending)
+    expect(found, {2, 4, 6, 8}, "rotation deletes a step whose upload has failed")
+
+
+@check("CKC-MIRR-003")
+def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
+    """What the mirror holds loads like the original.
+
+    Why: uploads listed the directory too early, in pages, or while a fixed name was written anew,
+    and the mirror held parts of two saves (D07, D08).
+    How: save two steps, let uploads finish, load from the mirror alone; a manager also saves a step
+    again in the middle of its upload.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden, 4)
+    ending = prompt(subject, save(2, 4), CLOSE)
+    if ending.how != "ended" or ending.error:
+        raise Unknown(f"control failed: {subject.tell(ending)}")
+    _compare(subject, legal)
+    if subject.info.shape == "manager":
+        trees.clear(subject.root)
+        trees.clear(mirror_of(subject))
+        again = [{"op": "perturb"}, {"op": "save", "step": 4}, gate("open"), CLOSE]
+        first = [{"op": "train", "n": 4}, gate("shut", after=1), {"op": "save", "step": 4}, AWAIT]
+        prompt(subject, *first, *again)
+        control = subject.resume()
+        if subject.tell(control) != "step 4":
+            raise Unknown(f"control failed: {subject.tell(control)}; see CKC-DISC-008")
+        _compare(subject, {4: control.result("run")["states"]["4"]})
+
+
+def _compare(subject: Subject, legal: dict[int, Any]) -> None:
+    """Load from the mirror while the original is out of the way."""
+    away = subject.root.rename(subject.root.with_name("away"))
+    ending = subject.resume(root=mirror_of(subject))
+    away.rename(subject.root)
+    message = "the mirror does not load like the original"
+    subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
+
+
+@check("CKC-MIRR-004")
+def test_a_save_does_not_wait_for_its_upload(subject: Subject) -> None:
+    """A save returns while uploads hang.
+
+    Why: rotation joined the upload's thread, up to 300 s for each, in the training step (MX7, C16).
+    How: shut the gate, save four steps with two to keep, under a deadline.
+    """
+    ending = mirrored(subject, gate("shut"), save(2, 4, 6, 8), AWAIT)
+    if ending.how == "hang":
+        told = {"acknowledged": ending.steps_of("acknowledged"), "deadline": DEADLINE}
+        raise Violation("a save waits for an upload", evidence=told)
+    if ending.how != "ended" or ending.error:
+        raise Unknown(f"control failed: {subject.tell(ending)}")
+    if not ending.result("gate").get("value"):
+        raise Unknown("the fault did not fire: no upload came to the gate")
+
+
+@check("CKC-MIRR-005")
+def test_a_restart_does_not_finish_an_upload(subject: Subject) -> None:
+    """After a restart, a step whose upload was never finished still counts as not mirrored.
+
+    Why: the table of pending uploads lived in memory; a new process found it empty and deleted
+    (MX7).
+    How: save three steps while uploads hang, end the process; resume, save two more, ask.
+    """
+    first = prompt(subject, gate("shut"), save(2), AWAIT, save(4, 6), ASK)
+    if {2, 4, 6} - set(steps_left(subject, first)):
+        raise Unknown("control failed: a pending upload does not protect; see CKC-MIRR-001")
+    ending = prompt(subject, gate("shut"), save(8, 10, resume=True), AWAIT, ASK)
+    found = steps_left(subject, ending)
+    expect(found, {2, 4, 6}, "a restart lets rotation delete what was never uploaded")
+
+
+@check("CKC-MIRR-006")
+def test_half_a_mirrored_step_is_never_served(subject: Subject) -> None:
+    """A mirror whose uploader died in the middle serves the step before, never half a step.
+
+    Why: the pointer arrived before the files, and a resume from the bucket found nothing to load
+    (D06).
+    How: mirror step 2; let the uploader of step 4 die after each number of files; load from the
+    mirror alone.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    for after in subject.sample((1, 2, 3, 0), quick=2):
+        trees.clear(subject.root)
+        trees.clear(mirror_of(subject))
+        prompt(subject, save(2), CLOSE)
+        control = subject.resume(root=mirror_of(subject))
+        if subject.tell(control) != "step 2":
+            raise Unknown(f"control failed: {subject.tell(control)}; see CKC-MIRR-003")
+        ops = [gate("shut", after=after), save(4, resume=True), AWAIT, ASK]
+        steps_left(subject, prompt(subject, *ops))
+        ending = subject.resume(root=mirror_of(subject))
+        message = f"a mirror that got {after} files of step 4 does not serve step 2"
+        allowed = {Outcome.NEW, Outcome.PREVIOUS}
+        subject.judge(ending, legal, allowed, message, newest=4, acknowledged={2})
+
+
+@check("CKC-MIRR-007")
+def test_rotation_deletes_what_is_mirrored(subject: Subject) -> None:
+    """Once uploads are finished, rotation deletes what is beyond the number to keep.
+
+    Why: a manager that keeps everything fills the disk, and would pass every other check here
+    (M009, C11).
+    How: save four steps with two to keep, let each upload finish before the next save, ask.
+    """
+    ops = [op for step in (2, 4, 6, 8) for op in (save(step), CLOSE)]
+    found = steps_left(subject, prompt(subject, *ops, ASK))
+    expect(found, {6, 8}, "the newest two are not there")
+    if 2 in found:  # noqa: PLR2004  step 4 may wait for one more rotation
+        raise Violation("what is mirrored is never deleted", evidence={"steps": found})

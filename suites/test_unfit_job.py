@@ -1,0 +1,174 @@
+"""A job that does not fit (INTN): nothing is cast, cut, left as initialised, or dropped unsaid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, trees
+from ckpt_conformance.checks import check
+from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.verdicts import Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Subject
+
+HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
+ARRIVE = {"op": "run", "until": None, "stop_after": 0}
+
+
+def _refused(ending: Ending) -> bool:
+    return ending.how == "ended" and ending.error is not None
+
+
+def _misfit(subject: Subject, variant: str) -> Ending:
+    """Load the newest step into a job whose model was altered; any refusal is right."""
+    golden = subject.golden()
+    subject.served(golden, 4)
+    subject.lay_out(golden)
+    return subject.resume(variant=variant)
+
+
+def _altered(subject: Subject, ending: Ending, entries: Sequence[str]) -> dict[str, Any]:
+    """Give the named model entries that arrived otherwise than they were saved."""
+    _, state = oracle.arrival(ending)
+    saved = subject.golden().at[4]["model"]
+    served = subject.golden().served[4]["model"]
+    arrived = state.get("model", {})
+    if any(served.get(name) != saved.get(name) for name in entries):
+        raise Unknown("control failed: the model does not come back; see CKC-RTRP-001")
+    return {
+        name: f"{saved.get(name, 'absent')} was saved, {arrived.get(name, 'absent')} arrived"
+        for name in entries
+        if arrived.get(name) != saved.get(name)
+    }
+
+
+def _no_misfit(subject: Subject, cases: dict[str, tuple[str, ...]], message: str) -> None:
+    """Raise Violation if an altered destination is filled in another way than it was saved."""
+    for variant, entries in cases.items():
+        ending = _misfit(subject, variant)
+        wrong = {} if _refused(ending) else _altered(subject, ending, entries)
+        if wrong or ending.how != "ended":
+            evidence = subject.evidence(ending, destination=variant, entries=wrong)
+            raise Violation(message, evidence=evidence)
+
+
+@check("CKC-INTN-004")
+def test_another_dtype_is_refused_never_cast(subject: Subject) -> None:
+    """A destination of another dtype is refused, or takes the saved dtype; nothing is cast unsaid.
+
+    Why: float32 weights were read into a bfloat16 template and lost their low bits without a word;
+    shapes were checked, dtypes were not (J04).
+    How: load into a model with a bfloat16 buffer, and into one with a float64 layer.
+    """
+    cases = {"dtype-buffer": ("constant",), "dtype": ("inner.weight", "inner.bias")}
+    _no_misfit(subject, cases, "an entry was cast to the dtype of its destination, silently")
+
+
+@check("CKC-INTN-005")
+def test_another_shape_is_refused_never_cut(subject: Subject) -> None:
+    """A destination of another shape is refused; no part of an entry is copied.
+
+    Why: where the overlap of two shapes is copied, the rest stays as it was initialised (J05).
+    How: load into a model with a longer buffer, and into one with a larger layer.
+    """
+    cases = {"shape-buffer": ("constant",), "shape": ("inner.weight",)}
+    _no_misfit(subject, cases, "an entry of another shape was filled in part, silently")
+
+
+@check("CKC-INTN-006")
+def test_an_entry_that_the_checkpoint_lacks_is_refused(subject: Subject) -> None:
+    """What the destination needs and the checkpoint lacks, whole or in part, is refused.
+
+    Why: a load that is not strict leaves random weights: a file whose keys all had a foreign prefix
+    loaded nothing and said nothing (M05); strict was accepted and ignored (J06); tensors of a hole
+    in the list of chunks stay as they were (J07, checklist MX3).
+    How: load into a model with a buffer more, with a parameter more; and, where a checkpoint lists
+    chunks, load one in which half of a tensor has no chunk.
+    """
+    message = "an entry that the checkpoint lacks is left as it was initialised"
+    _no_misfit(subject, {"missing-buffer": ("newcomer",), "missing": ("newcomer",)}, message)
+    _no_hole(subject, message)
+
+
+def _no_hole(subject: Subject, message: str) -> None:
+    """Load a checkpoint in whose list of chunks half of a matrix is missing, where there is one."""
+    golden = subject.golden()
+    subject.lay_out(golden)
+    for path in sorted(subject.root.rglob(".metadata")):
+        args = {"file": path.relative_to(subject.root).as_posix(), "tensor": "model.inner.weight"}
+        probe = {"op": "probe", "probe": HOLE, "args": args}
+        ending = subject.life(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+        hole = ending.result("probe").get("value", {})
+        if hole.get("fired") and oracle.arrival(ending)[0] == 4:  # noqa: PLR2004  the newest step
+            wrong = _altered(subject, ending, ["inner.weight"])
+            if wrong:
+                evidence = subject.evidence(ending, hole=hole["detail"], entries=wrong)
+                raise Violation(message, evidence=evidence)
+
+
+@check("CKC-INTN-007")
+def test_an_entry_that_the_job_lacks_is_refused_or_reported(subject: Subject) -> None:
+    """What the checkpoint holds and the destination lacks is refused or named in a message.
+
+    Why: a plan that is made from the destination alone skips the optimizer that is not yet built,
+    or half of a renamed model, and reports success (J01).
+    How: load into a model with a buffer less, and with a parameter less; look for the entry's name
+    in what the process printed.
+    """
+    for variant, entry in (("unexpected-buffer", "constant"), ("unexpected", "lazy")):
+        ending = _misfit(subject, variant)
+        if not _refused(ending) and entry not in ending.output:
+            raise Violation(
+                f"the saved entry {entry!r} has no destination and is dropped in silence",
+                evidence=subject.evidence(ending, destination=variant),
+            )
+
+
+@check("CKC-INTN-011")
+def test_nothing_is_cold_in_silence(subject: Subject) -> None:
+    """A missing file never leaves a part of the state as it was initialised without a word.
+
+    Why: without its optimizer file a run resumed with trained weights and a cold optimizer, without
+    its train state at step 0 with trained weights; nothing was said (checklist M027, KX5).
+    How: remove each file of the newest step in turn; the load refuses, falls back, or names what it
+    did not find.
+    """
+    golden = subject.golden()
+    wanted = subject.served(golden, 4)
+    for name in _removable(subject):
+        subject.lay_out(golden)
+        (subject.root / name).unlink()
+        ending = subject.resume()
+        step, state = oracle.arrival(ending)
+        if step is None or state.get("model") != wanted["model"]:
+            continue
+        cold = [
+            part
+            for part, leaves in oracle.held(wanted, subject.holds).items()
+            if state.get(part) != leaves
+        ]
+        told = name.rpartition("/")[2] in ending.output or all(
+            part in ending.output for part in cold
+        )
+        if cold and not told:
+            raise Violation(
+                f"{name} is missing: trained weights with cold {', '.join(cold)}, in silence",
+                evidence=subject.evidence(ending, wanted),
+            )
+
+
+def _removable(subject: Subject) -> list[str]:
+    """Name the files that the newest step brought or changed."""
+    golden = subject.golden()
+    old, new = golden.snapshot(2), golden.snapshot(4)
+    files = [path.relative_to(new).as_posix() for path in trees.files(new)]
+    changed = [
+        name
+        for name in files
+        if not (old / name).exists() or (old / name).read_bytes() != (new / name).read_bytes()
+    ]
+    return subject.sample(changed, quick=4)
