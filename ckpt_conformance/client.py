@@ -163,12 +163,10 @@ def _ending(program: dict[str, Any], answer: dict[str, Any], skip: int) -> Endin
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     path.unlink(missing_ok=True)
     text = _tail(Path(program["output"]))
-    all_events = journal.read(Path(program["journal"]))
-    before = _count_events(Path(program["journal"]), skip)
     return Ending(
         how=_how(answer, report, text),
         results=report.get("results", []),
-        events=all_events[before:],
+        events=journal.read(Path(program["journal"]), skip),
         output=text,
         code=answer["code"],
         baseline_kib=report.get("baseline_kib", 0),
@@ -186,13 +184,6 @@ def _tail(path: Path, size: int = 4000) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - size))
         return file.read().decode(errors="replace")
-
-
-def _count_events(path: Path, size: int) -> int:
-    if not size or not path.exists():
-        return 0
-    with path.open("rb") as file:
-        return sum(1 for line in file.read(size).split(b"\n") if line.endswith(b"}"))
 
 
 def _how(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:

@@ -95,13 +95,3 @@ def combine(found: Mapping[str, str]) -> str:
 def digest(state: object) -> str:
     """Digest of a whole state tree."""
     return combine(leaves(state))
-
-
-def differing(left: Mapping[str, str], right: Mapping[str, str], limit: int = 8) -> list[str]:
-    """Name the leaves that differ, at most `limit`, then how many more."""
-    names = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
-    more = [f"... and {len(names) - limit} more"] if len(names) > limit else []
-    return [
-        f"{name}: {left.get(name, 'absent')[:8]} != {right.get(name, 'absent')[:8]}"
-        for name in names[:limit]
-    ] + more

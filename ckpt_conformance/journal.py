@@ -54,12 +54,11 @@ class LifeJournal:
         self.note("trained", **asdict(step_record))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Read the events of a journal; a torn last line is dropped, a missing file is no event."""
+def read(path: Path, start: int = 0) -> list[dict[str, Any]]:
+    """Read the events from byte `start` on; a torn last line is dropped, a missing file is no event."""
     if not path.exists():
         return []
-    events: list[dict[str, Any]] = []
-    for line in path.read_bytes().split(b"\n"):
-        if line.endswith(b"}"):
-            events.append(json.loads(line))
-    return events
+    with path.open("rb") as file:
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    return [json.loads(line) for line in lines if line.endswith(b"}")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import digests
 from ckpt_conformance.verdicts import Outcome
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def differences(
     a, b = held(left, holds), held(right, holds)
     flat_a = {f"{c}/{leaf}": value for c, found in a.items() for leaf, value in found.items()}
     flat_b = {f"{c}/{leaf}": value for c, found in b.items() for leaf, value in found.items()}
-    return digests.differing(flat_a, flat_b, limit)
+    return differing(flat_a, flat_b, limit)
 
 
 def arrival(ending: Ending) -> tuple[int | None, dict[str, Any]]:
@@ -73,3 +72,13 @@ def classify(
     if step == newest:
         return Outcome.NEW
     return Outcome.PREVIOUS if step >= max(acknowledged, default=0) else Outcome.LOST_STEP
+
+
+def differing(left: Mapping[str, str], right: Mapping[str, str], limit: int = 8) -> list[str]:
+    """Name the leaves that differ, at most `limit`, then how many more."""
+    names = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+    more = [f"... and {len(names) - limit} more"] if len(names) > limit else []
+    return [
+        f"{name}: {left.get(name, 'absent')[:8]} != {right.get(name, 'absent')[:8]}"
+        for name in names[:limit]
+    ] + more

@@ -44,6 +44,7 @@ class Golden:
     needles: dict[int, list[dict[str, Any]]]
     served: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     resumed: dict[tuple[int, bool], Ending] = field(default_factory=dict[tuple[int, bool], Any])
+    memo: dict[str, Any] = field(default_factory=dict[str, Any])  # what suites find out once
 
     def snapshot(self, step: int) -> Path:
         """Give the directory as it was when the save of `step` had returned."""

@@ -1,6 +1,6 @@
 """Crafted files: what somebody who wants to do harm could leave in a checkpoint's directory.
 
-Models: pickles that run code, names that lead elsewhere, links, sizes that no file has, records that
+Models: pickles that run code, names that lead elsewhere, sizes that no file has, records that
 inflate without end. Does not model: a forger who can also renew digests; a digest that refuses is a
 pass. Proves that it fired: `fire` runs the canary's pickle for real, and leaves its marker.
 """
@@ -68,7 +68,7 @@ class Spot(NamedTuple):
 
 
 def spots(root: Path, files: list[str]) -> list[Spot]:
-    """Find every pickled position: pickles, records of archives, items of shards; and every file."""
+    """Find every pickled position: pickles, records of archives, items of shards; every file."""
     found: list[Spot] = []
     for name in files:
         data = (root / name).read_bytes()
@@ -82,7 +82,7 @@ def spots(root: Path, files: list[str]) -> list[Spot]:
 
 
 def _some_items(data: bytes) -> list[int]:
-    """Give where the first archives of each sort begin, in a file of several: tensors and others."""
+    """Give where the first archives of each sort begin in a shard: tensors and others."""
     starts = [at for at, name in archives(data) if name.endswith("/data.pkl")]
     if len(starts) < 2:  # noqa: PLR2004  one archive is the whole file
         return []

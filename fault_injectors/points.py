@@ -105,7 +105,7 @@ def overwrites(subject: Subject, golden: Golden) -> bool:
 
 
 def legal(subject: Subject, golden: Golden, name: str = "new") -> dict[int, dict[str, Any]]:
-    """Give what may be served after a save of a name was struck: steps 2 and 4, as they were before.
+    """Give what may be served after a save of a name was struck: steps 2 and 4, as before it.
 
     A job that was resumed without its generators trains other numbers than the golden run. So step
     4 of a `new` save is what the counting pass, which met no fault, has saved.

@@ -238,7 +238,7 @@ def test_a_path_means_what_it_names(subject: Subject) -> None:
     an older state of the directory that lies elsewhere.
     """
     golden = subject.golden((2, 4, 6))
-    wanted = {step: subject.served(golden, step)["model"] for step in golden.saves}
+    wanted = subject.served(golden, 4)["model"]
     elsewhere = subject.scratch / "elsewhere"
     trees.copy(golden.snapshot(2), elsewhere)
     subject.lay_out(golden)
@@ -247,11 +247,11 @@ def test_a_path_means_what_it_names(subject: Subject) -> None:
     of_four = [subject.root / name for name in sorted(names)]
     found = _load_paths(subject, [*of_four, subject.root, elsewhere])
     parent, moved = found.pop(subject.root.name), found.pop(elsewhere.name)
-    _all_are(found, 4, wanted[4], "a path of step 4 gives another checkpoint, or none does")
-    _all_are({"parent": parent}, 6, wanted[6], "the parent directory does not give its newest step")
-    if moved is not None:
-        message = "a path outside of the directory is not what is loaded"
-        _all_are({"copy": moved}, 2, wanted[2], message)
+    _all_are(found, 4, wanted, "a path of step 4 gives another checkpoint, or none does")
+    if parent is None or parent[0] != 6:  # noqa: PLR2004  the newest step
+        raise Violation("the parent directory does not give its newest step")
+    if moved is not None and moved[0] != 2:  # noqa: PLR2004  the only step of the copy
+        raise Violation(f"a directory with step 2 was named, the own one is served: {moved[0]}")
     if "kinds" in subject.info.capabilities:
         _paths_of_kinds(subject)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpt_conformance.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject import Golden, Subject
 
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
 ARRIVE = {"op": "run", "until": None, "stop_after": 0}
@@ -97,17 +97,29 @@ def test_an_entry_that_the_checkpoint_lacks_is_refused(subject: Subject) -> None
 def _no_hole(subject: Subject, message: str) -> None:
     """Load a checkpoint in whose list of chunks half of a matrix is missing, where there is one."""
     golden = subject.golden()
-    subject.lay_out(golden)
-    for path in sorted(subject.root.rglob(".metadata")):
-        args = {"file": path.relative_to(subject.root).as_posix(), "tensor": "model.inner.weight"}
+    for name in [name for name in _changed_files(golden) if name.endswith(".metadata")]:
+        subject.lay_out(golden)
+        args = {"file": name, "tensor": "model.inner.weight"}
         probe = {"op": "probe", "probe": HOLE, "args": args}
         ending = subject.life(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
         hole = ending.result("probe").get("value", {})
-        if hole.get("fired") and oracle.arrival(ending)[0] == 4:  # noqa: PLR2004  the newest step
+        fired = hole.get("before") != hole.get("after")
+        if fired and oracle.arrival(ending)[0] == 4:  # noqa: PLR2004  the newest step
             wrong = _altered(subject, ending, ["inner.weight"])
             if wrong:
                 evidence = subject.evidence(ending, hole=hole["detail"], entries=wrong)
                 raise Violation(message, evidence=evidence)
+
+
+def _changed_files(golden: Golden) -> list[str]:
+    """Name the files that the newest step brought or changed."""
+    old, new = golden.snapshot(2), golden.snapshot(4)
+    files = [path.relative_to(new).as_posix() for path in trees.files(new)]
+    return [
+        name
+        for name in files
+        if not (old / name).exists() or (old / name).read_bytes() != (new / name).read_bytes()
+    ]
 
 
 @check("CKC-INTN-007")
@@ -139,7 +151,7 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
     """
     golden = subject.golden()
     wanted = subject.served(golden, 4)
-    for name in _removable(subject):
+    for name in subject.sample(_changed_files(golden), quick=4):
         subject.lay_out(golden)
         (subject.root / name).unlink()
         ending = subject.resume()
@@ -159,16 +171,3 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
                 f"{name} is missing: trained weights with cold {', '.join(cold)}, in silence",
                 evidence=subject.evidence(ending, wanted),
             )
-
-
-def _removable(subject: Subject) -> list[str]:
-    """Name the files that the newest step brought or changed."""
-    golden = subject.golden()
-    old, new = golden.snapshot(2), golden.snapshot(4)
-    files = [path.relative_to(new).as_posix() for path in trees.files(new)]
-    changed = [
-        name
-        for name in files
-        if not (old / name).exists() or (old / name).read_bytes() != (new / name).read_bytes()
-    ]
-    return subject.sample(changed, quick=4)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     "B06",
     url="RLinf/RLinf#1469",
     change="a missing optimizer file is a warning, and the optimizer starts cold",
-    violates={"CKC-SHRD-001"},
+    violates={"CKC-SHRD-001", "CKC-DISC-010"},
 )
 class MissingMeansCold(CheckpointManager):
     """Downgrades a missing component to a warning."""

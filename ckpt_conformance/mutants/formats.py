@@ -1,0 +1,29 @@
+"""Class M: what a checkpoint is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@mutant(
+    "M02",
+    url="pytorch/pytorch#81700",
+    change="whole optimizer objects are pickled beside their state",
+    violates={"CKC-VERS-001"},
+)
+class PicklesObjects(CheckpointManager):
+    """Keeps objects instead of state."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save, then keep the optimizers as they are."""
+        path = super().save(step, **parts)
+        torch.save(parts.get("optimizers"), self.root / f"optimizers_{step:06d}.pkl")
+        return path

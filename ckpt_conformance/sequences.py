@@ -1,0 +1,301 @@
+"""Scripts of operations on a manager, run against a model of what may come of them.
+
+A script is a list of rules, each a plain dict, so that it can be drawn, shortened, printed and run
+again. Consecutive rules of one process become one life. The model knows of each step whether it is
+whole, damaged, or in doubt, and of which of two runs its state is; it never knows how.
+
+The model asks for what any manager must do: a load gives a step that may be there, in exactly the
+state in which that step was saved, or it refuses where something newer is damaged or in doubt. It
+never goes back behind the newest whole step, and a save on a healthy disk succeeds.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import names, oracle, trees
+from ckpt_conformance.verdicts import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Golden, Subject
+
+Rule = dict[str, Any]
+STEPS = (2, 4, 6, 8)
+SEEDS = {"first": 11, "second": 23}  # of the two runs that write into one directory
+CLOSE: Rule = {"op": "close"}
+
+
+@dataclass(frozen=True)
+class World:
+    """What an execution is judged by: states by run and step, files by step, faults by number."""
+
+    states: Mapping[str, Mapping[int, Any]]
+    files: Mapping[int, Sequence[str]]
+    deaths: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass
+class Entry:
+    """What the model knows of a step: whole, damaged or in doubt, and whose state it may hold."""
+
+    status: str
+    runs: set[str]
+
+
+@dataclass
+class Execution:
+    """One script on one subject, from an empty directory."""
+
+    subject: Subject
+    world: World
+    disk: dict[int, Entry] = field(default_factory=dict[int, Entry])
+    last: int = 0  # the step that was saved last
+    log: list[str] = field(default_factory=list[str])
+    keep: int | None = None
+    run: str = "first"  # whose state the live job has
+    step: int = 0
+    ops: list[Rule] = field(default_factory=list[Rule])
+    expected: list[tuple[int, set[str]] | None] = field(
+        default_factory=list["tuple[int, set[str]] | None"]
+    )
+    seed: int = SEEDS["first"]
+
+    @property
+    def is_manager(self) -> bool:
+        """Whether loads in the middle of a life are possible."""
+        return self.subject.info.shape == "manager"
+
+    def execute(self, script: Sequence[Rule]) -> None:
+        """Run a script; raises Violation where the manager leaves the model."""
+        trees.clear(self.subject.root)
+        for rule in script:
+            given = {key: value for key, value in rule.items() if key != "rule"}
+            getattr(self, f"do_{rule['rule']}")(**given)
+        self.do_restart()
+
+    # -- rules: what happens inside a life -----------------------------------------------------------
+
+    def do_train(self) -> None:
+        """Train to the next of `STEPS`."""
+        if self.step >= STEPS[-1]:
+            return
+        if not self.ops or self.ops[-1]["op"] != "run":
+            self.add({"op": "run", "until": self.step, "save_at": []})
+        self.step += 2
+        self.ops[-1]["until"] = self.step
+        self.log.append(f"train to step {self.step}")
+
+    def do_save(self) -> None:
+        """Save; train first if this life has trained nothing since its last save."""
+        is_new = self.ops and self.ops[-1]["op"] == "run" and self.ops[-1]["until"] == self.step
+        if not is_new or self.step in self.ops[-1]["save_at"] or not self.step:
+            self.do_train()
+        if self.ops and self.ops[-1]["op"] == "run" and self.ops[-1]["until"] == self.step:
+            if self.step in self.ops[-1]["save_at"]:
+                return
+            self.ops[-1]["save_at"].append(self.step)
+            self.log.append(f"save step {self.step}")
+            self.saved(self.step)
+
+    def do_load(self, pick: int | None = None) -> None:
+        """Load the latest, or one of the steps that are or may be there."""
+        if not self.disk:
+            return
+        step = None if pick is None else sorted(self.disk)[pick % len(self.disk)]
+        may, can_refuse = self.outcomes(step)
+        if not self.is_manager and self.ops:
+            self.do_restart()
+        self.log.append("load the latest" if step is None else f"load step {step}")
+        resume = True if step is None else step
+        if can_refuse or len(may) > 1 or self.step >= STEPS[-1]:
+            self.add({"op": "run", "until": None, "resume": resume, "stop_after": 0})
+            self.judge(self.live(), may, can_refuse=can_refuse)
+            return
+        (self.step,) = may
+        entry = self.disk[self.step]
+        if len(entry.runs) > 1:
+            self.add({"op": "run", "until": None, "resume": resume, "stop_after": 0})
+            self.judge(self.live(), may, can_refuse=False)
+            return
+        (self.run,) = entry.runs
+        self.add({"op": "run", "until": self.step, "resume": resume, "save_at": []}, self.step)
+
+    # -- rules: how a life ends ----------------------------------------------------------------------
+
+    def do_restart(self) -> None:
+        """End the process in good order."""
+        if self.ops:
+            self.ops.append(CLOSE)
+            self.live()
+
+    def do_begin(self) -> None:
+        """End the process; begin another run from scratch in the same directory."""
+        self.do_restart()
+        self.run = "second" if self.run == "first" else "first"
+        self.seed = SEEDS[self.run]
+        self.log.append(f"begin the {self.run} run from scratch")
+
+    def do_die(self, pick: int) -> None:
+        """Train on and die inside the save."""
+        if self.step >= STEPS[-1] or not self.world.deaths:
+            return
+        self.do_train()
+        self.ops[-1]["save_at"].append(self.step)
+        death = self.world.deaths[pick % len(self.world.deaths)]
+        self.ops[-1] |= {"faults": [death], "fault_step": self.step}
+        args = death["args"]
+        self.log.append(f"die in the save of step {self.step}, {args['moment']} call {args['at']}")
+        step, run = self.step, self.run
+        ending = self.live(may_die=True)
+        if ending.how == "ended":
+            self.saved(step, run)
+        else:
+            before = self.disk.get(step, Entry("", set()))
+            self.disk[step] = Entry("in doubt", before.runs | {run})
+
+    def do_keep(self, number: int) -> None:
+        """From the next life on, let rotation keep so many steps."""
+        self.do_restart()
+        self.keep = number
+        self.log.append(f"keep the last {number}")
+
+    # -- rules: what happens to the files ------------------------------------------------------------
+
+    def do_damage(self, pick: int, file: int, fault: str) -> None:
+        """Damage or delete one file of a step, between two lives."""
+        from ckpt_conformance.fault_injectors import at_rest
+
+        self.do_restart()
+        there = [step for step in sorted(self.disk) if self.present(step)]
+        if not there:
+            return
+        step = there[-1 - pick % len(there)]
+        path = self.present(step)[file % len(self.present(step))]
+        done = at_rest.AT_REST[fault](self.subject.root, random.Random(pick), path)  # noqa: S311
+        self.log.append(f"{done.fault} in {done.file}, a file of step {step}")
+        for other, entry in self.disk.items():
+            if path in self.world.files[other]:
+                entry.status = "damaged"
+
+    def present(self, step: int) -> list[str]:
+        """Give the files of a step that are there and not empty, largest first."""
+        root = self.subject.root
+        sizes = {
+            name: (root / name).stat().st_size
+            for name in self.world.files[step]
+            if (root / name).is_file()
+        }
+        return sorted((name for name in sizes if sizes[name]), key=lambda name: (-sizes[name], name))
+
+    # -- the model -----------------------------------------------------------------------------------
+
+    def saved(self, step: int, run: str = "") -> None:
+        """Note a save that has returned, and what rotation may have taken away."""
+        self.disk[step] = Entry("whole", {run or self.run})
+        self.last = step
+        known = sorted(self.disk)
+        if "explicit_step" not in self.subject.info.capabilities:
+            kept = {step}
+        elif self.keep:
+            kept = {*known[-self.keep :], step}
+        else:
+            kept = set(known)
+        for other in known:
+            if other not in kept and self.disk[other].status == "whole":
+                self.disk[other].status = "in doubt"
+
+    def outcomes(self, step: int | None) -> tuple[set[int], bool]:
+        """Give the steps that a load may serve, and whether it may refuse."""
+        if step is not None:
+            return {step}, self.disk[step].status != "whole"
+        whole = [one for one, entry in self.disk.items() if entry.status == "whole"]
+        newest = max(whole, default=0)
+        doubtful = {one for one in self.disk if one > newest}
+        last = {self.last} if self.last in whole else set[int]()
+        if not whole:
+            return set(self.disk), True
+        return {newest} | doubtful | last, bool(doubtful)
+
+    # -- lives ---------------------------------------------------------------------------------------
+
+    def add(self, op: Rule, expected: int | None = None) -> None:
+        """Add an operation, and what its load must give."""
+        self.ops.append(op)
+        if expected is not None:
+            op["expects"] = [expected, self.run]
+
+    def live(self, *, may_die: bool = False) -> Ending:
+        """Run what has been gathered in one life, and judge all but a last load in doubt."""
+        ops, self.ops = self.ops, []
+        options = {"keep_last": self.keep} if self.keep else {}
+        ending = self.subject.life(*ops, seed=self.seed, options=options)
+        self.step, self.run = 0, next(run for run, seed in SEEDS.items() if seed == self.seed)
+        killed = may_die and ending.how == "killed"
+        for index, op in enumerate(ops):
+            doubtful = op.get("stop_after") == 0
+            if doubtful or killed:
+                break
+            result = ending.results[index] if index < len(ending.results) else {}
+            if ending.how != "ended" or not result or "error" in result:
+                self.leave("an operation on a healthy disk fails", ending)
+            self.judge_state(op, result, ending)
+        return ending
+
+    def judge_state(self, op: Rule, result: Mapping[str, Any], ending: Ending) -> None:
+        """Compare what a load in the middle of a life gave with the model."""
+        if "expects" not in op or "arrived" not in result:
+            return
+        step, run = op["expects"]
+        arrived = result["arrived"]["step"]
+        if arrived != step:
+            self.leave(f"a load gives step {arrived} instead of {step}", ending)
+        self.compare(result["states"][str(step)], step, {run}, ending)
+
+    def judge(self, ending: Ending, may: set[int], *, can_refuse: bool) -> None:
+        """Judge a load that has several legal outcomes."""
+        step, state = oracle.arrival(self.last_run(ending))
+        refused = ending.how == "ended" and ending.error is not None
+        if refused and can_refuse:
+            self.log.append("... refused")
+            return
+        if refused or ending.how != "ended":
+            self.leave(f"a load of one of {sorted(may)} fails", ending)
+        if step not in may or step is None:
+            self.leave(f"a load gives step {step}; {sorted(may)} may be there", ending)
+            return
+        self.log.append(f"... step {step}")
+        self.compare(state, step, self.disk[step].runs, ending)
+
+    def last_run(self, ending: Ending) -> Ending:
+        """Give the ending, of which `arrival` reads the last run."""
+        return ending
+
+    def compare(self, state: Mapping[str, Any], step: int, runs: set[str], ending: Ending) -> None:
+        """Compare a loaded state with that of the runs that may have saved it."""
+        holds = self.subject.holds
+        if not any(oracle.same(state, self.world.states[run][step], holds) for run in runs):
+            wanted = self.world.states[sorted(runs)[0]][step]
+            told = oracle.differences(state, wanted, holds)
+            self.leave(f"a load gives another state than was saved at step {step}: {told}", ending)
+
+    def leave(self, what: str, ending: Ending) -> None:
+        """Raise Violation, with the script so far."""
+        evidence = self.subject.evidence(ending, script="; ".join(self.log))
+        raise Violation(what, evidence=evidence)
+
+
+def files_of_steps(golden: Golden) -> dict[int, list[str]]:
+    """Give the files of each step: below its own names, or whatever its save changed."""
+    from ckpt_conformance.fault_injectors import payload
+
+    found: dict[int, list[str]] = {}
+    for step in golden.saves:
+        changed = payload.of_step(golden, step)
+        mine = tuple(one.path for one in names.of_step(golden, step))
+        found[step] = [name for name in changed if name.startswith(mine)] if mine else changed
+    return found

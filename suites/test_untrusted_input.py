@@ -1,0 +1,324 @@
+"""Untrusted input (SECU, VERS): a checkpoint is data; it runs no code and leads nowhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, trees
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import crafted
+from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Subject
+
+RESUME = {"op": "run", "until": None, "stop_after": 0, "resume": True, "continue": True}
+FIRE = "ckpt_conformance.fault_injectors.crafted:fire"
+NEWEST = 4
+GIB = 1 << 30
+DEADLINE = 10.0  # seconds that a load of a crafted file may take
+BLOCKED = 6.0  # seconds after which a load of a FIFO is taken to wait for ever
+
+
+def _files(subject: Subject) -> list[str]:
+    """Name the files that the newest step brought or changed."""
+    golden = subject.golden()
+    old, new = golden.snapshot(2), golden.snapshot(NEWEST)
+    names = [path.relative_to(new).as_posix() for path in trees.files(new)]
+    return [
+        name
+        for name in names
+        if not (old / name).exists() or (old / name).read_bytes() != (new / name).read_bytes()
+    ]
+
+
+def _tree(subject: Subject, name: str) -> Path:
+    """Give a copy of the directory after the newest save, to be crafted."""
+    target = subject.scratch / name
+    trees.copy(subject.golden().snapshot(NEWEST), target)
+    return target
+
+
+def _load_each(subject: Subject, folders: Iterable[Path], **given: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Resume from each folder in turn, in one life; give one result each.
+
+    A life that dies takes the rest with it: those folders are then loaded alone, one life each.
+    """
+    chosen = list(folders)
+    ops: list[dict[str, Any]] = []
+    for folder in chosen:
+        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
+    ending = subject.life(*ops, seed=OTHER_SEED, **given)
+    found = [result for result in ending.results if result["op"] == "run"]
+    if ending.how != "ended" or len(found) < len(chosen):
+        return [_alone(subject, folder, **given) for folder in chosen]
+    return found
+
+
+def _alone(subject: Subject, folder: Path, **given: Any) -> dict[str, Any]:  # noqa: ANN401
+    trees.lay_out(folder, subject.root)
+    ending = subject.resume(**given)
+    return {**ending.result("run"), "how": ending.how}
+
+
+def _arrived(result: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Give step and state of a run's result; (0, {}) if it refused."""
+    step = result.get("arrived", {}).get("step", 0)
+    return step, result.get("states", {}).get(str(step), {})
+
+
+def _serves_newest(subject: Subject, result: dict[str, Any]) -> bool:
+    """Tell whether a load gave the newest step, bit for bit what an undamaged load gives."""
+    step, state = _arrived(result)
+    wanted = subject.served(subject.golden(), NEWEST)
+    return step == NEWEST and oracle.same(state, wanted, subject.holds)
+
+
+def _needed(subject: Subject) -> list[str]:
+    """Name the files without which the newest step is not served; the others are hints."""
+    memo = subject.golden().memo
+    if "needed" not in memo:
+        names = _files(subject)
+        folders = []
+        for at, name in enumerate(names):
+            folders.append(_tree(subject, f"without-{at}"))
+            (folders[-1] / name).unlink()
+        results = _load_each(subject, folders)
+        pairs = zip(names, results, strict=True)
+        memo["needed"] = [name for name, one in pairs if not _serves_newest(subject, one)]
+    return memo["needed"]
+
+
+# -- code ----------------------------------------------------------------------------------------
+
+
+@check("CKC-SECU-001")
+def test_no_pickle_of_a_checkpoint_is_run(subject: Subject) -> None:
+    """A canary in any pickled position of a checkpoint never runs.
+
+    Why: a load with weights_only=False runs whatever the file says (L02); a refused safe load was
+    tried again without safety (L03); metadata and byte items are pickles (checklist MX11, VX14).
+    How: put a pickle that creates a file into each pickled position in turn, and in place of each
+    file (checklist M025); load; look for the file.
+    """
+    places = subject.sample(crafted.spots(subject.golden().snapshot(NEWEST), _files(subject)), 12)
+    markers = [subject.scratch / f"marker-{at}" for at in range(len(places))]
+    folders = [_tree(subject, f"canary-{at}") for at in range(len(places))]
+    for folder, place, marker in zip(folders, places, markers, strict=True):
+        crafted.plant(folder, place, marker)
+    _canary_works(subject)
+    _load_each(subject, folders)
+    ran = [at for at, marker in enumerate(markers) if marker.exists()]
+    if ran:
+        at = ran[0]
+        markers[at].unlink()
+        _alone(subject, folders[at])
+        if not markers[at].exists():
+            raise Unknown("the canary ran in a series of loads and not in a load alone")
+        raise Violation(
+            "loading a checkpoint runs code that is in it",
+            evidence={"file": places[at].file, "position": places[at].how},
+            rate=(len(ran), len(places)),
+        )
+
+
+def _canary_works(subject: Subject) -> None:
+    marker = subject.scratch / "control"
+    subject.life({"op": "probe", "probe": FIRE, "args": {"marker": str(marker)}})
+    if not marker.exists():
+        raise Unknown("control failed: the canary does not run where a pickle is run")
+
+
+@check("CKC-VERS-001")
+def test_a_checkpoint_holds_state_and_no_objects(subject: Subject) -> None:
+    """Pickles of a checkpoint name no class of the training code, and no optimizer or module.
+
+    Why: a pickled optimizer did not load in the next release of torch, which had one attribute more
+    (M02); a moved class makes every older checkpoint unreadable.
+    How: list what the pickles of a save import: only plain types, tensors, and DCP's own metadata.
+    """
+    golden = subject.golden()
+    for name in _files(subject):
+        asked = crafted.globals_of((golden.snapshot(NEWEST) / name).read_bytes())
+        odd = sorted(entry for entry in asked if not _is_plain(entry))
+        if odd:
+            raise Violation(
+                "a checkpoint holds instances of classes", evidence={"file": name, "classes": odd}
+            )
+
+
+PLAIN = ("torch", "numpy", "collections", "builtins", "__builtin__", "copyreg", "copy_reg")
+PLAIN += ("_codecs", "pathlib", "datetime")
+OBJECTS = ("torch.optim.", "torch.nn.modules.", "torch.utils.data.")
+
+
+def _is_plain(entry: str) -> bool:
+    return entry.partition(".")[0] in PLAIN and not entry.startswith(OBJECTS)
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def _reads_elsewhere(subject: Subject, crafts: dict[str, Path], message: str) -> None:
+    """Raise Violation if a crafted directory, which lacks a needed file, still gives the step."""
+    results = dict(zip(crafts, _load_each(subject, crafts.values()), strict=True))
+    suspects = [what for what, one in results.items() if _serves_newest(subject, one)]
+    bad = [what for what in suspects if _serves_newest(subject, _alone(subject, crafts[what]))]
+    if bad:
+        raise Violation(message, evidence={"crafted": bad[0]}, rate=(len(bad), len(crafts)))
+
+
+@check("CKC-SECU-002")
+def test_a_name_that_leads_outside_is_not_followed(subject: Subject) -> None:
+    """A manifest, index or metadata that names a file outside of the checkpoint is not served.
+
+    Why: an index with `../` made a loader read, and a server hand out, files of other users; weights
+    were injected without a trace (L01).
+    How: where a file names another one, make it name a path above, put the good bytes there, and
+    remove them here: whoever still serves the step has read outside.
+    """
+    pairs = crafted.names_in(subject.golden().snapshot(NEWEST), _files(subject))
+    pairs = subject.sample([pair for pair in pairs if pair[1] in _needed(subject)], 4)
+    if not pairs:
+        raise NotApplicable("no file of the checkpoint names another one")
+    crafts: dict[str, Path] = {}
+    outside: set[Path] = set()
+    for at, (file, named) in enumerate(pairs):
+        folder = _tree(subject, f"names-{at}")
+        target = crafted.lead_outside(folder, file, named)
+        if not target.is_relative_to(folder):
+            target = subject.root.parent / target.relative_to(folder.parent)
+            outside.add(target)
+        shutil.move(folder / named, target)
+        crafts[f"{file} names ../{target.name}"] = folder
+    try:
+        _reads_elsewhere(subject, crafts, "a name that leads outside of the checkpoint is followed")
+    finally:
+        for path in outside:
+            path.unlink()
+
+
+@check("CKC-SECU-003")
+def test_a_link_that_leads_outside_is_not_followed(subject: Subject) -> None:
+    """A symbolic link in place of a file of a checkpoint, leading out of it, is not served.
+
+    Why: a link makes a loader read, and a copy or a mirror hand out, what lies anywhere (L01).
+    How: move each needed file elsewhere and leave a link to it; whoever still serves the step has
+    followed the link.
+    """
+    elsewhere = subject.scratch / "elsewhere"
+    elsewhere.mkdir()
+    crafts: dict[str, Path] = {}
+    for at, name in enumerate(subject.sample(_needed(subject), 4)):
+        folder = _tree(subject, f"link-{at}")
+        target = elsewhere / f"{at}-{(folder / name).name}"
+        shutil.move(folder / name, target)
+        (folder / name).symlink_to(target)
+        crafts[f"{name} is a link"] = folder
+    if not crafts:
+        raise Unknown("no file is needed for the newest step")
+    _reads_elsewhere(subject, crafts, "a link that leads outside of the checkpoint is followed")
+
+
+# -- resources -----------------------------------------------------------------------------------
+
+
+def _stays_small(subject: Subject, crafts: dict[str, Callable[[Path], None]], message: str) -> None:
+    """Raise Violation if a load of a crafted directory needs over 1 GiB, over 10 s, or dies."""
+    if not crafts:
+        raise NotApplicable("no file of the checkpoint has such a header")
+    chosen = subject.sample(sorted(crafts), 5)
+    folders: dict[str, Path] = {}
+    for at, what in enumerate(chosen):
+        folders[what] = _tree(subject, f"large-{at}")
+        crafts[what](folders[what])
+    if _is_small(_series(subject, list(folders.values()))):
+        return
+    for what, folder in folders.items():
+        trees.lay_out(folder, subject.root)
+        ending = subject.resume(memory=GIB, deadline=DEADLINE)
+        if not _is_small(ending):
+            grown = max(0, ending.peak_kib - ending.baseline_kib) >> 10
+            evidence = subject.evidence(ending, crafted=what, grown=f"{grown} MiB")
+            raise Violation(message, evidence=evidence)
+
+
+def _series(subject: Subject, folders: Sequence[Path]) -> Ending:
+    ops: list[dict[str, Any]] = []
+    for folder in folders:
+        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
+    return subject.life(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)
+
+
+def _is_small(ending: Ending) -> bool:
+    return ending.how == "ended" and ending.peak_kib - ending.baseline_kib <= GIB >> 10
+
+
+@check("CKC-SECU-004")
+def test_a_header_that_claims_too_much_is_refused_at_once(subject: Subject) -> None:
+    """A header that claims 10**15 bytes costs no more than 1 GiB of memory and 10 seconds.
+
+    Why: a reader that allocates what a header says is ended by the kernel, and with it the job that
+    could have used the step before (L01).
+    How: in each file raise lengths, sizes and shapes of headers, archives, pickles and JSON.
+    """
+    snapshot = subject.golden().snapshot(NEWEST)
+    crafts = {
+        f"{how} of {file}": lambda folder, file=file, how=how: crafted.claim(folder, file, how)
+        for file, how in crafted.claims(snapshot, _files(subject))
+    }
+    _stays_small(subject, crafts, "a load allocates, or reads, what a header claims")
+
+
+@check("CKC-SECU-005")
+def test_a_record_that_inflates_is_refused_at_once(subject: Subject) -> None:
+    """A compressed record that inflates to 2 GiB costs no more than 1 GiB of memory and 10 seconds.
+
+    Why: formats that store their records uncompressed are read by libraries that inflate them all
+    the same; two megabytes of file became more memory than the machine has (L01).
+    How: replace a record of each archive by zeros that were deflated a thousandfold.
+    """
+    snapshot = subject.golden().snapshot(NEWEST)
+    archives = [file for file, how in crafted.claims(snapshot, _files(subject)) if "record" in how]
+    crafts = {
+        f"{record} of {file}": lambda folder, file=file, record=record: crafted.bomb(
+            folder / file, record
+        )
+        for file in archives
+        for record in ("/data.pkl", "/data/0")
+    }
+    _stays_small(subject, crafts, "a load inflates a record without limit")
+
+
+@check("CKC-SECU-006")
+def test_a_fifo_does_not_stop_the_load(subject: Subject) -> None:
+    """A FIFO in place of a file of a checkpoint is refused; the load does not wait for a writer.
+
+    Why: to open a FIFO waits until somebody writes: the restart hangs, and no watchdog knows why
+    (L01).
+    How: replace the largest needed file by a FIFO, and at the full budget each of them; load.
+    """
+    golden = subject.golden()
+    needed = sorted(
+        _needed(subject), key=lambda name: -(golden.snapshot(NEWEST) / name).stat().st_size
+    )
+    for name in needed if subject.budget == "full" else needed[:1]:
+        subject.lay_out(golden)
+        path = subject.root / name
+        path.unlink()
+        os.mkfifo(path)
+        try:
+            ending = subject.resume(deadline=BLOCKED)
+        finally:
+            with suppress(OSError):
+                path.unlink()
+        if ending.how != "ended":
+            raise Violation("a load waits for a FIFO", evidence=subject.evidence(ending, fifo=name))

@@ -1,0 +1,20 @@
+"""The pytest process stays light: no suite and no harness module that it needs imports torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+COLLECT = """
+import importlib, pkgutil, sys
+import ckpt_conformance.suites as suites
+import ckpt_conformance.plugin, ckpt_conformance.outcomes, ckpt_conformance.session
+for module in pkgutil.iter_modules(suites.__path__):
+    importlib.import_module(f"{suites.__name__}.{module.name}")
+print(sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_the_suites_import_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
