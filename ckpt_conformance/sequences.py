@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_conformance import names, oracle, trees
 from ckpt_conformance.verdicts import Violation
@@ -60,10 +60,8 @@ class Execution:
     run: str = "first"  # whose state the live job has
     step: int = 0
     ops: list[Rule] = field(default_factory=list[Rule])
-    expected: list[tuple[int, set[str]] | None] = field(
-        default_factory=list["tuple[int, set[str]] | None"]
-    )
     seed: int = SEEDS["first"]
+    again: int = 0  # the step that a load in doubt has served, until another life ends
 
     @property
     def is_manager(self) -> bool:
@@ -78,54 +76,59 @@ class Execution:
             getattr(self, f"do_{rule['rule']}")(**given)
         self.do_restart()
 
-    # -- rules: what happens inside a life -----------------------------------------------------------
+    # -- rules: what happens inside a life --------------------------------------------------------
 
     def do_train(self) -> None:
         """Train to the next of `STEPS`."""
         if self.step >= STEPS[-1]:
             return
-        if not self.ops or self.ops[-1]["op"] != "run":
-            self.add({"op": "run", "until": self.step, "save_at": []})
+        if not self.ops and self.again:
+            self.do_load(sorted(self.disk).index(self.again))  # go on from what was just served
+        if self.step >= STEPS[-1]:
+            return
+        if not self.ops:
+            self.ops.append({"op": "run", "until": self.step, "save_at": []})
         self.step += 2
         self.ops[-1]["until"] = self.step
         self.log.append(f"train to step {self.step}")
 
     def do_save(self) -> None:
-        """Save; train first if this life has trained nothing since its last save."""
-        is_new = self.ops and self.ops[-1]["op"] == "run" and self.ops[-1]["until"] == self.step
-        if not is_new or self.step in self.ops[-1]["save_at"] or not self.step:
+        """Save; train first if this life has trained nothing since its last load or save."""
+        if not self.can_save():
             self.do_train()
-        if self.ops and self.ops[-1]["op"] == "run" and self.ops[-1]["until"] == self.step:
-            if self.step in self.ops[-1]["save_at"]:
-                return
+        if self.can_save():
             self.ops[-1]["save_at"].append(self.step)
             self.log.append(f"save step {self.step}")
             self.saved(self.step)
+
+    def can_save(self) -> bool:
+        """Whether the last step of this life was trained in it and is not saved."""
+        if not self.ops:
+            return False
+        loaded = self.ops[-1].get("expects", [0])[0]
+        return self.step > loaded and self.step not in self.ops[-1]["save_at"]
 
     def do_load(self, pick: int | None = None) -> None:
         """Load the latest, or one of the steps that are or may be there."""
         if not self.disk:
             return
+        if not self.is_manager:
+            self.do_restart()
         step = None if pick is None else sorted(self.disk)[pick % len(self.disk)]
         may, can_refuse = self.outcomes(step)
-        if not self.is_manager and self.ops:
-            self.do_restart()
-        self.log.append("load the latest" if step is None else f"load step {step}")
         resume = True if step is None else step
-        if can_refuse or len(may) > 1 or self.step >= STEPS[-1]:
-            self.add({"op": "run", "until": None, "resume": resume, "stop_after": 0})
+        self.log.append("load the latest" if step is None else f"load step {step}")
+        if can_refuse or len(may) > 1 or any(len(self.disk[one].runs) > 1 for one in may):
+            self.ops.append({"op": "run", "until": None, "resume": resume, "stop_after": 0})
             self.judge(self.live(), may, can_refuse=can_refuse)
             return
         (self.step,) = may
-        entry = self.disk[self.step]
-        if len(entry.runs) > 1:
-            self.add({"op": "run", "until": None, "resume": resume, "stop_after": 0})
-            self.judge(self.live(), may, can_refuse=False)
-            return
-        (self.run,) = entry.runs
-        self.add({"op": "run", "until": self.step, "resume": resume, "save_at": []}, self.step)
+        (self.run,) = self.disk[self.step].runs
+        expects = [self.step, self.run]
+        op = {"op": "run", "until": self.step, "resume": resume, "save_at": [], "expects": expects}
+        self.ops.append(op)
 
-    # -- rules: how a life ends ----------------------------------------------------------------------
+    # -- rules: how a life ends -------------------------------------------------------------------
 
     def do_restart(self) -> None:
         """End the process in good order."""
@@ -164,7 +167,7 @@ class Execution:
         self.keep = number
         self.log.append(f"keep the last {number}")
 
-    # -- rules: what happens to the files ------------------------------------------------------------
+    # -- rules: what happens to the files ---------------------------------------------------------
 
     def do_damage(self, pick: int, file: int, fault: str) -> None:
         """Damage or delete one file of a step, between two lives."""
@@ -190,9 +193,11 @@ class Execution:
             for name in self.world.files[step]
             if (root / name).is_file()
         }
-        return sorted((name for name in sizes if sizes[name]), key=lambda name: (-sizes[name], name))
+        return sorted(
+            (name for name in sizes if sizes[name]), key=lambda name: (-sizes[name], name)
+        )
 
-    # -- the model -----------------------------------------------------------------------------------
+    # -- the model --------------------------------------------------------------------------------
 
     def saved(self, step: int, run: str = "") -> None:
         """Note a save that has returned, and what rotation may have taken away."""
@@ -221,44 +226,45 @@ class Execution:
             return set(self.disk), True
         return {newest} | doubtful | last, bool(doubtful)
 
-    # -- lives ---------------------------------------------------------------------------------------
-
-    def add(self, op: Rule, expected: int | None = None) -> None:
-        """Add an operation, and what its load must give."""
-        self.ops.append(op)
-        if expected is not None:
-            op["expects"] = [expected, self.run]
+    # -- lives ------------------------------------------------------------------------------------
 
     def live(self, *, may_die: bool = False) -> Ending:
         """Run what has been gathered in one life, and judge all but a last load in doubt."""
-        ops, self.ops = self.ops, []
+        ops, self.ops, self.again = self.ops, [], 0
+        loads = [op for op in ops if op["op"] == "run"]
+        if loads and loads[-1].get("expects", [None])[0] == loads[-1]["until"]:
+            loads[-1] |= {"until": None, "stop_after": 0}  # a look at what was loaded, then the end
         options = {"keep_last": self.keep} if self.keep else {}
         ending = self.subject.life(*ops, seed=self.seed, options=options)
         self.step, self.run = 0, next(run for run, seed in SEEDS.items() if seed == self.seed)
-        killed = may_die and ending.how == "killed"
+        if may_die and ending.how == "killed":
+            return ending
         for index, op in enumerate(ops):
-            doubtful = op.get("stop_after") == 0
-            if doubtful or killed:
+            if op.get("stop_after") == 0 and "expects" not in op:
                 break
             result = ending.results[index] if index < len(ending.results) else {}
             if ending.how != "ended" or not result or "error" in result:
                 self.leave("an operation on a healthy disk fails", ending)
             self.judge_state(op, result, ending)
+        saves = [step for op in ops for step in op.get("save_at", ())]
+        if ending.steps_of("acknowledged") != saves:
+            self.leave(f"of the saves {saves} not all were acknowledged", ending)
         return ending
 
     def judge_state(self, op: Rule, result: Mapping[str, Any], ending: Ending) -> None:
-        """Compare what a load in the middle of a life gave with the model."""
-        if "expects" not in op or "arrived" not in result:
+        """Compare what a load gave with the only thing that it may give."""
+        if "expects" not in op:
             return
         step, run = op["expects"]
-        arrived = result["arrived"]["step"]
+        arrived = result.get("arrived", {}).get("step", result.get("step"))
         if arrived != step:
             self.leave(f"a load gives step {arrived} instead of {step}", ending)
-        self.compare(result["states"][str(step)], step, {run}, ending)
+        if "arrived" in result:
+            self.compare(result["states"][str(step)], step, {run}, ending)
 
     def judge(self, ending: Ending, may: set[int], *, can_refuse: bool) -> None:
         """Judge a load that has several legal outcomes."""
-        step, state = oracle.arrival(self.last_run(ending))
+        step, state = oracle.arrival(ending)
         refused = ending.how == "ended" and ending.error is not None
         if refused and can_refuse:
             self.log.append("... refused")
@@ -267,23 +273,22 @@ class Execution:
             self.leave(f"a load of one of {sorted(may)} fails", ending)
         if step not in may or step is None:
             self.leave(f"a load gives step {step}; {sorted(may)} may be there", ending)
-            return
         self.log.append(f"... step {step}")
-        self.compare(state, step, self.disk[step].runs, ending)
+        run = self.compare(state, step, self.disk[step].runs, ending)
+        self.disk[step] = Entry("whole", {run})  # whatever was in doubt, it has loaded
+        if "explicit_step" in self.subject.info.capabilities:
+            self.again = step
 
-    def last_run(self, ending: Ending) -> Ending:
-        """Give the ending, of which `arrival` reads the last run."""
-        return ending
+    def compare(self, state: Mapping[str, Any], step: int, runs: set[str], ending: Ending) -> str:
+        """Give the run whose state was loaded, of those that may have saved it."""
+        for run in sorted(runs):
+            if oracle.same(state, self.world.states[run][step], self.subject.holds):
+                return run
+        wanted = self.world.states[min(runs)][step]
+        told = oracle.differences(state, wanted, self.subject.holds)
+        self.leave(f"a load gives another state than was saved at step {step}: {told}", ending)
 
-    def compare(self, state: Mapping[str, Any], step: int, runs: set[str], ending: Ending) -> None:
-        """Compare a loaded state with that of the runs that may have saved it."""
-        holds = self.subject.holds
-        if not any(oracle.same(state, self.world.states[run][step], holds) for run in runs):
-            wanted = self.world.states[sorted(runs)[0]][step]
-            told = oracle.differences(state, wanted, holds)
-            self.leave(f"a load gives another state than was saved at step {step}: {told}", ending)
-
-    def leave(self, what: str, ending: Ending) -> None:
+    def leave(self, what: str, ending: Ending) -> NoReturn:
         """Raise Violation, with the script so far."""
         evidence = self.subject.evidence(ending, script="; ".join(self.log))
         raise Violation(what, evidence=evidence)

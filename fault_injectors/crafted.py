@@ -128,18 +128,39 @@ def rewrite_records(path: Path, change: Callable[[str, bytes], bytes]) -> None:
             new.writestr(zipfile.ZipInfo(name), change(name, data))
 
 
-def inflate_integers(data: bytes, least: int) -> bytes:
-    """Make every integer of a pickle from `least` on claim 10**15; framing is dropped."""
-    out, start = bytearray(), 0
-    positions = [(at, opcode, argument) for opcode, argument, at in pickletools.genops(data)]
-    for index, (at, opcode, argument) in enumerate(positions):
-        end = positions[index + 1][0] if index + 1 < len(positions) else len(data)
-        start = at
-        if opcode.name == "FRAME":
-            continue
-        number = opcode.name in {"BININT", "BININT1", "BININT2"} and argument >= least
-        out += pickle.dumps(CLAIM, 2)[2:-1] if number else data[start:end]
+def rewrite_pickle(data: bytes, change: Callable[[str, Any], bytes | None]) -> bytes:
+    """Replace instructions of a pickle: `change` gives new bytes or None; framing is dropped."""
+    out = bytearray()
+    steps = [(at, opcode.name, argument) for opcode, argument, at in pickletools.genops(data)]
+    ends = [at for at, _, _ in steps[1:]] + [len(data)]
+    for (at, name, argument), end in zip(steps, ends, strict=True):
+        if name != "FRAME":
+            new = change(name, argument)
+            out += data[at:end] if new is None else new
     return bytes(out)
+
+
+def inflate_integers(data: bytes, least: int) -> bytes:
+    """Make every integer of a pickle from `least` on claim 10**15."""
+
+    def change(name: str, argument: Any) -> bytes | None:  # noqa: ANN401  what pickletools gives
+        large = name in {"BININT", "BININT1", "BININT2"} and argument >= least
+        return pickle.dumps(CLAIM, 2)[2:-1] if large else None
+
+    return rewrite_pickle(data, change)
+
+
+def rename_text(data: bytes, old: str, new: str) -> bytes:
+    """Replace a text of a pickle by another one of any length."""
+    raw = new.encode()
+    return rewrite_pickle(
+        data,
+        lambda name, argument: (
+            b"X" + struct.pack("<I", len(raw)) + raw
+            if "UNICODE" in name and argument == old
+            else None
+        ),
+    )
 
 
 # -- names that lead elsewhere ---------------------------------------------------------------------
@@ -157,12 +178,20 @@ def names_in(root: Path, files: list[str]) -> list[tuple[str, str]]:
 
 
 def lead_outside(root: Path, file: str, named: str) -> Path:
-    """Make `file` name `../...` in place of `named`, in as many bytes; give where that leads."""
-    old = Path(named).name
-    new = "../" + old[3:]
-    path = root / file
-    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
-    return path.parent.parent / old[3:]
+    """Make `file` name `../<name>` in place of `<name>`; give where that leads.
+
+    In a file that is neither text nor a pickle the name keeps its length, and loses its head.
+    """
+    path, old = root / file, Path(named).name
+    data, new = path.read_bytes(), f"../{old}"
+    if is_pickle(data):
+        path.write_bytes(rename_text(data, old, new))
+    elif data.isascii():
+        path.write_bytes(data.replace(old.encode(), new.encode()))
+    else:
+        new = f"../{old[3:]}"
+        path.write_bytes(data.replace(old.encode(), new.encode()))
+    return path.parent.parent / new[3:]
 
 
 # -- sizes -----------------------------------------------------------------------------------------

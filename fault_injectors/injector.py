@@ -162,7 +162,12 @@ class Injector:
         due = self.count(what, name, **more)
         if due and self.moment != "after":
             self.strike(what, str(name))
-        result = call()
+        try:
+            result = call()
+        except BaseException:
+            if due and self.mode == "kill":
+                self.strike(what, str(name))
+            raise
         if due:
             self.strike(what, str(name))
         return result

@@ -13,15 +13,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle, trees
-from ckpt_conformance.fault_injectors import injector
-from ckpt_conformance.verdicts import NotApplicable, Unknown
+from ckpt_conformance import fault_injectors
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
-
-    from ckpt_conformance.subject import Golden, Subject
 
 WRITERS = (
     "file-write",
@@ -34,7 +30,6 @@ WRITERS = (
     "fsync",
 )
 WHOLE_FILES = ("torch-save", "safetensors-save")
-OTHER = 23  # the seed of the job that saves step 4 over another job's step 4
 PREFIXES = ("0", "half", "len-1")
 _WORDS = {"0": "after 0 bytes of", "half": "after half of", "len-1": "before the last byte of"}
 Tree = dict[str, str]
@@ -69,81 +64,11 @@ def survey() -> list[dict[str, object]]:
     return [fault_injectors.spec(name, survey=True) for name in WRITERS]
 
 
-def of_save(subject: Subject, golden: Golden, name: str) -> list[Point]:
-    """List the points of a save of step 4, counted once per adapter and name.
-
-    `name` is `new`, a job that was resumed from step 2, or `same`, another job's step 4 over it.
-    """
-    key = f"points {name}"
-    if key not in subject.notes:
-        subject.lay_out(golden, start_of(name))
-        before = injector.fingerprint(subject.root)
-        ending = subject.run(4, (4,), faults=survey(), fault_step=4, **job_of(name))
-        if ending.how != "ended" or ending.error:
-            told = subject.tell(ending)
-            if name == "same" and ending.error:
-                msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
-                raise NotApplicable(msg)
-            msg = f"control failed: the save that is to be struck ends: {told}"
-            raise Unknown(msg)
-        after = injector.fingerprint(subject.root)
-        trees.copy(subject.root, subject.folder / f"clean {name}")
-        subject.notes[key] = points(ending.result("run")["faults"], before, after)
-    found: list[Point] = subject.notes[key]
-    if not found:
-        msg = "no call of the save was seen: its writer is native, and not among those watched"
-        raise Unknown(msg)
-    return found
-
-
-def overwrites(subject: Subject, golden: Golden) -> bool:
-    """Tell whether the manager saves a step that is there already."""
-    try:
-        return bool(of_save(subject, golden, "same"))
-    except NotApplicable:
-        return False
-
-
-def legal(subject: Subject, golden: Golden, name: str = "new") -> dict[int, dict[str, Any]]:
-    """Give what may be served after a save of a name was struck: steps 2 and 4, as before it.
-
-    A job that was resumed without its generators trains other numbers than the golden run. So step
-    4 of a `new` save is what the counting pass, which met no fault, has saved.
-    """
-    newest = subject.served(golden, 4) if name == "same" else clean(subject, golden, name)
-    return {2: subject.served(golden, 2), 4: newest}
-
-
-def clean(subject: Subject, golden: Golden, name: str) -> dict[str, Any]:
-    """Give the state that a load gives after the counting pass of a name: step 4, saved whole."""
-    key = f"clean {name}"
-    if key not in subject.notes:
-        of_save(subject, golden, name)
-        trees.lay_out(subject.folder / key, subject.root)
-        ending = subject.resume()
-        step, state = oracle.arrival(ending)
-        if step != 4:  # noqa: PLR2004  the step that was saved
-            msg = f"control failed: an undamaged save of step 4 gives {subject.tell(ending)}"
-            raise Unknown(msg)
-        subject.notes[key] = state
-    found: dict[str, Any] = subject.notes[key]
-    return found
-
-
-def start_of(name: str) -> int:
-    """Give the step whose snapshot is laid out before a save of a name."""
-    return 2 if name == "new" else 4
-
-
-def job_of(name: str) -> dict[str, Any]:
-    """Give the arguments of the run that saves."""
-    return {"resume": True} if name == "new" else {"seed": OTHER}
-
-
-def points(counted: Sequence[Mapping[str, Any]], before: Tree, after: Tree) -> list[Point]:
-    """List the points of a counting pass in their order; the trees are of before and after it."""
+def points(counted: Sequence[Mapping[str, Any]], after: Tree) -> list[Point]:
+    """List the points of a counting pass in their order; `after` is the tree that it left."""
     calls = [{**call, "fault": each["name"]} for each in counted for call in each["log"]]
     calls.sort(key=lambda call: call["order"])
+    before = calls[0]["tree"] if calls else after
     found: list[Point] = []
     for index, call in enumerate(calls):
         following = calls[index + 1]["tree"] if index + 1 < len(calls) else after

@@ -6,7 +6,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from ckpt_conformance.reference_impl import dcp_format, durable, layout, snapshot, torch_zip
+from ckpt_conformance.reference_impl import (
+    dcp_format,
+    dcp_metadata,
+    durable,
+    layout,
+    snapshot,
+    torch_zip,
+)
 from ckpt_conformance.reference_impl.encode import DTYPES, decode, is_dict, is_list
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 from ckpt_conformance.reference_impl.fill import ReadPlan
@@ -147,7 +154,7 @@ def read_dcp_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
         file, _ = opened.files[layout.DCP_EXTRA]
     except KeyError as error:
         raise CheckpointDamaged(f"its manifest does not list {error}") from error
-    dcp_format.check_index(dcp_format.read_metadata(metadata), tensors)
+    dcp_format.check_index(dcp_metadata.read_metadata(metadata), tensors)
     extra = torch_zip.read_tree(file, layout.DCP_EXTRA)
     skeleton = decode(extra.pop("skeleton"), lambda key: reference_of(tensors[key]))
     return {**skeleton, "extra": decode(extra)}

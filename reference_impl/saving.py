@@ -15,6 +15,7 @@ import torch
 
 from ckpt_conformance.reference_impl import (
     dcp_format,
+    dcp_metadata,
     durable,
     layout,
     optimizer_state,
@@ -305,5 +306,5 @@ def index_directory(directory: Path) -> dict[str, TensorEntry]:
     with durable.open_regular(directory / layout.DCP_EXTRA) as file:
         index = snapshot.index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
     with durable.open_regular(directory / layout.DCP_METADATA) as file:
-        stored = dcp_format.read_metadata(file)
+        stored = dcp_metadata.read_metadata(file)
     return {**index, **dcp_format.index_tensors(directory, stored)}

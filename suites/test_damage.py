@@ -285,7 +285,7 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
             told = {"error": ending.result("load", at)["error"]["message"], "changed": changed}
             raise Violation(f"{name} is damaged: the refused load changed the job", evidence=told)
     if not refused:
-        raise Unknown(f"no load was refused: {subject.tell(ending)}")
+        raise Unknown(f"no load was refused; see CKC-CORR-005: {subject.tell(ending)}")
 
 
 def spoilt(subject: Subject, names: Sequence[str]) -> list[tuple[str, bool]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors, oracle, trees
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.fault_injectors import points, struck_save
 from ckpt_conformance.screening import Case, resume_each
 from ckpt_conformance.verdicts import REFUSALS, Outcome, Unknown, Violation
 
@@ -52,31 +52,30 @@ class Attempt:
 
 def strike(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> list[Attempt]:
     """Carry out attempts at saving step 4; gives those whose fault fired."""
-    base = subject.golden().snapshot(points.start_of(name))
-    trees.lay_out(base, subject.root)
     for attempt in attempts:
         trees.clear(attempt.folder)
     if subject.info.shape == "manager":
-        _in_one_life(subject, base, attempts, points.job_of(name), again=again)
+        _in_one_life(subject, name, attempts, again=again)
     else:
-        _in_many_lives(subject, base, attempts, points.job_of(name), again=again)
+        _in_many_lives(subject, name, attempts, again=again)
     fired = [attempt for attempt in attempts if attempt.fired]
     if not fired:
         raise Unknown("no injected error fired")
     return fired
 
 
-def _in_one_life(
-    subject: Subject, base: Path, attempts: list[Attempt], job: dict[str, Any], *, again: bool
-) -> None:
+def _in_one_life(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
+    """Strike one save after the other, each by a new manager in the directory as it was."""
+    base = subject.golden().snapshot(OLDER if name == "new" else NEWEST)
     ops: list[dict[str, Any]] = []
-    save = {"op": "save", "step": 4, "continue": True}
+    save = {"op": "save", "step": NEWEST, "continue": True}
     for each in attempts:
         ops += [{"op": "lay_out", "tree": str(base)}, {**save, "faults": [each.fault]}]
         ops.append({"op": "copy_out", "tree": str(each.folder / "failed")})
         if again:
             ops += [save, {"op": "copy_out", "tree": str(each.folder / "again")}]
-    ending = subject.run(4, (), then=ops, **job)
+    job = {} if name == "new" else {"seed": struck_save.OTHER}
+    ending = subject.run(NEWEST, (), then=ops, **job)
     saves = [result for result in ending.results if result["op"] == "save"]
     if len(saves) != len(attempts) * (1 + again):
         told = subject.tell(ending)
@@ -86,15 +85,12 @@ def _in_one_life(
         each.again = saves[at * 2 + 1] if again else {}
 
 
-def _in_many_lives(
-    subject: Subject, base: Path, attempts: list[Attempt], job: dict[str, Any], *, again: bool
-) -> None:
+def _in_many_lives(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
     for at, each in enumerate(attempts):
-        trees.lay_out(base, subject.root)
-        each.struck = _saved(subject.run(4, (4,), faults=[each.fault], fault_step=4, **job))
+        each.struck = _saved(struck_save.save(subject, name, [each.fault]))
         trees.copy(subject.root, each.folder / "failed")
         if again and at % 3 == 1:  # a framework's run is dear: every third one is enough
-            each.again = _saved(subject.run(4, (4,), **job))
+            each.again = _saved(subject.run(NEWEST, (NEWEST,)))
             trees.copy(subject.root, each.folder / "again")
 
 
@@ -107,7 +103,7 @@ def _saved(ending: Ending) -> dict[str, Any]:
 
 def chosen(subject: Subject, name: str) -> list[Point]:
     """Choose points at which a save meets an error: of each kind of call, and of each condition."""
-    found = points.of_save(subject, subject.golden(), name)
+    found = struck_save.points_of(subject, name)
     usable = [p for p in found if p.moment != "after" and p.fault != "unlink"]
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
     if subject.budget == "full":
@@ -184,7 +180,7 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
             if attempt.what in FLUSHES:
                 raise Violation(message, evidence={"call": attempt.what})
             cases.append((message, attempt.case))
-    legal = points.legal(subject, subject.golden())
+    legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
 
@@ -196,14 +192,12 @@ def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subjec
     was truncated or removed (M018, M019, A14, O03).
     How: fail a save of a new step, and one over an existing step; resume from what is left.
     """
-    golden = subject.golden()
-    legal = points.legal(subject, golden)
+    legal = subject.legal(subject.golden())
     cases = left_behind(subject, "new", "a new step")
     judge_each(subject, cases, Rule(legal, WHOLE, (OLDER,)))
-    if points.overwrites(subject, golden):
-        legal = points.legal(subject, golden, "same")
-        new = points.clean(subject, golden, "same")
+    if struck_save.overwrites(subject):
         cases = left_behind(subject, "same", "the same step")
+        new = struck_save.overwritten(subject)
         judge_each(subject, cases, Rule(legal, WHOLE, (OLDER, NEWEST), new))
 
 
@@ -231,7 +225,7 @@ def test_the_save_after_a_failed_one_succeeds(subject: Subject) -> None:
         (f"the save after an error {each.name} does not load", Case(each.folder / "again"))
         for each in subject.sample(tried, 2)
     ]
-    legal = points.legal(subject, subject.golden())
+    legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
 
@@ -258,7 +252,7 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
         attempts = subject.sample(attempts, 4)
     struck = strike(subject, "new", attempts, again=False)
     cases = [(each.name, each.case) for each in struck if "error" not in each.struck]
-    legal = points.legal(subject, subject.golden())
+    legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, screening, trees
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import payload, points
+from ckpt_conformance.fault_injectors import payload, points, struck_save
 from ckpt_conformance.screening import Case, resume_each
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.points import Point
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject import Subject
 
-NEWEST, LATER = 4, 6  # the step whose save is killed, and one after it
+OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
 QUICK = 6  # kills at the quick budget
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 TEMPORARY = re.compile(
@@ -39,43 +40,34 @@ class Crash:
     @property
     def is_usable(self) -> bool:
         """Whether a resume works at all; if not, that is the finding of CKC-ATOM-001."""
-        return self.resumed.how == "ended" and oracle.arrival(self.resumed)[0] in (2, NEWEST)
+        return self.resumed.how == "ended" and oracle.arrival(self.resumed)[0] in (OLDER, NEWEST)
 
 
 def crashes(subject: Subject, name: str) -> list[Crash]:
     """Kill saves at several points, once per adapter; `name`: a `new` step, or the `same` again."""
     key = f"crashes {name}"
     if key not in subject.notes:
-        golden = subject.golden()
-        found = points.of_save(subject, golden, name)
+        found = struck_save.points_of(subject, name)
         chosen = found if subject.budget == "full" else points.choose(found, subject.rng, QUICK)
-        killed = [_kill(subject, golden, point, name) for point in chosen]
+        killed = [_kill(subject, point, name) for point in chosen]
+        legal = subject.legal(subject.golden())
+        judge = partial(subject.classify, newest=NEWEST, acknowledged=(OLDER,))
         cases = [Case(folder) for folder, _ in killed]
-        legal = points.legal(subject, golden, name)
-        endings = resume_each(subject, cases, lambda e: outcome(subject, e, legal) in WHOLE)
+        endings = resume_each(subject, cases, lambda ending: judge(ending, legal) in WHOLE)
         made = zip(chosen, killed, endings, strict=True)
         subject.notes[key] = [Crash(point, *left, ending) for point, left, ending in made]
     kept: list[Crash] = subject.notes[key]
     return kept
 
 
-def _kill(
-    subject: Subject, golden: Golden, point: Point, name: str
-) -> tuple[Path, tuple[int, ...]]:
-    subject.lay_out(golden, points.start_of(name))
-    faults = [point.spec("kill")]
-    ending = subject.run(4, (4,), faults=faults, fault_step=4, **points.job_of(name))
+def _kill(subject: Subject, point: Point, name: str) -> tuple[Path, tuple[int, ...]]:
+    ending = struck_save.save(subject, name, [point.spec("kill")])
     if ending.how != "killed" or not [e for e in ending.events if e["event"] == "fired"]:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(ending)}")
     named = f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
     folder = subject.folder / "crashes" / named
-    trees.copy(subject.root, folder)
+    trees.lay_out(subject.root, folder)
     return folder, tuple(ending.steps_of("acknowledged"))
-
-
-def outcome(subject: Subject, ending: Ending, legal: dict[int, Any]) -> Outcome:
-    """Classify a resume after a kill of the save of step 4; step 2 was acknowledged."""
-    return subject.classify(ending, legal, newest=NEWEST, acknowledged=(2,))
 
 
 @check("CKC-ATOM-001")
@@ -86,7 +78,7 @@ def test_a_kill_during_a_save_costs_at_most_that_step(subject: Subject) -> None:
     data leaves a job with nothing that loads (A01, A03, B01, M017, M038).
     How: save step 2, die by SIGKILL inside the save of step 4, resume in a new process.
     """
-    legal = points.legal(subject, subject.golden())
+    legal = subject.legal(subject.golden())
     for crash in crashes(subject, "new"):
         subject.judge(
             crash.resumed,
@@ -94,7 +86,7 @@ def test_a_kill_during_a_save_costs_at_most_that_step(subject: Subject) -> None:
             WHOLE,
             f"killed {crash.point.name}",
             newest=NEWEST,
-            acknowledged=(2, *crash.acknowledged),
+            acknowledged=(OLDER, *crash.acknowledged),
         )
 
 
@@ -106,19 +98,20 @@ def test_a_kill_during_an_overwrite_keeps_the_old_or_the_new(subject: Subject) -
     destroys what was acknowledged; writing over it shard by shard mixes two saves (A02, A04, J12).
     How: save step 4, save another job's step 4 over it, die inside, resume, compare with both.
     """
-    old = subject.served(subject.golden(), 4)
-    new = points.clean(subject, subject.golden(), "same")
-    for crash in crashes(subject, "same"):
+    found = crashes(subject, "same")
+    new = struck_save.overwritten(subject)
+    old = subject.legal(subject.golden())
+    for crash in found:
         step, state = oracle.arrival(crash.resumed)
         if step == NEWEST and oracle.same(state, new, subject.holds):
             continue
         subject.judge(
             crash.resumed,
-            {2: subject.served(subject.golden(), 2), 4: old},
+            old,
             WHOLE,
-            f"killed {crash.point.name} of the second save of step 4",
+            f"killed {crash.point.name} of the second save of step {NEWEST}",
             newest=NEWEST,
-            acknowledged=(2, NEWEST),
+            acknowledged=(OLDER, NEWEST),
         )
 
 
@@ -132,22 +125,36 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
     """
     for crash in usable(subject)[: None if subject.budget == "full" else 2]:
         trees.lay_out(crash.folder, subject.root)
-        again = subject.run(7, (4, 6), resume=True, watch=True)
-        told = subject.evidence(again, killed=crash.point.name)
-        if again.how != "ended" or again.error:
-            raise Violation(f"after a kill {crash.point.name} the next save fails", evidence=told)
-        ending = subject.resume()
-        step, state = oracle.arrival(ending)
-        lived = again.result("run")["states"].get("6", {})
-        if step != LATER or faithful(subject, state) != faithful(subject, lived):
-            more = subject.evidence(ending, lived, killed=crash.point.name)
-            raise Violation(
-                f"after a kill {crash.point.name} the next save does not load", evidence=more
-            )
+        trouble, told = goes_on(subject)
+        if trouble:
+            control(subject)
+            told = {"killed": crash.point.name, **told}
+            raise Violation(f"after a kill {crash.point.name} {trouble}", evidence=told)
+
+
+def goes_on(subject: Subject) -> tuple[str, dict[str, Any]]:
+    """Resume, save the struck step again and a later one, restart; say what does not work."""
+    again = subject.run(7, (NEWEST, LATER), resume=True, watch=True)
+    if again.how != "ended" or again.error:
+        return "the next save fails", subject.evidence(again)
+    lived = again.result("run")["states"].get(str(LATER), {})
+    ending = subject.resume()
+    step, state = oracle.arrival(ending)
+    if step != LATER or faithful(subject, state) != faithful(subject, lived):
+        return "the next save does not load", subject.evidence(ending, lived)
+    return "", {}
+
+
+def control(subject: Subject) -> None:
+    """Do the same from a whole step 2; raise Unknown if a resumed job can't go on saving at all."""
+    subject.lay_out(subject.golden(), OLDER)
+    trouble, told = goes_on(subject)
+    if trouble:
+        raise Unknown(f"control failed: without any kill {trouble}: {told['life']}")
 
 
 def usable(subject: Subject) -> list[Crash]:
-    """List the crashes of a new step from which a resume works, those that left most files first."""
+    """List the crashes of a new step that can be resumed from, those that left most files first."""
     found = [crash for crash in crashes(subject, "new") if crash.is_usable]
     if not found:
         raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
@@ -201,17 +208,19 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     How: list names after two saves; then die twice inside a save, save once, and count the files.
     """
     golden = subject.golden()
-    kept = [path.name for path in trees.files(golden.snapshot(4)) if TEMPORARY.search(path.name)]
+    kept = [
+        path.name for path in trees.files(golden.snapshot(NEWEST)) if TEMPORARY.search(path.name)
+    ]
     if kept:
         raise Violation("a successful save leaves temporary files", evidence={"files": kept})
-    lasting = {*payload.names(golden.snapshot(2)), *payload.names(golden.snapshot(4))}
+    lasting = {*payload.names(golden.snapshot(OLDER)), *payload.names(golden.snapshot(NEWEST))}
     crash = max(usable(subject), key=lambda each: len(left_over(each.folder, lasting)))
     left = left_over(crash.folder, lasting)
     if not left:
         raise NotApplicable("no killed save leaves a file that the next one could forget")
     trees.lay_out(crash.folder, subject.root)
-    subject.run(4, (4,), resume=True, faults=[crash.point.spec("kill")], fault_step=4)
-    ending = subject.run(4, (4,), resume=True)
+    subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
+    ending = subject.run(NEWEST, (NEWEST,))
     if ending.how != "ended" or ending.error:
         raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-ATOM-003")
     extra = left_over(subject.root, lasting)

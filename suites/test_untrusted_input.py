@@ -180,8 +180,8 @@ def _reads_elsewhere(subject: Subject, crafts: dict[str, Path], message: str) ->
 def test_a_name_that_leads_outside_is_not_followed(subject: Subject) -> None:
     """A manifest, index or metadata that names a file outside of the checkpoint is not served.
 
-    Why: an index with `../` made a loader read, and a server hand out, files of other users; weights
-    were injected without a trace (L01).
+    Why: an index with `../` made a loader read, and a server hand out, files of other users;
+    weights were injected without a trace (L01).
     How: where a file names another one, make it name a path above, put the good bytes there, and
     remove them here: whoever still serves the step has read outside.
     """

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ckpt_conformance.job import Job
     from ckpt_conformance.loader import Batch
 
+PROMISES = {
+    "CKC-ATOM-001": "cloud_io._atomic_save: 'Saves a checkpoint atomically, avoiding the creation "
+    "of incomplete checkpoints.'",
+    "CKC-RETN-003": "the page of the recipe: 'saves last-K checkpoints based on \"global_step\"'",
+}
 BY_HOOK = ("extra", "ema")  # the user's own objects: through on_save_checkpoint, as documented
 LAST_K = {"filename": "{global_step:.0f}", "monitor": "global_step", "mode": "max"}
 # With the counter a step that is saved again goes to another file, and its old one stays.
@@ -176,4 +181,5 @@ def make() -> Lightning:
         recipe="lightning.ai/docs/pytorch/stable/common/checkpointing_intermediate.html: "
         "'saves last-K checkpoints based on \"global_step\" metric'; save_last=True and "
         "fit(ckpt_path='last'); the user's own objects through on_save_checkpoint",
+        promises=PROMISES,
     )

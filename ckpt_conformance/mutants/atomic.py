@@ -116,7 +116,7 @@ class PointerBeforeData(CheckpointManager):
 
     def candidates(
         self,
-        reference: Any = None,
+        reference: Any = None,  # noqa: ANN401
         step: int | None = None,
         require_kind: Any = None,  # noqa: ANN401
     ) -> list[CheckpointReference]:

@@ -109,6 +109,23 @@ class ScalerIsLeftOut(CheckpointManager):
 
 
 @mutant(
+    "G13",
+    url="mosaicml/composer#1376",
+    change="the gradient scaler is built after the load, so its saved state has nowhere to go",
+    violates={"CKC-COMP-009", RUN},
+    base="reference-trainer",
+)
+class ScalerIsBuiltLater(Trainer):
+    """What was restored belongs to an object that is gone."""
+
+    def restore(self, job: Any, resume: Any) -> None:
+        """Load, then give the scaler what a new one has."""
+        new = job.scaler.state_dict()
+        super().restore(job, resume)
+        job.scaler.load_state_dict(new)
+
+
+@mutant(
     "G15",
     url="mir-group/nequip#590",
     change="the save comes while the averaged weights are swapped in",
@@ -146,6 +163,22 @@ class CountIsLost(CheckpointManager):
         if "updates" in state:
             state = {**state, "updates": 0}
         super().restore_stateful(component, state)
+
+
+@mutant(
+    "G17",
+    url="Lightning-AI/pytorch-lightning#1463",
+    change="the hook of the training's start resets what the load had restored",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class ResetAtTheStart(Trainer):
+    """The best score so far is infinity again."""
+
+    def restore(self, job: Any, resume: Any) -> None:
+        """Load, then start as the first run does."""
+        super().restore(job, resume)
+        job.extra.load_state_dict({**job.extra.state_dict(), "best": float("inf")})
 
 
 @mutant(

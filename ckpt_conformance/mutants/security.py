@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from unittest import mock
 
@@ -23,6 +22,8 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, TensorEntry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckpt_conformance.reference_impl.loading import OpenCheckpoint
 
 
@@ -88,7 +89,8 @@ class StockMetadata(CheckpointManager):
     def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
         """Read the metadata, then open."""
         try:
-            FileSystemReader(reference.directory).read_metadata()
+            if reference.kind == "dcp":
+                FileSystemReader(reference.directory).read_metadata()
         except Exception as error:
             raise CheckpointDamaged(f".metadata does not read: {error}") from error
         return super().open_verified(reference, allowed)
@@ -102,6 +104,7 @@ class StockMetadata(CheckpointManager):
     url="huggingface/transformers#47176",
     change="the names of a manifest are joined to the directory as they are",
     violates={"CKC-SECU-002"},
+    base="reference-dcp",
 )
 class BelievesNames(CheckpointManager):
     """Takes a manifest as it stands: no digest of its own, no check of its names."""
@@ -109,7 +112,8 @@ class BelievesNames(CheckpointManager):
     def read_manifest(self, reference: CheckpointReference) -> Manifest:
         """Read plain JSON."""
         try:
-            body = json.loads(reference.manifest_path.read_bytes())
+            with durable.open_regular(reference.manifest_path) as file:
+                body = json.load(file)
             del body["manifest_digest"], body["schema_version"]
             body["files"] = {name: FileEntry(**entry) for name, entry in body["files"].items()}
             body["tensors"] = {key: _tensor(entry) for key, entry in body["tensors"].items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     "B11-required-file",
     url="huggingface/transformers#29059",
     change="the loader requires a file that the save does not write",
-    violates={"CKC-SMOK-001"},
+    violates={"CKC-SMOK-001", "CKC-DISC-001", "CKC-DISC-009", "CKC-RETN-008"},
 )
 class RequiredFile(CheckpointManager):
     """The loader began to require trainer_state.json; the save path never wrote it."""
@@ -34,7 +34,15 @@ class RequiredFile(CheckpointManager):
     "R04-listing",
     url="huggingface/transformers#26186",
     change="discovery looks for the model file, which a directory of shards does not have",
-    violates={"CKC-SMOK-002"},
+    violates={
+        "CKC-SMOK-002",
+        "CKC-ATOM-004",
+        "CKC-DISC-009",
+        "CKC-RETN-002",
+        "CKC-RETN-003",
+        "CKC-RETN-004",
+        "CKC-RETN-009",
+    },
     base="reference-dcp",
 )
 class OneFormatIsListed(CheckpointManager):
@@ -49,7 +57,18 @@ class OneFormatIsListed(CheckpointManager):
     "R06-unused-option",
     url="allenai/open-instruct#1823",
     change="load accepts a step, a path and a kind, and reads none of them",
-    violates={"CKC-SMOK-003"},
+    violates={
+        "CKC-SMOK-003",
+        "CKC-DISC-009",
+        "CKC-DISC-012",
+        "CKC-INTN-001",
+        "CKC-INTN-002",
+        "CKC-INTN-003",
+        "CKC-INTN-008",
+        "CKC-INTN-009",
+        "CKC-INTN-010",
+        "CKC-INTN-012",
+    },
 )
 class UnusedOption(CheckpointManager):
     """Every load is a load of the latest."""
@@ -63,7 +82,7 @@ class UnusedOption(CheckpointManager):
     "B17-unflushed",
     url="google/orbax#647",
     change="save returns before anything is written; close or the next save writes it",
-    violates={"CKC-SMOK-004"},
+    violates={"CKC-SMOK-004", "CKC-RETN-002", "CKC-RETN-003", "CKC-RETN-004"},
 )
 class Unflushed(CheckpointManager):
     """The background commit of the last save is waited for by close() alone."""

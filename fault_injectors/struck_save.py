@@ -1,0 +1,85 @@
+"""The save that crash and error checks strike: step 4, of one of two kinds.
+
+`new`: a job saves step 2 and is struck in the save of step 4. `same`: another job is struck while it
+saves its own step 4 over the one that is there. Neither resumes first, so that what a manager loses
+in a resume does not show here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, trees
+from ckpt_conformance.fault_injectors import injector
+from ckpt_conformance.fault_injectors.points import points, survey
+from ckpt_conformance.verdicts import NotApplicable, Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.subject import Subject
+
+OLDER, NEWEST = 2, 4
+OTHER = 23  # the seed of the job that saves step 4 over another job's step 4
+
+
+def save(subject: Subject, name: str, faults: Sequence[dict[str, object]]) -> Ending:
+    """Run the job of a kind until it has saved step 4, with faults armed from that save on."""
+    given: dict[str, Any] = {"faults": list(faults), "fault_step": NEWEST}
+    if name == "new":
+        trees.clear(subject.root)
+        return subject.run(NEWEST, (OLDER, NEWEST), **given)
+    subject.lay_out(subject.golden())
+    return subject.run(NEWEST, (NEWEST,), seed=OTHER, **given)
+
+
+def points_of(subject: Subject, name: str) -> list[Point]:
+    """List the points of the save, counted once per adapter."""
+    key = f"points {name}"
+    if key not in subject.notes:
+        ending = save(subject, name, survey())
+        if ending.how != "ended" or ending.error:
+            _give_up(name, subject.tell(ending))
+        after = injector.fingerprint(subject.root)
+        trees.lay_out(subject.root, subject.folder / f"whole {name}")
+        subject.notes[key] = points(ending.result("run")["faults"], after)
+    found: list[Point] = subject.notes[key]
+    if not found:
+        msg = "no call of the save was seen: its writer is native, and not among those watched"
+        raise Unknown(msg)
+    return found
+
+
+def _give_up(name: str, told: str) -> None:
+    """Say why there is nothing to strike: some managers save no step that is there already."""
+    if name == "same":
+        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
+        raise NotApplicable(msg)
+    msg = f"control failed: the save that is to be struck ends: {told}"
+    raise Unknown(msg)
+
+
+def overwrites(subject: Subject) -> bool:
+    """Tell whether the manager saves a step that is there already."""
+    try:
+        return bool(points_of(subject, "same"))
+    except NotApplicable:
+        return False
+
+
+def overwritten(subject: Subject) -> dict[str, Any]:
+    """Give the state that a load gives after the other job has saved step 4, unharmed."""
+    if "overwritten" not in subject.notes:
+        points_of(subject, "same")
+        trees.lay_out(subject.folder / "whole same", subject.root)
+        ending = subject.resume()
+        step, state = oracle.arrival(ending)
+        if step != NEWEST:
+            told = subject.tell(ending)
+            msg = f"control failed: an unharmed second save of step {NEWEST} gives {told}"
+            raise Unknown(msg)
+        subject.notes["overwritten"] = state
+    found: dict[str, Any] = subject.notes["overwritten"]
+    return found

@@ -1,0 +1,237 @@
+"""Stateful: whatever was done to a manager before, it does not leave the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ckpt_conformance import sequences
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.sequences import SEEDS, STEPS, Execution, World
+from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckpt_conformance.sequences import Rule
+    from ckpt_conformance.subject import Subject
+
+EVERYTHING = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")
+BUDGETS = {"quick": (3, 5), "full": (80, 24)}  # scripts, rules in each
+SHORTEN = 24  # runs that a script may cost while it is made shorter
+SAVE, LOAD, RESTART = {"rule": "save"}, {"rule": "load"}, {"rule": "restart"}
+BEGIN = {"rule": "begin"}
+KEEP = {"rule": "keep", "number": 2}
+PICK = st.integers(0, 5)
+DAMAGES = [
+    {"rule": "damage", "file": file, "fault": fault}
+    for fault in ("bit-flip", "missing-file", "truncation-half")
+    for file in (0, -1)
+]
+
+
+class Draw(RuleBasedStateMachine):
+    """Draws scripts: train, save, load, restart, rotate, delete or damage a file, die in a save.
+
+    What ends a process is followed by a load, as in a job that is started again.
+    """
+
+    vocabulary: frozenset[str] = frozenset()
+    damages: Sequence[Rule] = ()
+    scripts: list[list[Rule]] = []  # noqa: RUF012  one per subclass, see `draw`
+
+    def __init__(self) -> None:
+        """Begin an empty script."""
+        super().__init__()
+        self.script: list[Rule] = []
+
+    def may(self, name: str, most: int = 2) -> bool:
+        """Tell whether a rule may be drawn here, and was not drawn too often."""
+        return name in self.vocabulary and sum(one["rule"] == name for one in self.script) < most
+
+    @initialize()
+    def first(self) -> None:
+        """Every script begins with two saves."""
+        self.script += [SAVE, SAVE]
+
+    @rule(count=st.integers(1, 2))
+    def save(self, count: int) -> None:
+        """Train and save."""
+        self.script += [SAVE] * count
+
+    @precondition(lambda self: self.script[-1]["rule"] != "train")
+    @rule()
+    def train(self) -> None:
+        """Train on without a save."""
+        self.script.append({"rule": "train"})
+
+    @precondition(lambda self: self.script[-1]["rule"] != "load")
+    @rule()
+    def load(self) -> None:
+        """Load the latest."""
+        self.script.append(LOAD)
+
+    @precondition(lambda self: "load_step" in self.vocabulary)
+    @rule(pick=PICK)
+    def load_step(self, pick: int) -> None:
+        """Load a step by its number."""
+        self.script.append({"rule": "load", "pick": pick})
+
+    @rule()
+    def restart(self) -> None:
+        """End the process and resume."""
+        self.script += [RESTART, LOAD, SAVE]
+
+    @precondition(lambda self: self.may("begin", 1))
+    @rule()
+    def begin(self) -> None:
+        """Begin another run from scratch in the same directory."""
+        self.script += [BEGIN, SAVE]
+
+    @precondition(lambda self: self.may("keep"))
+    @rule(number=st.integers(1, 3))
+    def rotate(self, number: int) -> None:
+        """Let rotation keep so many from now on."""
+        self.script += [{"rule": "keep", "number": number}, LOAD, SAVE, SAVE]
+
+    @precondition(lambda self: self.may("damage"))
+    @rule(pick=PICK, which=PICK)
+    def damage(self, pick: int, which: int) -> None:
+        """Damage or delete a file of a step."""
+        self.script += [{**self.damages[which % len(self.damages)], "pick": pick}, LOAD, SAVE]
+
+    @precondition(lambda self: self.may("die"))
+    @rule(pick=PICK)
+    def die(self, pick: int) -> None:
+        """Die inside a save."""
+        self.script += [{"rule": "die", "pick": pick}, LOAD, SAVE]
+
+    def teardown(self) -> None:
+        """Keep the script."""
+        self.scripts.append(self.script)
+
+
+def draw(vocabulary: frozenset[str], damages: Sequence[Rule], subject: Subject) -> list[list[Rule]]:
+    """Draw scripts by the seed; of many, choose those with the most kinds of rule."""
+    count, rules = BUDGETS[subject.budget]
+    given = {"vocabulary": vocabulary, "damages": tuple(damages), "scripts": []}
+    machine = type("Scripts", (Draw,), given)
+    quiet = settings(
+        max_examples=4 * count,
+        stateful_step_count=rules,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(seed(subject.seed)(machine), settings=quiet)
+    found: list[list[Rule]] = machine.scripts
+    return sorted(found, key=lambda script: -len({str(one) for one in script}))[:count]
+
+
+def world_of(subject: Subject) -> World:
+    """Give what scripts are judged by: two runs that never stopped, which this manager resumes."""
+    missing = [part for part in EVERYTHING if part not in subject.holds]
+    if missing:
+        raise NotApplicable(
+            f"the manager does not save {', '.join(missing)}: runs cannot be resumed"
+        )
+    runs = {name: subject.golden(STEPS, seed=number) for name, number in SEEDS.items()}
+    states = {name: {step: golden.at[step] for step in STEPS} for name, golden in runs.items()}
+    world = World(states, sequences.files_of_steps(runs["first"]), deaths(subject))
+    reason = fails(subject, world, [SAVE, RESTART, LOAD, SAVE, RESTART, LOAD])
+    if reason:
+        raise Unknown(
+            f"control failed: a plain resume leaves the model: {reason}; see CKC-RTRP-001"
+        )
+    return world
+
+
+def deaths(subject: Subject) -> list[Any]:
+    """Give kills inside a save."""
+    try:
+        found = points.of_save(subject, subject.golden(), "new")
+    except Unknown:
+        return []
+    quick = 1 if subject.budget == "quick" else len(found)
+    return [point.spec("kill") for point in points.choose(found, subject.rng, quick)]
+
+
+def fails(subject: Subject, world: World, script: list[Rule]) -> Violation | None:
+    """Run a script; give what it violates."""
+    try:
+        Execution(subject, world).execute(script)
+    except Violation as error:
+        return error
+    return None
+
+
+def plain(subject: Subject, world: World) -> tuple[World, frozenset[str], list[Rule]]:
+    """Find which rules hold by themselves.
+
+    A rule that leaves the model in its plainest script is the matter of a check of its own: it is
+    left out, and what remains is what only a sequence shows.
+    """
+    holds: Callable[[list[Rule]], bool] = lambda script: not fails(subject, world, script)  # noqa: E731
+    chosen = subject.sample(DAMAGES, quick=1)
+    damages = [one for one in chosen if holds([SAVE, SAVE, {**one, "pick": 0}, LOAD])]
+    survived = [
+        death
+        for death in world.deaths
+        if holds_after(subject, World(world.states, world.files, [death]))
+    ]
+    vocabulary = {"damage"} if damages else set()
+    vocabulary |= {"die"} if survived else set()
+    vocabulary |= {"begin"} if holds([SAVE, BEGIN, SAVE, LOAD]) else set()
+    if "explicit_step" in subject.info.capabilities:
+        holds_step = holds([SAVE, SAVE, {"rule": "load", "pick": 0}])
+        vocabulary |= {"load_step"} if holds_step else set()
+    if "retention" in subject.info.capabilities:
+        vocabulary |= {"keep"} if holds([KEEP, SAVE, SAVE, SAVE, LOAD]) else set()
+    return World(world.states, world.files, survived), frozenset(vocabulary), damages
+
+
+def holds_after(subject: Subject, world: World) -> bool:
+    """Tell whether a job that died in a save goes on."""
+    die = {"rule": "die", "pick": 0}
+    return not fails(subject, world, [SAVE, die, LOAD, LOAD, SAVE, LOAD])
+
+
+def shorten(subject: Subject, world: World, script: list[Rule], found: Violation) -> Violation:
+    """Leave out rules as long as the script still leaves the model."""
+    budget, at = SHORTEN, len(script) - 1
+    while at >= 0 and budget:
+        budget -= 1
+        shorter = script[:at] + script[at + 1 :]
+        still = fails(subject, world, shorter)
+        if still:
+            script, found = shorter, still
+        at -= 1
+    return found
+
+
+@check("CKC-RTRP-020")
+def test_no_sequence_of_operations_leaves_the_model(subject: Subject) -> None:
+    """After any sequence of saves, loads, deaths and damage, a load gives what was saved.
+
+    Why: many bugs show at the save after the crash, or at the load after the second run; a check
+    of one fault at a time does not meet them (A10, A11, A12, C11, D09).
+    How: draw scripts (train, save, load, load a step, rotate, delete or damage a file, die inside
+    a save, restart), run them against a model of what may come, shorten the first that fails.
+    """
+    world, vocabulary, damages = plain(subject, world_of(subject))
+    for script in draw(vocabulary, damages, subject):
+        found = fails(subject, world, script)
+        if found:
+            raise shorten(subject, world, script, found)
