@@ -1,4 +1,4 @@
-"""What certifying costs: wall seconds, core-seconds and peak memory of `certify`, per adapter and budget."""
+"""What certifying costs: wall seconds, core-seconds, peak memory; per adapter and budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = [
 
 
 def peak_of_tree(stop: threading.Event, found: list[int]) -> None:
-    """Keep the largest resident set (KiB) that any process of this user's python shows, while running."""
+    """Keep the largest resident set (KiB) that any python process shows, while running."""
     while not stop.wait(0.2):
         for path in Path("/proc").glob("[0-9]*/status"):
             try:
@@ -40,10 +40,23 @@ def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
     watcher = threading.Thread(target=peak_of_tree, args=(stop, peak))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory(prefix="ckc-bench-") as out:
-        command = [sys.executable, "-m", "ckpt_conformance.cli", "certify", adapter, "--budget", budget, "--jobs", str(jobs), "--out", out, *more]
+        command = [
+            sys.executable,
+            "-m",
+            "ckpt_conformance.cli",
+            "certify",
+            adapter,
+            "--budget",
+            budget,
+            "--jobs",
+            str(jobs),
+            "--out",
+            out,
+            *more,
+        ]
         watcher.start()
         begun = time.perf_counter()
-        code = subprocess.run(command, capture_output=True, check=False).returncode
+        code = subprocess.run(command, capture_output=True, check=False).returncode  # noqa: S603
         wall = time.perf_counter() - begun
         stop.set()
         watcher.join()

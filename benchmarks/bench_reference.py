@@ -30,7 +30,12 @@ class Holder:
 
         rows = int(gib * 2**30 / 4 / TENSORS / 1024)
         generator = torch.Generator().manual_seed(1)
-        self.state = {f"w{i}": torch.rand(rows, 1024, generator=generator) if fill else torch.zeros(rows, 1024) for i in range(TENSORS)}
+        self.state = {
+            f"w{i}": torch.rand(rows, 1024, generator=generator)
+            if fill
+            else torch.zeros(rows, 1024)
+            for i in range(TENSORS)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Give the tensors themselves."""
@@ -43,7 +48,7 @@ class Holder:
                 self.state[name].copy_(tensor)
 
 
-def module(holder: Holder) -> Any:
+def module(holder: Holder) -> Any:  # noqa: ANN401  torch is imported late
     """Wrap the tensors as a module's parameters, which is what a manager expects as a model."""
     import torch
 
@@ -65,6 +70,7 @@ def save(variant: str, folder: Path, gib: float) -> float:
     """Save once and give the seconds."""
     import torch
     import torch.distributed.checkpoint as dcp
+
     from ckpt_conformance.reference_impl import CheckpointManager
 
     holder = Holder(gib, 1.0)
@@ -86,6 +92,7 @@ def load(variant: str, folder: Path, gib: float) -> dict[str, float]:
     """Load once into memory of our own; give seconds and the peak above the destination, in GiB."""
     import torch
     import torch.distributed.checkpoint as dcp
+
     from ckpt_conformance.reference_impl import CheckpointManager
 
     model = module(Holder(gib, 0.0))
@@ -123,10 +130,11 @@ def status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
-def in_process(*arguments: str) -> Any:
+def in_process(*arguments: str) -> Any:  # noqa: ANN401  JSON
     """Run one measurement in a fresh process."""
     command = [sys.executable, __file__, "--one", *arguments]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    return json.loads(done.stdout)
 
 
 PAIRS = [("reference per-rank", "torch.save + fsync"), ("reference dcp", "dcp.save + fsync")]
@@ -139,16 +147,16 @@ def measure(work: Path, gib: float, rounds: int) -> None:
     for ours, theirs in PAIRS:
         saves: dict[str, list[float]] = {ours: [], theirs: [], "torch.save + fsync": []}
         for _ in range(rounds):
-            for variant in saves:
+            for variant, seconds in saves.items():
                 shutil.rmtree(work / variant, ignore_errors=True)
                 (work / variant).mkdir(parents=True)
-                saves[variant].append(in_process("save", variant, str(work / variant), str(gib)))
+                seconds.append(in_process("save", variant, str(work / variant), str(gib)))
         row("save", ours, saves[ours], saves["torch.save + fsync"], None)
         row("save", theirs, saves[theirs], saves["torch.save + fsync"], None)
         loads: dict[str, list[dict[str, float]]] = {ours: [], theirs: []}
         for _ in range(rounds):
-            for variant in loads:
-                loads[variant].append(in_process("load", variant, str(work / variant), str(gib)))
+            for variant, entries in loads.items():
+                entries.append(in_process("load", variant, str(work / variant), str(gib)))
         base = [entry["seconds"] for entry in loads[theirs]]
         for variant, found in loads.items():
             peak = statistics.median(entry["peak"] for entry in found) / gib
@@ -157,11 +165,15 @@ def measure(work: Path, gib: float, rounds: int) -> None:
         shutil.rmtree(work / ours)
 
 
-def row(what: str, variant: str, seconds: list[float], base: list[float], peak: float | None) -> None:
+def row(
+    what: str, variant: str, seconds: list[float], base: list[float], peak: float | None
+) -> None:
     """Print one line; the ratio is of medians within this run."""
     middle = statistics.median(seconds)
     spread = f"{middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
-    print(f"{what:<10}{variant:<22}{spread:>24}{middle / statistics.median(base):>8.2f}{'' if peak is None else f'{peak:>12.2f}'}", flush=True)
+    ratio = middle / statistics.median(base)
+    last = "" if peak is None else f"{peak:>12.2f}"
+    print(f"{what:<10}{variant:<22}{spread:>24}{ratio:>8.2f}{last}", flush=True)
 
 
 def main() -> None:

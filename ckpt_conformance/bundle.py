@@ -1,7 +1,8 @@
 """Bundles: what is kept of a violation, so that others can look and run it again.
 
-A bundle is a folder: `violation.json` (the outcome and how the check was run), `programs.json` (every
-life of the check, in order) and `checkpoints/` (the manager's directory as the last life left it).
+A bundle is a folder: `violation.json` (the outcome and how the check was run), `programs.json`
+(every life of the check, in order) and `checkpoints/` (the manager's directory as the last life
+left it).
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from ckpt_conformance.subject import Subject
     from ckpt_conformance.verdicts import CheckOutcome
 

@@ -105,6 +105,7 @@ def _invariant(name: str, entry: dict[str, object]) -> Invariant:
     invariant = Invariant(id=name, **values)  # type: ignore[arg-type]
     unknown = set(invariant.profiles) - PROFILES.keys()
     if unknown or invariant.basis not in BASES or invariant.family not in FAMILIES:
-        msg = f"{name}: unknown profile {sorted(unknown)}, basis {invariant.basis!r} or family {invariant.family!r}"
+        what = f"profile {sorted(unknown)}, basis {invariant.basis!r}, family {invariant.family!r}"
+        msg = f"{name}: one of these is not known: {what}"
         raise CatalogueError(msg)
     return invariant

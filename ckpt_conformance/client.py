@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from ckpt_conformance import journal
 
-# One thread and one code path, so that a resumed run can be compared bit for bit (DESIGN section 4).
+# One thread and one code path, so that a resumed run can be compared bit for bit (DESIGN 4).
 FIXED_MACHINE = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -187,7 +187,7 @@ def _tail(path: Path, size: int = 4000) -> str:
 
 
 def _how(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:
-    """Name the way a life ended; out of memory is told by the exception or by a failed allocation."""
+    """Name the way a life ended; out of memory shows as an exception or a failed allocation."""
     if answer["hang"]:
         return "hang"
     if report:

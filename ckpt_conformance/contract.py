@@ -1,6 +1,6 @@
 """The contract: what a checkpoint manager is to this suite (DESIGN section 4).
 
-Three shapes. A `Manager` saves and loads while the harness runs the loop. A `Trainer` owns the loop.
+Three shapes. A `Manager` saves and loads, the harness runs the loop. A `Trainer` owns the loop.
 A script has no adapter. An adapter is an object that opens one of the first two on a directory.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch import Tensor, nn, optim
@@ -28,7 +28,7 @@ class Capability(StrEnum):
     REFERENCE = "reference"  # load_path: a file, a checkpoint directory or its parent
     EXPORT = "export"  # export(step, destination): one torch file with the model's state_dict
     COLD_START = "cold_start"  # load_without: a named component is left cold on request
-    PLANT = "plant"  # plant(step): a payload-less step that discovery advertises, written by Python only
+    PLANT = "plant"  # plant(step): a step without payload that discovery names, by Python only
 
 
 class Stateful(Protocol):
@@ -71,7 +71,7 @@ class TrainingJob(Protocol):
 
     @property
     def components(self) -> Mapping[str, Stateful]:
-        """Every stateful part by name: model, optimizer, scheduler, scaler, ema, loader, rng, extra, ..."""
+        """Every stateful part by name: model, optimizer, scheduler, loader, rng, extra, ..."""
         ...
 
     def loss(self, batch: Any) -> Tensor:  # noqa: ANN401  what the loader yields

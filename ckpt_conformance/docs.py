@@ -1,4 +1,4 @@
-"""Documents that are made from the code: `python -m ckpt_conformance.docs` writes docs/invariants.md."""
+"""Documents made from the code: `python -m ckpt_conformance.docs` writes docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ An id is never reused. Incidents are ids of real bugs; each mutant names its bug
 
 def invariants(catalogue: Catalogue) -> str:
     """Write the catalogue as Markdown: profiles first, then each family."""
-    lines = [HEAD.format(version=catalogue.version, count=len(catalogue.invariants)), "## Profiles", ""]
+    lines = [
+        HEAD.format(version=catalogue.version, count=len(catalogue.invariants)),
+        "## Profiles",
+        "",
+    ]
     for name, text in PROFILES.items():
         count = sum(name in entry.profiles for entry in catalogue.invariants.values())
         lines.append(f"- **{name}** ({count}): {text}.")
@@ -41,7 +45,16 @@ def _entry(entry: Invariant) -> list[str]:
     facts += [f"asks for: {', '.join(asks)}"] if asks else []
     facts += [f"incidents: {', '.join(entry.incidents)}"] if entry.incidents else []
     facts += [f"checklist: {', '.join(entry.checklist)}"] if entry.checklist else []
-    return [f"### {entry.id}", "", f"**{entry.statement}**", "", entry.why, "", "; ".join(facts) + ".", ""]
+    return [
+        f"### {entry.id}",
+        "",
+        f"**{entry.statement}**",
+        "",
+        entry.why,
+        "",
+        "; ".join(facts) + ".",
+        "",
+    ]
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ class Job:
             self._iterator = None
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Run the forward pass of a batch (ids [B], features [B, 8], classes [B]); draw from every generator."""
+        """Run the forward pass of a batch: ids [B], features [B, 8], classes [B]."""
         if self.on_loss:
             self.on_loss(self)
         ids, features, classes = batch
@@ -135,7 +135,7 @@ class Job:
         return sorted(sorted(names) for names in groups.values() if len(names) > 1)
 
     def perturb(self) -> None:
-        """Change every tensor of model, optimizer and EMA in place, and draw from every generator."""
+        """Change every tensor of model, optimizer and EMA in place; draw from every generator."""
         tensors = [*self.model.state_dict().values(), *self.ema.shadow.values()]
         tensors += [
             v for o in self.optimizers.values() for s in o.state.values() for v in s.values()

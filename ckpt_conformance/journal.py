@@ -55,7 +55,7 @@ class LifeJournal:
 
 
 def read(path: Path, start: int = 0) -> list[dict[str, Any]]:
-    """Read the events from byte `start` on; a torn last line is dropped, a missing file is no event."""
+    """Read the events from byte `start` on; a torn last line and a missing file are no events."""
     if not path.exists():
         return []
     with path.open("rb") as file:

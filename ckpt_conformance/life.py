@@ -1,7 +1,8 @@
 """One life: what a child process does from birth to its end or its death.
 
-A life runs a program: plain JSON, so that it can be sent to the server, kept in a bundle and run again
-alone. Keys: adapter, root, journal, result, job {kind, seed, variant}, options, ops, memory, snapshots.
+A life runs a program: plain JSON, so that it can be sent to the server, kept in a bundle and run
+again alone. Keys: adapter, root, journal, result, job {kind, seed, variant}, options, ops, memory,
+snapshots.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Life:
     """The state of a running life, and its operations: each method `op_<name>` is one."""
 
     def __init__(self, program: dict[str, Any]) -> None:
-        """Seed the job, open the journal; the manager opens with the first operation that needs it."""
+        """Seed the job, open the journal; the manager opens when an operation needs it."""
         self.program = program
         self.root = Path(program["root"])
         self.adapter = registry.get(program["adapter"])
@@ -267,7 +268,7 @@ class Life:
         self.job = self.new_job({**self.program["job"], **op.get("job", {})})
 
     def op_lay_out(self, op: dict[str, Any], result: dict[str, Any]) -> None:
-        """Close the manager and make its directory a copy of a tree; the next operation opens anew."""
+        """Close the manager and make its directory a copy of a tree; the next one opens anew."""
         self.op_close(op, result)
         trees.lay_out(Path(op["tree"]), self.root)
 

@@ -6,6 +6,7 @@ prefetched is not consumed. Its generators are its own: it draws nothing from th
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +50,7 @@ class ShuffledLoader:
 
     def __len__(self) -> int:
         """Count the batches of an epoch; the last one may be short."""
-        return -(-len(self.samples) // self.batch)
+        return math.ceil(len(self.samples) / self.batch)
 
     def order(self) -> list[list[int]]:
         """Give the batches of the current epoch, as sample ids."""

@@ -91,10 +91,10 @@ class Convolution(nn.Module):
 
 
 class Dtypes(nn.Module):
-    """Every dtype and storage shape: fp8, bf16, int, bool, complex, views of one storage, extra state.
+    """Every dtype and storage shape: fp8, bf16, int, bool, complex, views of one storage, extras.
 
-    `cache` is a non-persistent buffer that is derived from `table`; `amax` is what an fp8 recipe keeps
-    beside the weights, through `get_extra_state`.
+    `cache` is a non-persistent buffer that is derived from `table`; `amax` is what an fp8 recipe
+    keeps beside the weights, through `get_extra_state`.
     """
 
     left: Tensor
@@ -117,7 +117,7 @@ class Dtypes(nn.Module):
         self.register_buffer("right", flat[8:16])
         self.register_buffer("strided", torch.randn(4, 6).t())
         self.register_buffer("eighth", torch.randn(8).to(torch.float8_e4m3fn))
-        self.register_buffer("mask", torch.rand(8) > 0.5)
+        self.register_buffer("mask", torch.rand(8).round().bool())
         self.register_buffer("turns", torch.randn(4, dtype=torch.complex64))
         self.register_buffer("counts", torch.randint(-128, 127, (8,), dtype=torch.int8))
         self.register_buffer("table", torch.randn(FEATURES))

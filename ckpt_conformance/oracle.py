@@ -1,4 +1,4 @@
-"""The two oracles (DESIGN section 4): identity, and what an undamaged load of a legal step gives."""
+"""The two oracles (DESIGN 4): identity, and what an undamaged load of a legal step gives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def differences(
 
 
 def arrival(ending: Ending) -> tuple[int | None, dict[str, Any]]:
-    """Give the step and the state at the first training step of a life; (None, {}) if it trained none."""
+    """Give step and state at the first training step of a life; (None, {}) if it trained none."""
     found = ending.result("run")
     step = found.get("arrived", {}).get("step")
     return step, found.get("states", {}).get(str(step), {})
@@ -51,8 +51,8 @@ def classify(
 ) -> Outcome:
     """Classify a resume.
 
-    `legal` maps each step that may be served to the state an undamaged load of it gives; `newest` is
-    the newest step that was begun. LOST_ALL is for the caller: a refusal may be right.
+    `legal` maps each step that may be served to the state an undamaged load of it gives; `newest`
+    is the newest step that was begun. LOST_ALL is for the caller: a refusal may be right.
     """
     failed = {
         "hang": Outcome.HANG,

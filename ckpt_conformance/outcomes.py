@@ -21,7 +21,8 @@ def require(subject: Subject, invariant: Invariant) -> None:
     """Raise NotApplicable if the adapter lacks a capability, a component or the shape."""
     subject.need(*invariant.capabilities, holds=invariant.needs)
     if subject.info.shape not in invariant.shapes:
-        msg = f"asks for the {' or '.join(invariant.shapes)} shape; this adapter is a {subject.info.shape}"
+        shapes = " or ".join(invariant.shapes)
+        msg = f"asks for the {shapes} shape; this adapter is a {subject.info.shape}"
         raise NotApplicable(msg)
 
 
@@ -31,7 +32,7 @@ def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
 
 
 def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
-    """Give the outcome of an exception; what is no verdict of ours is a fault of the harness: UNKNOWN."""
+    """Give the outcome of an exception; what is no verdict of ours is the harness's: UNKNOWN."""
     common: dict[str, Any] = {
         "adapter": adapter_of(item),
         "invariant": invariant,
@@ -69,7 +70,7 @@ def keep(item: pytest.Item, outcome: CheckOutcome, subject: Subject | None) -> N
 
 
 def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
-    """Choose what pytest sees: a failure, a skip, or for an unclaimed SHOULD an expected failure."""
+    """Choose what pytest sees: a failure, a skip, or an expected failure (an unclaimed SHOULD)."""
     if outcome.verdict is Verdict.NOT_APPLICABLE:
         return pytest.skip.Exception(outcome.reason, allow_module_level=False)
     if outcome.verdict is Verdict.NOT_MET:
@@ -93,7 +94,8 @@ def block(outcome: dict[str, Any]) -> str:
 
 def reproduce(outcome: dict[str, Any]) -> str:
     """Give the one command that runs this check again."""
-    return f"ckpt-conformance certify {outcome.get('adapter')} --only {outcome.get('invariant')} --seed {outcome.get('seed')}"
+    choice = f"--only {outcome.get('invariant')} --seed {outcome.get('seed')}"
+    return f"ckpt-conformance certify {outcome.get('adapter')} {choice}"
 
 
 def _promise(item: pytest.Item, invariant: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from ckpt_conformance.checks import MARKER, invariant_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
     from ckpt_conformance.subject import Subject
 
@@ -175,7 +175,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "subject" in metafunc.fixturenames and metafunc.definition.get_closest_marker(MARKER):
         adapters = metafunc.config.stash[STATE].adapters
         if not adapters:
-            msg = "no adapter was named: add --ckpt-adapter my_package.module:make (see docs/adapter-guide.md)"
+            hint = "add --ckpt-adapter my_package.module:make (see docs/adapter-guide.md)"
+            msg = f"no adapter was named: {hint}"
             raise pytest.UsageError(msg)
         metafunc.parametrize("subject", adapters, indirect=True, scope="function")
 
@@ -221,9 +222,7 @@ def adapter_of(item: pytest.Item) -> str:
 
 
 @pytest.fixture
-def subject(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Subject]:
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """Give the adapter under test, in an empty folder; skips what it does not declare."""
     from ckpt_conformance.catalogue import load_catalogue
 
@@ -234,7 +233,7 @@ def subject(
     if name:
         invariant = load_catalogue(request.config.getoption("--ckpt-catalogue")).invariants[name]
         request.node.stash[NEEDS] = (found, invariant)
-    yield found
+    return found
 
 
 NEEDS: pytest.StashKey[Any] = pytest.StashKey()
@@ -265,7 +264,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, Any, Any]:
-    """Give a check whose set-up failed its UNKNOWN; print a violation as a block, not as a traceback."""
+    """Give a check whose set-up failed its UNKNOWN; print a violation as a block."""
     report = yield
     name = invariant_of(item)
     if name is None:

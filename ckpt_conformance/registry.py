@@ -1,6 +1,6 @@
 """Adapters by name: bundled ones, `module:attr`, entry points, and mutants.
 
-Nothing is imported before it is asked for; third-party managers are imported by their adapter's `make`.
+Nothing is imported before it is asked for; an adapter imports its third-party manager itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 GROUP = "ckpt_conformance.adapters"
 
-# name -> (module below ckpt_conformance.adapters, attribute). An attribute is an adapter or makes one.
+# name -> (module below ckpt_conformance.adapters, attribute): an adapter, or what makes one.
 BUNDLED: dict[str, tuple[str, str]] = {
     "reference": ("reference", "per_rank"),
     "reference-dcp": ("reference", "dcp_directory"),
@@ -76,7 +76,8 @@ def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
             return _check(name, _load(name, entry.module, entry.attr))
     near = difflib.get_close_matches(name, known(), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known())}"
-    msg = f"unknown adapter {name!r}: {hint} Your own manager is named as my_package.module:attribute."
+    own = "Your own manager is named as my_package.module:attribute."
+    msg = f"unknown adapter {name!r}: {hint} {own}"
     raise AdapterError(msg)
 
 
@@ -113,11 +114,13 @@ def _check(name: str, found: Any) -> Any:  # noqa: ANN401
         msg = f"adapter {name!r} needs a package that is not installed: {error}"
         raise AdapterError(msg) from error
     except TypeError as error:
-        msg = f"adapter {name!r}: {found!r} is neither an adapter nor a factory without arguments ({error})"
+        what = f"{found!r} is neither an adapter nor a factory without arguments"
+        msg = f"adapter {name!r}: {what} ({error})"
         raise AdapterError(msg) from error
-    for field in ("name", "version", "shape", "capabilities", "holds", "isolation", "open"):
-        if not hasattr(adapter, field):
-            msg = f"adapter {name!r}: {type(adapter).__name__} lacks {field!r}; see docs/adapter-guide.md"
+    for needed in ("name", "version", "shape", "capabilities", "holds", "isolation", "open"):
+        if not hasattr(adapter, needed):
+            lacks = f"{type(adapter).__name__} lacks {needed!r}"
+            msg = f"adapter {name!r}: {lacks}; see docs/adapter-guide.md"
             raise AdapterError(msg)
     if adapter.shape not in {"manager", "trainer"}:
         msg = f"adapter {name!r}: shape is {adapter.shape!r}; it must be 'manager' or 'trainer'"

@@ -145,9 +145,10 @@ class Execution:
 
     def do_die(self, pick: int) -> None:
         """Train on and die inside the save."""
-        if self.step >= STEPS[-1] or not self.world.deaths:
+        if not self.can_save():
+            self.do_train()
+        if not self.can_save() or not self.world.deaths:
             return
-        self.do_train()
         self.ops[-1]["save_at"].append(self.step)
         death = self.world.deaths[pick % len(self.world.deaths)]
         self.ops[-1] |= {"faults": [death], "fault_step": self.step}
@@ -281,12 +282,12 @@ class Execution:
 
     def compare(self, state: Mapping[str, Any], step: int, runs: set[str], ending: Ending) -> str:
         """Give the run whose state was loaded, of those that may have saved it."""
-        for run in sorted(runs):
-            if oracle.same(state, self.world.states[run][step], self.subject.holds):
-                return run
-        wanted = self.world.states[min(runs)][step]
-        told = oracle.differences(state, wanted, self.subject.holds)
-        self.leave(f"a load gives another state than was saved at step {step}: {told}", ending)
+        wanted, holds = {run: self.world.states[run][step] for run in runs}, self.subject.holds
+        found = [run for run in sorted(runs) if oracle.same(state, wanted[run], holds)]
+        if not found:
+            told = oracle.differences(state, wanted[min(runs)], holds)
+            self.leave(f"a load gives another state than was saved at step {step}: {told}", ending)
+        return found[0]
 
     def leave(self, what: str, ending: Ending) -> NoReturn:
         """Raise Violation, with the script so far."""

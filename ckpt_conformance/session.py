@@ -84,8 +84,8 @@ class Collector:
 def run_session(options: SessionOptions) -> list[CheckOutcome]:
     """Run the suites on the adapters and give every outcome.
 
-    Raises SessionError if pytest could not run them (nothing collected is not an error: the selection
-    may be empty).
+    Raises SessionError if pytest could not run them (nothing collected is not an error: the
+    selection may be empty).
     """
     collector = Collector(options)
     with tempfile.TemporaryDirectory(prefix="ckc-session-") as folder:
@@ -102,7 +102,7 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
 
 
 def _arguments(options: SessionOptions, folder: Path) -> list[str]:
-    """Give pytest's arguments: no configuration, no cache, nothing written into the user's folder."""
+    """Give pytest's arguments: no configuration, no cache, nothing in the user's folder."""
     targets = [f"{SUITES}.{module}" for module in options.modules] or [SUITES]
     found = [
         "--pyargs",

@@ -1,4 +1,4 @@
-"""Stateful parts of a job that torch does not bring: EMA, extra, held gradients, master-weight optimizer."""
+"""Parts of a job that torch does not bring: EMA, extra, held gradients, fp32 masters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Extra:
 
 
 class Gradients:
-    """Gradients that are held between micro-batches: state when a save falls inside an accumulation."""
+    """Gradients held between micro-batches: state when a save falls inside an accumulation."""
 
     def __init__(self, model: nn.Module) -> None:
         """Watch the model's parameters."""
@@ -95,8 +95,8 @@ class Gradients:
 class MasterSgd(optim.Optimizer):
     """SGD with momentum and fp32 master weights for bf16 parameters.
 
-    torch's own `load_state_dict` casts such state to the parameter's dtype (bug K01), so masters and
-    momentum lose their low bits unless the manager minds.
+    torch's own `load_state_dict` casts such state to the parameter's dtype (bug K01), so masters
+    and momentum lose their low bits unless the manager minds.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:

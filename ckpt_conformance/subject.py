@@ -27,12 +27,12 @@ RUN_FIELDS = (
 
 @dataclass
 class Golden:
-    """A run without faults: a snapshot of the directory after each save, and what loads of them give.
+    """A run without faults: a snapshot of the directory after each save, and what they give.
 
     `at` maps a step to the state at that step's loss call in the run that never stopped; `served`
     (filled by controls) to the state that this manager's own undamaged load gives. `needles` gives,
-    for each saved step, the first bytes of its large tensors: where they stand is payload. `resumed`
-    keeps the lives of `resumption`.
+    for each saved step, the first bytes of its large tensors: where they stand is payload.
+    `resumed` keeps the lives of `resumption`.
     """
 
     saves: tuple[int, ...]
@@ -106,7 +106,7 @@ class Subject:
             return list(items)
         return [items[at] for at in sorted(self.rng.sample(range(len(items)), quick))]
 
-    # -- lives --------------------------------------------------------------------------------------
+    # -- lives ------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Empty the manager's directory, its mirror and the scratch."""
@@ -161,7 +161,7 @@ class Subject:
         found: list[int] = ending.result("steps")["value"]
         return found
 
-    # -- golden runs and controls -------------------------------------------------------------------
+    # -- golden runs and controls -----------------------------------------------------------
 
     def golden(self, saves: tuple[int, ...] = SAVES, kind: str = "mixed", **given: Any) -> Golden:  # noqa: ANN401
         """Give a run without faults, made once per adapter, saves, kind and options."""
@@ -197,7 +197,7 @@ class Subject:
         return Golden(saves, kind, folder, at, found["records"], found["arrived"]["ties"], needles)
 
     def served(self, golden: Golden, step: int, **given: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Give the state that an undamaged load of `step` gives: the control of every fault check."""
+        """Give what an undamaged load of `step` gives: the control of every fault check."""
         if step not in golden.served:
             self.lay_out(golden, step)
             ending = self.resume(kind=golden.kind, **given)
@@ -246,7 +246,10 @@ class Subject:
         return f"step {step}" if step is not None else "no training step"
 
     def evidence(
-        self, ending: Ending, state: Mapping[str, Any] | None = None, **more: Any
+        self,
+        ending: Ending,
+        state: Mapping[str, Any] | None = None,
+        **more: Any,  # noqa: ANN401  further evidence
     ) -> dict[str, Any]:
         """Collect what a reader needs: how the life ended, the error, the leaves that differ."""
         found: dict[str, Any] = {"life": self.tell(ending), **more}
@@ -258,7 +261,7 @@ class Subject:
             found["differs"] = oracle.differences(arrived, state, self.holds)
         return found
 
-    def judge(
+    def judge(  # noqa: PLR0913  what a verdict needs
         self,
         ending: Ending,
         legal: Mapping[int, Any],

@@ -1,4 +1,7 @@
-"""Directory trees: copy, lay out, list. Times, modes, symlinks and shared inodes are kept: managers choose by them."""
+"""Directory trees: copy, lay out, list.
+
+Times, modes, symlinks and shared inodes are kept: managers choose by them.
+"""
 
 from __future__ import annotations
 

@@ -272,8 +272,9 @@ def _long_records(data: bytes) -> bytes:
 # -- bombs -----------------------------------------------------------------------------------------
 
 
-def bomb(path: Path, record: str) -> None:
+def bomb(root: Path, file: str, record: str) -> None:
     """Replace the first record whose name ends so by one that inflates to 2 GiB of zeros."""
+    path = root / file
     with zipfile.ZipFile(path) as old:
         names = old.namelist()
         records = {name: old.read(name) for name in names}
@@ -337,7 +338,7 @@ def _imports(data: bytes) -> set[str]:
     last: Any = None
     for opcode, argument, _ in pickletools.genops(data):
         if "GET" in opcode.name:
-            last = memo.get(argument)
+            last = memo.get(int(argument or 0))
         elif "PUT" in opcode.name or opcode.name == "MEMOIZE":
             memo[len(memo) if argument is None else argument] = last
             continue

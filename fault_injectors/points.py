@@ -9,6 +9,7 @@ temporary: they count only as "something is left".
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,8 @@ def survey() -> list[dict[str, object]]:
 def points(counted: Sequence[Mapping[str, Any]], after: Tree) -> list[Point]:
     """List the points of a counting pass in their order; `after` is the tree that it left."""
     calls = [{**call, "fault": each["name"]} for each in counted for call in each["log"]]
-    calls.sort(key=lambda call: call["order"])
-    before = calls[0]["tree"] if calls else after
+    calls.sort(key=lambda call: int(call["order"]))
+    before: Tree = calls[0]["tree"] if calls else after
     found: list[Point] = []
     for index, call in enumerate(calls):
         following = calls[index + 1]["tree"] if index + 1 < len(calls) else after
@@ -92,9 +93,10 @@ def _of_call(call: Mapping[str, Any], following: Tree, before: Tree, after: Tree
 
 
 def condition(tree: Tree, before: Tree, after: Tree) -> tuple[str, ...]:
-    """Describe a tree by what each lasting name is: as before, as after, gone, or damaged."""
-    lasting = sorted({*before, *after})
-    marks = [f"{_mark(tree.get(n), before.get(n), after.get(n))}: {n}" for n in lasting]
+    """Describe a tree by what each name that a save changes is: as before, as after, gone, other."""
+    names = sorted({*before, *after})
+    told = [(name, tree.get(name), before.get(name), after.get(name)) for name in names]
+    marks = [f"{_mark(*each)}: {n}" for n, *each in told if not each[0] == each[1] == each[2]]
     left = any(name not in before and name not in after for name in tree)
     return (*marks, "left: something temporary" if left else "left: nothing")
 
@@ -113,26 +115,34 @@ def pattern(path: str) -> str:
 
 
 def choose(found: Sequence[Point], rng: random.Random, quick: int) -> list[Point]:
-    """Choose points that leave different conditions, the most telling first.
+    """Choose points that leave different conditions, of each sort in turn.
 
-    First every way in which a lasting file can be damaged or gone, alone where possible; then
-    files of before beside files of after; then directories that are untouched or finished.
+    The sorts: a lasting file is damaged or gone, alone where possible and each file once before any
+    twice; files of before stand beside files of after; all is untouched, or finished.
     """
     groups: dict[tuple[str, ...], list[Point]] = {}
     for point in found:
         groups.setdefault(point.state, []).append(point)
     states = list(groups)
     rng.shuffle(states)
-    states.sort(key=lambda state: (not damage(state), is_plain(state), len(damage(state))))
-    covered: set[str] = set()
-    picked: list[tuple[str, ...]] = []
+    harmed = _one_of_each(sorted((s for s in states if damage(s)), key=lambda s: len(damage(s))))
+    mixed = [s for s in states if not damage(s) and not is_plain(s)]
+    plain = [s for s in states if is_plain(s)]
+    turns = itertools.zip_longest(harmed, mixed)
+    order = [*(state for turn in turns for state in turn if state is not None), *plain]
+    return sorted((rng.choice(groups[state]) for state in order[:quick]), key=found.index)
+
+
+def _one_of_each(states: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Put those first that harm a file which none before them harms."""
+    first: list[tuple[str, ...]] = []
+    names: set[str] = set()
     for state in states:
-        if damage(state) - covered or not damage(state):
-            picked.append(state)
-            covered |= damage(state)
-    picked += [state for state in states if state not in picked]
-    chosen = [rng.choice(groups[state]) for state in picked[:quick]]
-    return sorted(chosen, key=found.index)
+        harmed = {mark.partition(": ")[2] for mark in damage(state)}
+        if harmed - names:
+            first.append(state)
+            names |= harmed
+    return first + [state for state in states if state not in first]
 
 
 def damage(state: tuple[str, ...]) -> set[str]:

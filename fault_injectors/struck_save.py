@@ -1,8 +1,8 @@
 """The save that crash and error checks strike: step 4, of one of two kinds.
 
-`new`: a job saves step 2 and is struck in the save of step 4. `same`: another job is struck while it
-saves its own step 4 over the one that is there. Neither resumes first, so that what a manager loses
-in a resume does not show here.
+`new`: a job saves step 2 and is struck in the save of step 4. `same`: another job is struck while
+it saves its own step 4 over the one that is there. Neither resumes first, so that what a manager
+loses in a resume does not show here.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from ckpt_conformance.reference_impl import durable
 from ckpt_conformance.reference_impl.encode import type_of
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
-from ckpt_conformance.reference_impl.torch_zip import check_opcodes, opcodes, torch_dtype
+from ckpt_conformance.reference_impl.pickles import check_opcodes, opcodes, torch_dtype
 
 _MAX_METADATA = 256 << 20
 

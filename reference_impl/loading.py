@@ -7,6 +7,7 @@ verified against the manifest, and the plan against the job.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -79,18 +80,33 @@ class Loading(ManagerBase):
                 return [explicit]
             root = explicit
         try:
-            found = sorted(resolve.scan(root), key=self.preference)
+            found = [
+                one
+                for one in resolve.references(root)
+                if step in (None, one.step) and require_kind in (None, one.kind)
+            ]
         except OSError as error:
             raise CheckpointDamaged(f"{root} cannot be listed: {error}") from error
-        wanted = [
-            one
-            for one in found
-            if step in (None, one.reference.step) and require_kind in (None, one.reference.kind)
-        ]
-        if step is not None:
-            complete = [one.reference for one in wanted if one.complete]
-            resolve.warn_of_two_kinds(complete)
-        return [one.reference for one in wanted]
+        return self.in_order(found)
+
+    def in_order(self, found: list[CheckpointReference]) -> list[CheckpointReference]:
+        """The order in which candidates are tried.
+
+        Names tell it, except where two of them are of one step: then the manifests are read, for
+        whose run is whose, and a warning says which of two whole ones is used (MX10).
+        """
+        steps = Counter(one.step for one in found)
+        twins = {one: resolve.candidate_at(one) for one in found if steps[one.step] > 1}
+
+        def key(one: CheckpointReference) -> tuple[int, bool, int, str]:
+            step, rank, name = resolve.preference(one)
+            manifest = twins[one].manifest if one in twins else None
+            return step, manifest is None or manifest.run_id not in self.own_runs, rank, name
+
+        ordered = sorted(found, key=key)
+        newest = [one for one in ordered if one in twins and one.step == ordered[0].step]
+        resolve.warn_of_two_kinds([one for one in newest if twins[one].complete])
+        return ordered
 
     def explicit(
         self,
@@ -104,12 +120,6 @@ class Loading(ManagerBase):
         if resolve.explicit_reference(path) is None and path.is_dir():
             return path
         return resolve.resolve_checkpoint_reference(path, kind)
-
-    def preference(self, candidate: resolve.Candidate) -> tuple[int, bool, int, str]:
-        """The order in which candidates are tried."""
-        step, rank, name = resolve.preference(candidate)
-        own = candidate.manifest is not None and candidate.manifest.run_id in self.own_runs
-        return step, not own, rank, name
 
     # ---- verify --------------------------------------------------------------------------------
 

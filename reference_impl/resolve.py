@@ -56,15 +56,13 @@ def names_in(root: Path) -> list[str]:
 
 
 def scan(root: Path) -> list[Candidate]:
-    """Everything in a root that looks like a checkpoint, in the order of `preference`."""
-    names = names_in(root)
-    found = [candidate_at(reference) for reference in _references(root, names)]
-    return sorted(found, key=preference)
+    """Everything in a root that looks like a checkpoint, judged, in the order of `preference`."""
+    return [candidate_at(reference) for reference in sorted(references(root), key=preference)]
 
 
-def _references(root: Path, names: list[str]) -> Iterator[CheckpointReference]:
+def references(root: Path) -> Iterator[CheckpointReference]:
     """The places that discovery looks at. A name in any other spelling is left alone."""
-    for name in names:
+    for name in names_in(root):
         if (step := layout.flat_manifest_step(name)) is not None:
             yield CheckpointReference(root, step, "model")
         elif (step := layout.directory_step(name)) is not None:
@@ -75,9 +73,8 @@ def _references(root: Path, names: list[str]) -> Iterator[CheckpointReference]:
                 yield CheckpointReference(root / name, step, "dcp")
 
 
-def preference(candidate: Candidate) -> tuple[int, int, str]:
+def preference(reference: CheckpointReference) -> tuple[int, int, str]:
     """Newest step first; DCP before per-rank files (M003); a directory that was set aside last."""
-    reference = candidate.reference
     aside = layout.parse_work_name(reference.directory.name) is not None
     rank = 2 if aside else ("dcp", "model").index(reference.kind)
     return -reference.step, rank, reference.directory.name

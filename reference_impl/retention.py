@@ -195,8 +195,7 @@ class Retention(Saving):
 
     def remove_superseded(self, saved: CheckpointReference) -> None:
         """Remove older saves of the step just saved: set aside, or of the other kind (R01)."""
-        for candidate in resolve.scan(self.root):
-            reference = candidate.reference
+        for reference in list(resolve.references(self.root)):
             same = reference.step == saved.step and reference != saved
-            if same and self.is_own(candidate):
+            if same and self.is_own(resolve.candidate_at(reference)):
                 self.delete_step(reference)

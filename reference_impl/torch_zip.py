@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 import struct
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -20,8 +19,13 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 
 from ckpt_conformance.reference_impl.durable import file_size, read_exact
-from ckpt_conformance.reference_impl.encode import children, is_dict
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.pickles import (
+    check_extent,
+    check_opcodes,
+    opcodes,
+    torch_dtype,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +42,7 @@ _IS_END, _IS_LOCATOR64, _IS_END64 = 0x06054B50, 0x07064B50, 0x06064B50
 _IS_CENTRAL, _IS_LOCAL = 0x02014B50, 0x04034B50
 _MAX32 = 0xFFFFFFFF
 _MAX16 = 0xFFFF
-_MAX_LEVELS = 200
+_MAX_RECORD = 1024  # bytes of zip directory per record
 _MAX_STRUCTURE = 256 << 20  # bytes of pickled structure, about 200 per tensor
 
 
@@ -126,7 +130,7 @@ def _records(
 ) -> dict[str, tuple[int, int]]:
     """Walk the central directory."""
     count, at, size = directory
-    if at + size > length or count * _CENTRAL.size > size:
+    if at + size > length or not count * _CENTRAL.size <= size <= count * _MAX_RECORD:
         raise _damaged(file, f"its zip directory claims {size} bytes at {at} of {length}")
     data = read_exact(file, start + at, size)
     records: dict[str, tuple[int, int]] = {}
@@ -180,56 +184,6 @@ def _zip64_sizes(extra: bytes, packed: int, size: int, at: int) -> tuple[int, in
             at = values.pop(0) if at == _MAX32 else at
         position += 4 + length
     return packed, size, at
-
-
-def opcodes(names: str) -> frozenset[str]:
-    """A set of names of pickle instructions."""
-    return frozenset(names.split())
-
-
-def check_opcodes(data: bytes, allowed: frozenset[str]) -> int:
-    """Look at a pickle's instructions before any is carried out.
-
-    The C unpickler allocates its memo by the largest index it is told: one instruction of five
-    bytes could ask for 64 GiB. So indices are bounded by the number of bytes.
-
-    Returns:
-        The number of instructions.
-
-    Raises:
-        CheckpointDamaged: an instruction that is not allowed, or an index out of bounds.
-    """
-    count = 0
-    try:
-        for opcode, argument, _ in pickletools.genops(data):
-            count += 1
-            if opcode.name not in allowed:
-                raise CheckpointDamaged(f"a pickled structure uses {opcode.name}")
-            if "PUT" in opcode.name and int(argument or 0) > len(data):
-                raise CheckpointDamaged(f"a pickled structure asks for memo index {argument}")
-    except (ValueError, UnicodeDecodeError) as error:
-        raise CheckpointDamaged(f"a pickled structure is malformed: {error}") from error
-    return count
-
-
-def check_extent(tree: Tree, limit: int) -> None:
-    """A tree has at most `limit` parts and 200 levels, each part counted where it stands.
-
-    A list that holds one list twice, and that one the next, has 2**n parts in n instructions.
-    What a save writes has no such sharing: each part took an instruction.
-
-    Raises:
-        CheckpointDamaged: there are more.
-    """
-    pending: list[tuple[Tree, int]] = [(tree, 0)]
-    while pending:
-        part, depth = pending.pop()
-        limit -= 1
-        if limit < 0 or depth > _MAX_LEVELS:
-            raise CheckpointDamaged("a pickled structure unfolds into far more than was written")
-        if is_dict(part) and set(getattr(part, "__dict__", ())) - {"_metadata"}:
-            raise CheckpointDamaged("a pickled dict brings attributes of its own")
-        pending.extend((inner, depth + 1) for _, inner in children(part))
 
 
 # What the C pickler writes at protocol 2, the protocol of torch.save.
@@ -334,12 +288,6 @@ _CONSTRUCTORS: dict[tuple[str, str], Callable[..., object]] = {
     ("__builtin__", "complex"): complex,
     ("__builtin__", "bytearray"): _bytearray,
 }
-
-
-def torch_dtype(module: str, name: str) -> torch.dtype | None:
-    """The dtype behind a name; None for anything else."""
-    value = getattr(torch, name, None) if module == "torch" else None
-    return value if isinstance(value, torch.dtype) else None
 
 
 def _storage_type(module: str, name: str) -> _StorageType | None:

@@ -1,7 +1,8 @@
-"""The reference trainer: a loop that owns its training, saves through the reference manager, resumes.
+"""The reference trainer: a loop that owns its training, saves through the manager, resumes.
 
-A job brings `model`, `optimizers`, `schedulers`, `scaler`, `loader`, `ema`, `extra`, `gradients` and
-`accumulate`, `components`, `loss(batch)` and `after_step(loss)`. A journal is told what happened.
+A job brings `model`, `optimizers`, `schedulers`, `scaler`, `loader`, `ema`, `extra`, `gradients`
+and `accumulate`, `components`, `loss(batch)` and `after_step(loss)`. A journal is told what
+happened.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Trainer:
 
     def fit(
         self,
-        job: Any,
+        job: Any,  # noqa: ANN401
         until: int,
         save_at: Collection[int],
-        resume: bool | int | Path,
-        journal: Any,
-    ) -> None:  # noqa: ANN401, FBT001
+        resume: bool | int | Path,  # noqa: FBT001
+        journal: Any,  # noqa: ANN401
+    ) -> None:
         """Train; `resume` True means the latest, an int that step, a path that checkpoint."""
         if resume is not False:
             self.restore(job, resume)
@@ -59,12 +60,12 @@ class Trainer:
             loss = job.loss(next(batches))
             self.update(job, loss)
             job.after_step(loss)
-            # Counters, scheduler and loader are all past this step now: only then is it a checkpoint.
+            # Counters, scheduler and loader are past this step now: only then is it a checkpoint.
             if job.step in save_at:
                 self.checkpoint(job, journal)
 
     def restore(self, job: Any, resume: bool | int | Path) -> None:  # noqa: ANN401, FBT001
-        """Load before anything is drawn: an iterator that starts earlier would stand at the wrong place."""
+        """Load before anything is drawn: an earlier iterator would stand at the wrong place."""
         chosen: dict[str, Any] = (
             {}
             if resume is True
@@ -82,7 +83,7 @@ class Trainer:
             yield from job.loader
 
     def update(self, job: Any, loss: torch.Tensor) -> None:  # noqa: ANN401
-        """Backward; unless in the middle of an accumulation step optimizers, scaler and schedulers."""
+        """Backward; unless inside an accumulation, step optimizers, scaler and schedulers."""
         job.scaler.scale(loss).backward()
         if job.gradients:
             job.gradients.micro = (job.gradients.micro + 1) % job.accumulate

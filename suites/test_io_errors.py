@@ -32,17 +32,22 @@ COMPONENTS = 10  # calls of state_dict in a save that are struck, one after the 
 class Attempt:
     """One save under an error, in the directory as it was; `again` is the same save without it."""
 
-    name: str
-    what: str
-    fault: dict[str, object]
+    fault: dict[str, Any]
     folder: Path
     struck: dict[str, Any] = field(default_factory=dict[str, Any])
     again: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
-    def fired(self) -> bool:
-        """Whether the fault fired."""
-        return any(each["fired"] for each in self.struck.get("faults", []))
+    def call(self) -> dict[str, Any]:
+        """The call that was struck, as the injector saw it; empty if the fault did not fire."""
+        logs = [each["log"] for each in self.struck.get("faults", []) if each["fired"]]
+        number = self.fault["args"]["at"]
+        return next((call for log in logs for call in log if call["call"] == number), {})
+
+    @property
+    def name(self) -> str:
+        """Say what was struck."""
+        return f"{self.call['what']} of {self.call['path']} (call {self.call['call']})"
 
     @property
     def case(self) -> Case:
@@ -58,7 +63,7 @@ def strike(subject: Subject, name: str, attempts: list[Attempt], *, again: bool)
         _in_one_life(subject, name, attempts, again=again)
     else:
         _in_many_lives(subject, name, attempts, again=again)
-    fired = [attempt for attempt in attempts if attempt.fired]
+    fired = [attempt for attempt in attempts if attempt.call]
     if not fired:
         raise Unknown("no injected error fired")
     return fired
@@ -123,7 +128,7 @@ def failures(subject: Subject, name: str) -> list[Attempt]:
     if key not in subject.notes:
         top = subject.folder / "failures" / name
         attempts = [
-            Attempt(p.name, p.what, p.spec("raise", error=error_of(p)), top / str(at))
+            Attempt(p.spec("raise", error=error_of(p)), top / str(at))
             for at, p in enumerate(chosen(subject, name))
         ]
         subject.notes[key] = strike(subject, name, attempts, again=name == "new")
@@ -176,12 +181,24 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
     cases: list[tuple[str, Case]] = []
     for attempt in failures(subject, "new"):
         if "error" not in attempt.struck:
-            message = f"an error {attempt.name} does not reach the caller"
-            if attempt.what in FLUSHES:
-                raise Violation(message, evidence={"call": attempt.what})
+            message = f"an error of {attempt.name} does not reach the caller"
+            if attempt.call["what"] in FLUSHES:
+                raise Violation(message, evidence={"call": attempt.call})
             cases.append((message, attempt.case))
+    cases += locked(subject)
     legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
+
+
+def locked(subject: Subject) -> list[tuple[str, Case]]:
+    """Save step 4 while every write, rename and removal is refused: a permission is lost."""
+    given: dict[str, Any] = {"at": 1, "persistent": True, "mode": "raise", "error": "EACCES"}
+    faults = [fault_injectors.spec(name, **given) for name in points.WRITERS]
+    ending = struck_save.save(subject, "new", faults)
+    if NEWEST not in ending.steps_of("acknowledged"):
+        return []
+    trees.lay_out(subject.root, subject.folder / "locked")
+    return [("a save that may not write reports success", Case(subject.folder / "locked"))]
 
 
 @check("CKC-IOER-002")
@@ -204,7 +221,7 @@ def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subjec
 def left_behind(subject: Subject, name: str, what: str) -> list[tuple[str, Case]]:
     """List what saves that raised left behind, with what to say of it."""
     raised = [each for each in failures(subject, name) if "error" in each.struck]
-    return [(f"after an error {each.name} of a save of {what}", each.case) for each in raised]
+    return [(f"after an error of {each.name} in a save of {what}", each.case) for each in raised]
 
 
 @check("CKC-IOER-003")
@@ -222,7 +239,7 @@ def test_the_save_after_a_failed_one_succeeds(subject: Subject) -> None:
             told = {"first": attempt.name, "second": f"{error['type']}: {error['message'][:200]}"}
             raise Violation("the save after a failed one fails too", evidence=told)
     cases = [
-        (f"the save after an error {each.name} does not load", Case(each.folder / "again"))
+        (f"the save after an error of {each.name} does not load", Case(each.folder / "again"))
         for each in subject.sample(tried, 2)
     ]
     legal = subject.legal(subject.golden())
@@ -237,13 +254,10 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
     without those tensors (O09).
     How: let the N-th state_dict of a save raise MemoryError or RuntimeError; load what it reports.
     """
+    errors = ("MemoryError", "RuntimeError")
     attempts = [
         Attempt(
-            f"an error of the state_dict number {at} of a save is passed over",
-            "state_dict",
-            fault_injectors.spec(
-                "collecting", at=at, error=("MemoryError", "RuntimeError")[at % 2]
-            ),
+            fault_injectors.spec("collecting", at=at, error=errors[at % 2]),
             subject.folder / "collecting" / str(at),
         )
         for at in range(1, COMPONENTS + 1)
@@ -251,7 +265,8 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
     if subject.info.shape != "manager":
         attempts = subject.sample(attempts, 4)
     struck = strike(subject, "new", attempts, again=False)
-    cases = [(each.name, each.case) for each in struck if "error" not in each.struck]
+    kept = [each for each in struck if "error" not in each.struck]
+    cases = [(f"an error of {each.name} is passed over", each.case) for each in kept]
     legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 

@@ -94,11 +94,11 @@ def struck(subject: Subject, counted: Ending) -> list[Point]:
     old, new = set(before) - set(after), set(after) - set(before)
 
     def danger(point: Point) -> int:
-        marks = dict(mark.split(" ", 1) for mark in point.state[:-1] if " " in mark)
-        gone = sum(marks.get(name, "").startswith("as after") for name in old)
-        return gone * sum(marks.get(name, "").startswith("as before") for name in new)
+        marks = {name: mark for mark, _, name in (each.partition(": ") for each in point.state)}
+        gone = sum(marks.get(name) == "gone" for name in old)
+        return gone * sum(marks.get(name) == "before" for name in new)
 
-    found = points.points(logs, before, after)
+    found = points.points(logs, after)
     subject.rng.shuffle(found)
     ranked = sorted(found, key=danger, reverse=True)
     return ranked[:2] if subject.budget == "quick" else ranked

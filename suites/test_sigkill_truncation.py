@@ -79,15 +79,7 @@ def test_a_kill_during_a_save_costs_at_most_that_step(subject: Subject) -> None:
     How: save step 2, die by SIGKILL inside the save of step 4, resume in a new process.
     """
     legal = subject.legal(subject.golden())
-    for crash in crashes(subject, "new"):
-        subject.judge(
-            crash.resumed,
-            legal,
-            WHOLE,
-            f"killed {crash.point.name}",
-            newest=NEWEST,
-            acknowledged=(OLDER, *crash.acknowledged),
-        )
+    judge_all(subject, crashes(subject, "new"), legal, (OLDER,))
 
 
 @check("CKC-ATOM-002")
@@ -100,19 +92,40 @@ def test_a_kill_during_an_overwrite_keeps_the_old_or_the_new(subject: Subject) -
     """
     found = crashes(subject, "same")
     new = struck_save.overwritten(subject)
-    old = subject.legal(subject.golden())
+    rest = [crash for crash in found if not is_new(subject, crash, new)]
+    judge_all(subject, rest, subject.legal(subject.golden()), (OLDER, NEWEST))
+
+
+def is_new(subject: Subject, crash: Crash, new: dict[str, Any]) -> bool:
+    """Tell whether a resume gives the second save of the step, whole."""
+    step, state = oracle.arrival(crash.resumed)
+    return step == NEWEST and oracle.same(state, new, subject.holds)
+
+
+def judge_all(
+    subject: Subject, found: list[Crash], legal: dict[int, Any], acknowledged: tuple[int, ...]
+) -> None:
+    """Judge what came of each crash; the worst is raised, with how often each outcome came."""
+    seen: list[tuple[Outcome, Violation]] = []
     for crash in found:
-        step, state = oracle.arrival(crash.resumed)
-        if step == NEWEST and oracle.same(state, new, subject.holds):
-            continue
-        subject.judge(
-            crash.resumed,
-            old,
-            WHOLE,
-            f"killed {crash.point.name} of the second save of step {NEWEST}",
-            newest=NEWEST,
-            acknowledged=(OLDER, NEWEST),
-        )
+        known = (*acknowledged, *crash.acknowledged)
+        message = f"killed {crash.point.name}"
+        try:
+            subject.judge(crash.resumed, legal, WHOLE, message, newest=NEWEST, acknowledged=known)
+        except Violation as error:
+            seen.append((Outcome(error.evidence["outcome"]), error))
+    if seen:
+        names = [str(outcome) for outcome, _ in seen]
+        worst = min((error for _, error in seen), key=lambda e: badness(e.evidence["outcome"]))
+        worst.evidence["outcomes"] = {name: names.count(name) for name in sorted(set(names))}
+        worst.rate = (len(seen), len(found))
+        raise worst
+
+
+def badness(outcome: str) -> int:
+    """Order outcomes, the worst first: a wrong state that nobody notices."""
+    order = (Outcome.SILENT_WRONG, Outcome.COLD_START, Outcome.LOST_ALL, Outcome.LOST_STEP)
+    return order.index(Outcome(outcome)) if outcome in order else len(order)
 
 
 @check("CKC-ATOM-003")

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from ckpt_conformance import sequences
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.fault_injectors import points, struck_save
 from ckpt_conformance.sequences import SEEDS, STEPS, Execution, World
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
 
@@ -161,7 +161,7 @@ def world_of(subject: Subject) -> World:
 def deaths(subject: Subject) -> list[Any]:
     """Give kills inside a save."""
     try:
-        found = points.of_save(subject, subject.golden(), "new")
+        found = struck_save.points_of(subject, "new")
     except Unknown:
         return []
     quick = 1 if subject.budget == "quick" else len(found)

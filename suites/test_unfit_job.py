@@ -10,7 +10,7 @@ from ckpt_conformance.subject import OTHER_SEED
 from ckpt_conformance.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.subject import Golden, Subject
@@ -46,7 +46,7 @@ def _altered(subject: Subject, ending: Ending, entries: Sequence[str]) -> dict[s
     }
 
 
-def _no_misfit(subject: Subject, cases: dict[str, tuple[str, ...]], message: str) -> None:
+def _no_misfit(subject: Subject, cases: Mapping[str, tuple[str, ...]], message: str) -> None:
     """Raise Violation if an altered destination is filled in another way than it was saved."""
     for variant, entries in cases.items():
         ending = _misfit(subject, variant)

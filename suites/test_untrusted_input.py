@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, trees
@@ -14,7 +15,7 @@ from ckpt_conformance.subject import OTHER_SEED
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.client import Ending
@@ -85,7 +86,8 @@ def _serves_newest(subject: Subject, result: dict[str, Any]) -> bool:
 def _needed(subject: Subject) -> list[str]:
     """Name the files without which the newest step is not served; the others are hints."""
     memo = subject.golden().memo
-    if "needed" not in memo:
+    found: list[str] | None = memo.get("needed")
+    if found is None:
         names = _files(subject)
         folders = []
         for at, name in enumerate(names):
@@ -93,8 +95,9 @@ def _needed(subject: Subject) -> list[str]:
             (folders[-1] / name).unlink()
         results = _load_each(subject, folders)
         pairs = zip(names, results, strict=True)
-        memo["needed"] = [name for name, one in pairs if not _serves_newest(subject, one)]
-    return memo["needed"]
+        found = [name for name, one in pairs if not _serves_newest(subject, one)]
+        memo["needed"] = found
+    return found
 
 
 # -- code ----------------------------------------------------------------------------------------
@@ -155,8 +158,8 @@ def test_a_checkpoint_holds_state_and_no_objects(subject: Subject) -> None:
             )
 
 
-PLAIN = ("torch", "numpy", "collections", "builtins", "__builtin__", "copyreg", "copy_reg")
-PLAIN += ("_codecs", "pathlib", "datetime")
+PLAIN = {"torch", "numpy", "collections", "builtins", "__builtin__", "copyreg", "copy_reg"}
+PLAIN |= {"_codecs", "pathlib", "datetime"}
 OBJECTS = ("torch.optim.", "torch.nn.modules.", "torch.utils.data.")
 
 
@@ -231,7 +234,9 @@ def test_a_link_that_leads_outside_is_not_followed(subject: Subject) -> None:
 # -- resources -----------------------------------------------------------------------------------
 
 
-def _stays_small(subject: Subject, crafts: dict[str, Callable[[Path], None]], message: str) -> None:
+def _stays_small(
+    subject: Subject, crafts: Mapping[str, Callable[[Path], None]], message: str
+) -> None:
     """Raise Violation if a load of a crafted directory needs over 1 GiB, over 10 s, or dies."""
     if not crafts:
         raise NotApplicable("no file of the checkpoint has such a header")
@@ -272,7 +277,7 @@ def test_a_header_that_claims_too_much_is_refused_at_once(subject: Subject) -> N
     """
     snapshot = subject.golden().snapshot(NEWEST)
     crafts = {
-        f"{how} of {file}": lambda folder, file=file, how=how: crafted.claim(folder, file, how)
+        f"{how} of {file}": partial(crafted.claim, file=file, how=how)
         for file, how in crafted.claims(snapshot, _files(subject))
     }
     _stays_small(subject, crafts, "a load allocates, or reads, what a header claims")
@@ -289,9 +294,7 @@ def test_a_record_that_inflates_is_refused_at_once(subject: Subject) -> None:
     snapshot = subject.golden().snapshot(NEWEST)
     archives = [file for file, how in crafted.claims(snapshot, _files(subject)) if "record" in how]
     crafts = {
-        f"{record} of {file}": lambda folder, file=file, record=record: crafted.bomb(
-            folder / file, record
-        )
+        f"{record} of {file}": partial(crafted.bomb, file=file, record=record)
         for file in archives
         for record in ("/data.pkl", "/data/0")
     }

@@ -86,7 +86,9 @@ def test_each_check_says_why_and_how(name: str, node: ast.FunctionDef) -> None:
 
 
 def test_the_document_is_made_from_the_catalogue() -> None:
-    assert (ROOT / "docs" / "invariants.md").read_text() == docs.invariants(load_catalogue()), "run: make docs"
+    assert (ROOT / "docs" / "invariants.md").read_text() == docs.invariants(load_catalogue()), (
+        "run: make docs"
+    )
 
 
 def test_an_unknown_version_is_refused() -> None:

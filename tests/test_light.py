@@ -16,5 +16,7 @@ print(sorted({"torch", "numpy"} & set(sys.modules)))
 
 
 def test_the_suites_import_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,6 +1,6 @@
 """Each mutant violates exactly its ids, in the families it was built for.
 
-The whole matrix (every mutant on every check) runs in `make test-all` through `ckpt-conformance mutants`.
+The whole matrix (every mutant, every check) runs in `make test-all`: `ckpt-conformance mutants`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def families() -> dict[str, list[str]]:
 
 
 def run(adapters: list[str], only: list[str]) -> list[dict[str, str]]:
-    """Run the checks of some ids on some adapters in a process of its own, every profile claimed."""
+    """Run the checks of some ids on some adapters in a process of its own, all claimed."""
     given = json.dumps({"adapters": adapters, "only": only, "claims": list(PROFILES)})
     done = subprocess.run(
         [sys.executable, "-c", RUN], input=given, capture_output=True, text=True, check=False

@@ -1,1 +1,1 @@
-"""Bundled adapters: one module per manager, each adapter under 60 lines. Third-party imports are lazy."""
+"""Bundled adapters: one module per manager, under 60 lines each; third-party imports are lazy."""

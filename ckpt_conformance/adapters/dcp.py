@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizers
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 
@@ -58,7 +57,7 @@ class Directories:
 
     def save(self, job: TrainingJob, step: int) -> None:
         """Save everything and the step."""
-        save(self.parts(job, step), checkpoint_id=self.path(step))
+        state_dict_saver.save(self.parts(job, step), checkpoint_id=self.path(step))
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load in place; only what never had a gradient may lack optimizer state.
@@ -69,8 +68,9 @@ class Directories:
         path = self.path(max(self.steps()) if step is None else step)
         parts = self.parts(job, -1)
         optim = {"optim": parts.pop("optim")}
-        load(optim, checkpoint_id=path, planner=DefaultLoadPlanner(allow_partial_load=True))
-        load(parts, checkpoint_id=path)
+        partial = DefaultLoadPlanner(allow_partial_load=True)
+        state_dict_loader.load(optim, checkpoint_id=path, planner=partial)
+        state_dict_loader.load(parts, checkpoint_id=path)
         return int(parts["step"])
 
     def steps(self) -> list[int]:
@@ -81,7 +81,7 @@ class Directories:
             return sorted(int(match[1]) for match in found if match)
         state = {"step": -1}
         if names == ["checkpoint"]:
-            load(state, checkpoint_id=self.path(0))
+            state_dict_loader.load(state, checkpoint_id=self.path(0))
         return [step for step in state.values() if step >= 0]
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Dcp(AdapterBase):
 
 
 def _make(name: str, recipe: str, *, per_step: bool) -> Dcp:
-    capabilities = {Capability.STEPS} | ({Capability.EXPLICIT_STEP} if per_step else set())
+    capabilities = [Capability.STEPS, *([Capability.EXPLICIT_STEP] if per_step else [])]
     return Dcp(
         name=name,
         version=torch.__version__,

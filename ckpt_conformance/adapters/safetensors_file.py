@@ -32,7 +32,7 @@ class Files:
     def save(self, job: TrainingJob, step: int) -> None:
         """Write the side file first: the model's name is what discovery goes by."""
         import torch
-        from safetensors.torch import save_file
+        from safetensors import torch as safetensors
 
         rest: dict[str, Any] = {name: part.state_dict() for name, part in job.components.items()}
         tensors = {k: v for k, v in rest["model"].items() if isinstance(v, torch.Tensor)}
@@ -40,16 +40,16 @@ class Files:
         # safetensors refuses tensors that share memory; its documentation has them copied.
         tensors = {k: v.clone().contiguous() for k, v in tensors.items()}
         self.publish(f"state-{step}.pt", lambda path: torch.save(rest, path))
-        self.publish(f"model-{step}.safetensors", lambda path: save_file(tensors, path))
+        self.publish(f"model-{step}.safetensors", lambda path: safetensors.save_file(tensors, path))
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Read both files and hand each component its state."""
         import torch
-        from safetensors.torch import load_file
+        from safetensors import torch as safetensors
 
         step = max(self.steps()) if step is None else step
         state = torch.load(self.root / f"state-{step}.pt", weights_only=True)
-        state["model"] |= load_file(self.root / f"model-{step}.safetensors")
+        state["model"] |= safetensors.load_file(self.root / f"model-{step}.safetensors")
         for name, part in job.components.items():
             part.load_state_dict(state[name])
         return step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from ckpt_conformance.contract import OpenOptions, TrainingJob
 
 

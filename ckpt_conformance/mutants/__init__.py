@@ -1,6 +1,6 @@
 """Mutants: managers broken in one named way, each made from a real bug. They test the suite.
 
-One module per bug class. A mutant is a subclass of the reference manager or trainer with one change,
+One module per area. A mutant is a subclass of the reference manager or trainer with one change,
 registered by `@mutant`. A mutant must violate exactly the ids that it names, and no other.
 """
 
@@ -39,7 +39,7 @@ _MUTANTS: dict[str, MutantInfo] = {}
 def mutant(
     name: str, *, url: str, change: str, violates: Collection[str], base: str = "reference"
 ) -> Callable[[type[T]], type[T]]:
-    """Register a broken class under a name that starts with its bug's id, for example `B10` or `B10-dcp`.
+    """Register a broken class under a name that starts with its bug's id: `B10` or `B10-dcp`.
 
     `base` is the adapter whose manager (or trainer) class is replaced: reference, reference-dcp or
     reference-trainer. `url` is `owner/repository#number` of the thread.

@@ -17,6 +17,7 @@ from ckpt_conformance.reference_impl import (
     CheckpointReference,
     LoadResult,
     encode,
+    layout,
     resolve,
 )
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
@@ -361,8 +362,8 @@ class KnowsOneFormat(CheckpointManager):
         self,
         reference: Any = None,  # noqa: ANN401
         step: int | None = None,
-        require_kind: Any = None,  # noqa: ANN401
+        require_kind: layout.Kind | None = None,
     ) -> list[CheckpointReference]:
         """Checkpoints of its own kind."""
-        own = "dcp" if self.use_dcp else "model"
+        own: layout.Kind = "dcp" if self.use_dcp else "model"
         return super().candidates(reference, step, require_kind or (None if reference else own))

@@ -123,7 +123,8 @@ class BelievesNames(CheckpointManager):
 
 
 def _tensor(entry: dict[str, Any]) -> TensorEntry:
-    return TensorEntry(**{**entry, "shape": tuple(entry["shape"])})
+    plain: dict[str, Any] = {**entry, "shape": tuple(entry["shape"])}
+    return TensorEntry(**plain)
 
 
 class OpensOtherwise(CheckpointManager):

@@ -229,8 +229,9 @@ class SharedMapping(CheckpointManager):
         path, parameters = self.served, dict(job.model.named_parameters())
         for key, entry in read_manifest(path.manifest_path).tensors.items():
             live = parameters.get(key.partition(".")[2])
-            known = key.startswith("model.") and live is not None and not entry.offset % 4
-            if known and live.dtype == torch.float32:
+            if live is None or not key.startswith("model.") or entry.offset % 4:
+                continue
+            if live.dtype == torch.float32:
                 with (path.directory / entry.file).open("r+b") as file:
                     view = mmap.mmap(file.fileno(), 0)
                 data = torch.frombuffer(view, dtype=torch.uint8)[entry.offset :][: entry.nbytes]
