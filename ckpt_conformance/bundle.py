@@ -16,6 +16,7 @@ from ckpt_conformance import trees
 
 if TYPE_CHECKING:
     from pathlib import Path
+
     from ckpt_conformance.subject import Subject
     from ckpt_conformance.verdicts import CheckOutcome
 

@@ -272,6 +272,12 @@ def _long_records(data: bytes) -> bytes:
 # -- bombs -----------------------------------------------------------------------------------------
 
 
+def has_record(archive: Path, record: str) -> bool:
+    """Tell whether an archive has a record whose name ends so: without tensors there is no data."""
+    with zipfile.ZipFile(archive) as opened:
+        return any(name.endswith(record) for name in opened.namelist())
+
+
 def bomb(root: Path, file: str, record: str) -> None:
     """Replace the first record whose name ends so by one that inflates to 2 GiB of zeros."""
     path = root / file

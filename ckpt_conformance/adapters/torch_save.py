@@ -13,6 +13,7 @@ from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 
 if TYPE_CHECKING:
     from pathlib import Path
+
     from ckpt_conformance.contract import OpenOptions, TrainingJob
 
 
