@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.verdicts import NotApplicable
 
 if TYPE_CHECKING:
-    import random
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ckpt_conformance.subject import Golden
@@ -102,12 +103,13 @@ def lookalikes(found: StepName) -> list[str]:
     return [path for path in dict.fromkeys(made) if os.path.basename(path) and path != found.path]  # noqa: PTH119
 
 
-def strange(rng: random.Random, count: int) -> list[str]:
+@lru_cache(maxsize=4)
+def strange(seed: int, count: int) -> tuple[str, ...]:
     """Give names that people and tools leave behind, hostile ones too, and the longest."""
     from faker import Faker
 
     fake = Faker(["en_US", "ja_JP", "ar_SA", "de_DE"])
-    fake.seed_instance(rng.randrange(1 << 30))
+    fake.seed_instance(seed)
     makers = (
         fake.file_name,
         fake.name,
@@ -119,7 +121,7 @@ def strange(rng: random.Random, count: int) -> list[str]:
     made = ["step_tmp", "checkpoint-latest", "-rf", "~", " ", "lost+found", ".nfs0000000001"]
     made += [makers[at % len(makers)]().replace("/", "_") for at in range(count)]
     made.append("ü" * (LONGEST // 2))
-    return list(dict.fromkeys(made))
+    return tuple(dict.fromkeys(made))
 
 
 def plant(root: Path, name: str, content: str) -> None:
@@ -137,7 +139,7 @@ def plant(root: Path, name: str, content: str) -> None:
         path.write_bytes(b"" if content == "empty" else b"not yours\n")
 
 
-def plant_all(root: Path, made: list[str]) -> list[str]:
+def plant_all(root: Path, made: Iterable[str]) -> list[str]:
     """Plant every path that is free, with contents in turn; give those that were planted."""
     free = [name for name in dict.fromkeys(made) if not os.path.lexists(root / name)]
     for at, name in enumerate(free):

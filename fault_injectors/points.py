@@ -33,6 +33,7 @@ WRITERS = (
 WHOLE_FILES = ("torch-save", "safetensors-save")
 PREFIXES = ("0", "half", "len-1")
 _WORDS = {"0": "after 0 bytes of", "half": "after half of", "len-1": "before the last byte of"}
+LEFT = "left: something temporary"
 Tree = dict[str, str]
 
 
@@ -93,12 +94,12 @@ def _of_call(call: Mapping[str, Any], following: Tree, before: Tree, after: Tree
 
 
 def condition(tree: Tree, before: Tree, after: Tree) -> tuple[str, ...]:
-    """Describe a tree by what each name that a save changes is: as before, as after, gone, other."""
+    """Describe a tree by what each name that a save changes is: before, after, gone, other."""
     names = sorted({*before, *after})
     told = [(name, tree.get(name), before.get(name), after.get(name)) for name in names]
     marks = [f"{_mark(*each)}: {n}" for n, *each in told if not each[0] == each[1] == each[2]]
     left = any(name not in before and name not in after for name in tree)
-    return (*marks, "left: something temporary" if left else "left: nothing")
+    return (*marks, LEFT if left else "left: nothing")
 
 
 def _mark(now: str | None, before: str | None, after: str | None) -> str:
@@ -127,9 +128,10 @@ def choose(found: Sequence[Point], rng: random.Random, quick: int) -> list[Point
     rng.shuffle(states)
     harmed = _one_of_each(sorted((s for s in states if damage(s)), key=lambda s: len(damage(s))))
     mixed = [s for s in states if not damage(s) and not is_plain(s)]
-    plain = [s for s in states if is_plain(s)]
+    plain = sorted((s for s in states if is_plain(s)), key=lambda s: s[-1] != LEFT)
     turns = itertools.zip_longest(harmed, mixed)
-    order = [*(state for turn in turns for state in turn if state is not None), *plain]
+    order = [state for turn in turns for state in turn if state is not None]
+    order = [*order[: quick - 1], *plain[:1], *order[quick - 1 :], *plain[1:]]
     return sorted((rng.choice(groups[state]) for state in order[:quick]), key=found.index)
 
 

@@ -55,7 +55,8 @@ class ManagerBase:
         Raises:
             SaveRefused: a configuration that JSON does not keep.
         """
-        self.root = Path(os.fspath(root))
+        # Absolute: a job that changes its working directory still saves to one place.
+        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - links in it are left as they are
         self.use_dcp = use_dcp
         self.keep_last = keep_last
         self.mirror = mirror

@@ -116,7 +116,7 @@ def _tensor_pieces(
 ) -> Iterator[tuple[int, memoryview] | None]:
     """The memory of the first target; the others are copied from it once it is filled."""
     first = targets[0].detach()
-    direct = first.device.type == "cpu" and first.is_contiguous()
+    direct = is_plain_memory(first)
     filled = first if direct else torch.empty(first.shape, dtype=first.dtype)
     view = memory_of(filled)
     for start in range(0, length, durable.CHUNK):
@@ -126,6 +126,12 @@ def _tensor_pieces(
         yield None
         for other in others:
             other.detach().copy_(filled)
+
+
+def is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether the bytes of a file can go straight into a tensor: CPU, C order, nothing lazy."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not lazy
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:

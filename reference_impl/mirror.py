@@ -12,7 +12,6 @@ import logging
 import os
 import queue
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -198,14 +197,8 @@ class DirectoryMirror:
     def _write_receipt(self, reference: CheckpointReference, digest: str) -> None:
         """Write a receipt durably: after a power loss it must not speak of what is not there."""
         path = self._receipt(reference)
-        staged = path.with_name(layout.work_name(path.name, "mirror", "tmp"))
-        try:
-            with durable.create(staged) as file:
-                file.write(canonical(self._receipt_content(reference, digest)))
-                durable.fsync_file(file)
-            staged.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                staged.unlink(missing_ok=True)
-            raise
+        # In place: a receipt that is cut short by a crash says nothing, which is the safe side.
+        with path.open("wb") as file:
+            file.write(canonical(self._receipt_content(reference, digest)))
+            durable.fsync_file(file)
         durable.fsync_dir(path.parent)

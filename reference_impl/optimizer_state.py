@@ -237,7 +237,7 @@ class _Target:
 
     def _usable(self, old: torch.Tensor, ref: TensorRef) -> bool:
         """Whether live memory can take the bytes as they are, and no other tensor uses it."""
-        fits = old.dtype == ref.dtype and old.is_contiguous() and old.layout is torch.strided
+        fits = old.dtype == ref.dtype and old.layout is torch.strided and old.is_contiguous()
         if not fits or old.data_ptr() in self.taken:
             return False
         self.taken.add(old.data_ptr())

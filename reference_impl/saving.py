@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +71,7 @@ class Saving(ManagerBase):
             SaveRefused: a value that a safe load would refuse, by key and type.
             ValueError: a negative step or number of tokens.
         """
+        step, tokens_seen = int(index(step)), int(index(tokens_seen))
         if step < 0 or tokens_seen < 0:
             raise ValueError(f"step {step} and tokens_seen {tokens_seen} are counts")
         encoder = Encoder()
@@ -304,7 +306,7 @@ class Saving(ManagerBase):
 def index_directory(directory: Path) -> dict[str, TensorEntry]:
     """Where each tensor of a DCP directory lies, read back from what was written."""
     with durable.open_regular(directory / layout.DCP_EXTRA) as file:
-        index = snapshot.index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
+        tensors = snapshot.index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
     with durable.open_regular(directory / layout.DCP_METADATA) as file:
         stored = dcp_metadata.read_metadata(file)
-    return {**index, **dcp_format.index_tensors(directory, stored)}
+    return {**tensors, **dcp_format.index_tensors(directory, stored)}

@@ -238,7 +238,7 @@ def test_foreign_names_disturb_nothing(subject: Subject) -> None:
     golden = subject.golden()
     legal = subject.legal(golden, 4)
     similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
-    planted = names.plant_all(subject.root, names.strange(subject.rng, 12) + similar)
+    planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     given: dict[str, Any] = {"planted": planted[:4], "count": len(planted)}
     ending = subject.run(4, (2, 4), then=[{"op": "close"}])
     if ending.how != "ended" or ending.error:

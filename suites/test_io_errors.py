@@ -176,7 +176,8 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
 
     Why: a full disk was caught and passed over, an error in a writer's thread was swallowed, and
     the job went on without a checkpoint (O03, D04).
-    How: fail the N-th write, flush or rename of a save; if it reports success, load what it saved.
+    How: fail the N-th write, flush or rename of a save, then all of them, as where a permission is
+    lost; if it reports success, load what it saved.
     """
     cases: list[tuple[str, Case]] = []
     for attempt in failures(subject, "new"):

@@ -166,7 +166,7 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     """
     golden = subject.golden()
     similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
-    planted = names.plant_all(subject.root, names.strange(subject.rng, 6) + similar)
+    planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     before = {name: _stamp(subject.root / name) for name in planted}
     ending = rotating(subject, 6, (2, 4, 6), 1, then=[{"op": "close"}])
     if ending.error or ending.how != "ended":

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.verdicts import CheckOutcome
 
+pytestmark = pytest.mark.xdist_group("misbehaving")  # they share the sessions below
+
 LOADS, LISTS, SAME = "CKC-SMOK-001", "CKC-SMOK-002", "CKC-RTRP-001"
 DEADLINE = 1.0  # seconds that a life has which is known to hang
 

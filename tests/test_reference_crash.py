@@ -17,6 +17,7 @@ from ckpt_conformance.reference_impl import (
     layout,
     torch_zip,
 )
+from ckpt_conformance.reference_impl.resolve import candidate_at, explicit_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -323,20 +324,44 @@ def test_the_dead_saves_of_others_are_left_alone(tmp_path: Path) -> None:
     assert foreign.read_bytes() == b"being written"
 
 
-def test_latest_only_resolves_to_durable_checkpoints(tmp_path: Path) -> None:
-    """`latest` names a committed checkpoint at every rename of a save (B01, K019).
+class Watching(CheckpointManager):
+    """Looks at the pointer after every rename."""
 
-    Also test_latest_invariant_holds_every_cycle and test_sync_mode_commits_latest_immediately.
-    """
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        latest = self.root / layout.LATEST
+        if latest.exists():
+            found = candidate_at(explicit_reference(self.root / latest.read_text().strip()))
+            assert found.complete
 
-    class Watching(CheckpointManager):
-        def rename(self, source: Path, target: Path) -> None:
-            super().rename(source, target)
-            latest = self.root / layout.LATEST
-            if latest.exists():
-                assert (self.root / latest.read_text().strip()).exists()
 
-    manager = Watching(tmp_path, keep_last=1)
+@KINDS
+def test_latest_only_resolves_to_durable_checkpoints(tmp_path: Path, kind: str) -> None:
+    """`latest` names a whole checkpoint at every moment of every save (B01, K019)."""
+    manager = Watching(tmp_path, use_dcp=kind == "dcp", keep_last=1)
     for step in range(4):
-        manager.save(step, **Job().parts)
-        assert (tmp_path / layout.LATEST).read_text() == f"meta_{step:06d}.json\n"
+        manager.save(step, **small(step))
+
+
+@KINDS
+def test_latest_invariant_holds_every_cycle(tmp_path: Path, kind: str) -> None:
+    """After each save, each failed save and each restart `latest` names the newest (K019, B03)."""
+    for step in range(1, 4):
+        Quick(tmp_path, use_dcp=kind == "dcp").save(step, **small(step))
+        failing = Failing(tmp_path, use_dcp=kind == "dcp")
+        failing.left = 0
+        with pytest.raises(OSError, match="Input/output error"):
+            failing.save(step + 10, **small(step))
+        reference = explicit_reference(tmp_path / (tmp_path / "latest").read_text().strip())
+        assert reference is not None
+        assert reference.step == step
+
+
+def test_sync_mode_commits_latest_immediately(tmp_path: Path) -> None:
+    """When a synchronous save returns, the pointer names it, relative to the root (K019, B13)."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(7, **small(0))
+    assert (tmp_path / layout.LATEST).read_text() == "meta_000007.json\n"
+    manager.use_dcp = True
+    manager.save(8, **small(0))
+    assert (tmp_path / layout.LATEST).read_text() == "dcp_000008\n"

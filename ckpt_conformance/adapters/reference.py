@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import __version__
+from ckpt_conformance import __version__, planted
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 from ckpt_conformance.reference_impl import (
     CheckpointError,
@@ -102,6 +102,10 @@ class Reference(AdapterBase):
 
     manager: type[CheckpointManager] = CheckpointManager
     use_dcp: bool = False
+
+    def preload(self) -> None:
+        """Import what a check of the declared `plant` needs."""
+        planted.preload()
 
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""
