@@ -47,7 +47,7 @@ def resume_each(
         return [alone(subject, case) for case in cases]
     rng = random.Random(subject.seed)  # noqa: S311
     endings: list[Ending] = []
-    for case, screened in zip(cases, _batch(subject, cases), strict=True):
+    for case, screened in zip(cases, screen(subject, cases), strict=True):
         if screened is None or not is_fine(screened):
             endings.append(alone(subject, case))
         elif rng.random() < AGAIN and not is_fine(alone(subject, case)):
@@ -57,8 +57,8 @@ def resume_each(
     return endings
 
 
-def _batch(subject: Subject, cases: Sequence[Case]) -> list[Ending | None]:
-    """Resume from all in one life; None for what it did not reach."""
+def screen(subject: Subject, cases: Sequence[Case]) -> list[Ending | None]:
+    """Resume from all in one life, which is no judgement; None for what it did not reach."""
     ops: list[dict[str, Any]] = []
     for case in cases:
         run = {"op": "run", "until": None, "stop_after": 0, "continue": True}

@@ -22,6 +22,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ckpt_conformance import trees
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,7 +58,8 @@ class Injector:
     Arguments: `at` is the call to strike, from 1, and 0 strikes none; `mode` is count, raise or
     kill; `moment` is before the call, after a `prefix` of its bytes, or after it; `error` names
     what is raised; `persistent` strikes every call from there on; `only` restricts to one function
-    (`os.replace`); `below` watches another directory, such as a mirror.
+    (`os.replace`); `below` watches another directory, such as a mirror; `survey` notes the tree at
+    each call, and copies each new one into the folder `keep`.
     """
 
     name = "injector"
@@ -78,13 +81,14 @@ class Injector:
         self.error = str(given.pop("error", "EIO"))
         self.persistent = bool(given.pop("persistent", False))
         self.survey = bool(given.pop("survey", False))
+        self.keep = str(given.pop("keep", ""))
         self.only = str(given.pop("only", ""))
         if given:
             msg = f"{self.name} takes no argument {sorted(given)}"
             raise TypeError(msg)
         self.calls, self.fired = 0, 0
         self.log: list[dict[str, Any]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # copying the tree comes here again
         self._undo: list[tuple[Any, str, Any]] = []
 
     # -- installing -------------------------------------------------------------------------------
@@ -140,9 +144,16 @@ class Injector:
             entry["order"] = next(_ORDER)
             if self.survey:
                 entry["tree"] = fingerprint(Path(self.root))
+                self._keep(entry["tree"])
             self.log.append(entry)
             is_due = self.calls == self.at or (self.persistent and 0 < self.at <= self.calls)
             return is_due and self.mode != "count"
+
+    def _keep(self, tree: dict[str, str]) -> None:
+        """Copy the directory as a process that died now would leave it; each content once."""
+        target = Path(self.keep) / identity(tree)
+        if self.keep and not target.exists():
+            trees.copy(Path(self.root), target)
 
     def note(self, what: str, name: str) -> None:
         """Write down that the fault fired, before it does: the journal survives SIGKILL."""
@@ -207,6 +218,11 @@ def read(path: str) -> bytes:
         return b"".join(parts)
     finally:
         os.close(descriptor)
+
+
+def identity(tree: dict[str, str]) -> str:
+    """Give one short name for the content of a tree."""
+    return blake2b(repr(sorted(tree.items())).encode(), digest_size=8).hexdigest()
 
 
 def fingerprint(root: Path) -> dict[str, str]:

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
+from ckpt_conformance.fault_injectors.injector import identity
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 WRITERS = (
     "file-write",
@@ -48,6 +50,7 @@ class Point:
     what: str
     path: str
     state: tuple[str, ...]
+    disk: tuple[str, str] = ("", "")  # names of the trees that were kept before and after the call
 
     def spec(self, mode: str, **more: object) -> dict[str, object]:
         """Give the fault for `Life.arm`."""
@@ -61,9 +64,10 @@ class Point:
         return f"{when} {self.what} {self.path} (call {self.at})"
 
 
-def survey() -> list[dict[str, object]]:
-    """Give the faults of a counting pass."""
-    return [fault_injectors.spec(name, survey=True) for name in WRITERS]
+def survey(keep: Path | None = None) -> list[dict[str, object]]:
+    """Give the faults of a counting pass; a folder gets each tree that a kill could leave."""
+    kept = str(keep) if keep else ""
+    return [fault_injectors.spec(name, survey=True, keep=kept) for name in WRITERS]
 
 
 def points(counted: Sequence[Mapping[str, Any]], after: Tree) -> list[Point]:
@@ -83,7 +87,7 @@ def _of_call(call: Mapping[str, Any], following: Tree, before: Tree, after: Tree
         cut = {call["path"]: f"cut at {prefix}"} if moment == "prefix" else {}
         state = condition({**tree, **cut}, before, after)
         named = (call["fault"], call["call"], moment, prefix, call["what"], call["path"])
-        return Point(*named, state)
+        return Point(*named, state, (identity(call["tree"]), identity(following)))
 
     found = [point("before", call["tree"])]
     if call["fault"] in WHOLE_FILES:

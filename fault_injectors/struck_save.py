@@ -7,15 +7,17 @@ loses in a resume does not show here.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, trees
 from ckpt_conformance.fault_injectors import injector
-from ckpt_conformance.fault_injectors.points import points, survey
+from ckpt_conformance.fault_injectors.points import WHOLE_FILES, points, survey
 from ckpt_conformance.verdicts import NotApplicable, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.points import Point
@@ -39,10 +41,13 @@ def points_of(subject: Subject, name: str) -> list[Point]:
     """List the points of the save, counted once per adapter."""
     key = f"points {name}"
     if key not in subject.notes:
-        ending = save(subject, name, survey())
+        keep = subject.folder / "kept" / name
+        trees.clear(keep)
+        ending = save(subject, name, survey(keep))
         if ending.how != "ended" or ending.error:
             _give_up(name, subject.tell(ending))
         after = injector.fingerprint(subject.root)
+        trees.lay_out(subject.root, keep / injector.identity(after))
         trees.lay_out(subject.root, subject.folder / f"whole {name}")
         subject.notes[key] = points(ending.result("run")["faults"], after)
     found: list[Point] = subject.notes[key]
@@ -50,6 +55,29 @@ def points_of(subject: Subject, name: str) -> list[Point]:
         msg = "no call of the save was seen: its writer is native, and not among those watched"
         raise Unknown(msg)
     return found
+
+
+def crash_state(subject: Subject, name: str, point: Point) -> Path:
+    """Give the directory that a kill at a point leaves, from what the counting pass kept.
+
+    Up to a prefix: the tree after the call, with its file cut where the writer was stopped.
+    """
+    keep = subject.folder / "kept" / name
+    before, after = (keep / each for each in point.disk)
+    if point.moment != "prefix":
+        return after if point.moment == "after" else before
+    target = keep / f"{point.disk[1]} {point.path.replace('/', ' ')} {point.prefix}"
+    trees.lay_out(after, target)
+    start = 0 if point.fault in WHOLE_FILES else size(before / point.path)
+    written = size(after / point.path) - start
+    if written > 0:
+        os.truncate(target / point.path, start + injector.length_of(point.prefix, written))
+    return target
+
+
+def size(path: Path) -> int:
+    """Give the size of a file; 0 if there is none."""
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _give_up(name: str, told: str) -> None:

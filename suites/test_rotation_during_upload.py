@@ -123,8 +123,18 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     if subject.info.shape == "manager":
         trees.clear(subject.root)
         trees.clear(mirror_of(subject))
-        again = [{"op": "perturb"}, {"op": "save", "step": 4}, gate("open"), CLOSE]
-        first = [{"op": "train", "n": 4}, gate("shut", after=1), {"op": "save", "step": 4}, AWAIT]
+        again: list[dict[str, Any]] = [
+            {"op": "perturb"},
+            {"op": "save", "step": 4},
+            gate("open"),
+            CLOSE,
+        ]
+        first: list[dict[str, Any]] = [
+            {"op": "train", "n": 4},
+            gate("shut", after=1),
+            {"op": "save", "step": 4},
+            AWAIT,
+        ]
         prompt(subject, *first, *again)
         control = subject.resume()
         if subject.tell(control) != "step 4":

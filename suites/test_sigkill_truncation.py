@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle, screening, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, points, struck_save
-from ckpt_conformance.screening import Case, resume_each
+from ckpt_conformance.screening import Case
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
-QUICK = 6  # kills at the quick budget
+SCREENED, KILLED = 24, 3  # points at the quick budget: of kept directories, of real kills
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 TEMPORARY = re.compile(
     r"(?:^|[._~-])(?:te?mp|part(?:ial)?|incomplete|staging)(?:[._~-]|$)", re.IGNORECASE
@@ -30,12 +30,12 @@ TEMPORARY = re.compile(
 
 @dataclass(frozen=True)
 class Crash:
-    """What one kill left on disk, and how a new process resumes from it."""
+    """What a kill leaves on disk, and how a new process resumes from it."""
 
     point: Point
     folder: Path
-    acknowledged: tuple[int, ...]
     resumed: Ending
+    acknowledged: tuple[int, ...] = ()
 
     @property
     def is_usable(self) -> bool:
@@ -44,30 +44,48 @@ class Crash:
 
 
 def crashes(subject: Subject, name: str) -> list[Crash]:
-    """Kill saves at several points, once per adapter; `name`: a `new` step, or the `same` again."""
+    """Resume from what kills leave, once per adapter; `name`: a `new` step, or the `same` again.
+
+    The counting pass kept the directory at each point. All are resumed from in one life; where
+    that does not go well, and at some other points, the process is killed for real.
+    """
     key = f"crashes {name}"
     if key not in subject.notes:
         found = struck_save.points_of(subject, name)
-        chosen = found if subject.budget == "full" else points.choose(found, subject.rng, QUICK)
-        killed = [_kill(subject, point, name) for point in chosen]
-        legal = subject.legal(subject.golden())
-        judge = partial(subject.classify, newest=NEWEST, acknowledged=(OLDER,))
-        cases = [Case(folder) for folder, _ in killed]
-        endings = resume_each(subject, cases, lambda ending: judge(ending, legal) in WHOLE)
-        made = zip(chosen, killed, endings, strict=True)
-        subject.notes[key] = [Crash(point, *left, ending) for point, left, ending in made]
+        full = subject.budget == "full"
+        chosen = found if full else points.choose(found, subject.rng, SCREENED)
+        folders = [struck_save.crash_state(subject, name, point) for point in chosen]
+        endings = screening.screen(subject, [Case(folder) for folder in folders])
+        made = list(zip(chosen, folders, endings, strict=True))
+        new = struck_save.overwritten(subject) if name == "same" else None
+        good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
+        bad = [point for point in chosen if point not in {crash.point for crash in good}]
+        bad = bad if full else bad[:KILLED]
+        fine = [crash.point for crash in subject.sample(good, 0 if bad else KILLED)]
+        subject.notes[key] = good + [_kill(subject, point, name) for point in (*bad, *fine)]
     kept: list[Crash] = subject.notes[key]
     return kept
 
 
-def _kill(subject: Subject, point: Point, name: str) -> tuple[Path, tuple[int, ...]]:
+def is_whole(subject: Subject, ending: Ending, new: dict[str, Any] | None) -> bool:
+    """Tell whether a resume gives a whole step that it may give; `new`: the second save of 4."""
+    step, state = oracle.arrival(ending)
+    if new is not None and step == NEWEST and oracle.same(state, new, subject.holds):
+        return True
+    legal = subject.legal(subject.golden())
+    acknowledged = (OLDER,) if new is None else (OLDER, NEWEST)
+    return subject.classify(ending, legal, newest=NEWEST, acknowledged=acknowledged) in WHOLE
+
+
+def _kill(subject: Subject, point: Point, name: str) -> Crash:
+    """Die by a real SIGKILL at a point, and resume."""
     ending = struck_save.save(subject, name, [point.spec("kill")])
     if ending.how != "killed" or not [e for e in ending.events if e["event"] == "fired"]:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(ending)}")
     named = f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
     folder = subject.folder / "crashes" / named
     trees.lay_out(subject.root, folder)
-    return folder, tuple(ending.steps_of("acknowledged"))
+    return Crash(point, folder, subject.resume(), tuple(ending.steps_of("acknowledged")))
 
 
 @check("CKC-ATOM-001")
@@ -92,14 +110,8 @@ def test_a_kill_during_an_overwrite_keeps_the_old_or_the_new(subject: Subject) -
     """
     found = crashes(subject, "same")
     new = struck_save.overwritten(subject)
-    rest = [crash for crash in found if not is_new(subject, crash, new)]
+    rest = [crash for crash in found if not is_whole(subject, crash.resumed, new)]
     judge_all(subject, rest, subject.legal(subject.golden()), (OLDER, NEWEST))
-
-
-def is_new(subject: Subject, crash: Crash, new: dict[str, Any]) -> bool:
-    """Tell whether a resume gives the second save of the step, whole."""
-    step, state = oracle.arrival(crash.resumed)
-    return step == NEWEST and oracle.same(state, new, subject.holds)
 
 
 def judge_all(

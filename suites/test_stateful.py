@@ -125,7 +125,7 @@ def draw(vocabulary: frozenset[str], damages: Sequence[Rule], subject: Subject) 
     """Draw scripts by the seed; of many, choose those with the most kinds of rule."""
     count, rules = BUDGETS[subject.budget]
     given = {"vocabulary": vocabulary, "damages": tuple(damages), "scripts": []}
-    machine = type("Scripts", (Draw,), given)
+    machine: Any = type("Scripts", (Draw,), given)
     quiet = settings(
         max_examples=4 * count,
         stateful_step_count=rules,
