@@ -32,11 +32,15 @@ CLOSE: Rule = {"op": "close"}
 
 @dataclass(frozen=True)
 class World:
-    """What an execution is judged by: states by run and step, files by step, faults by number."""
+    """What an execution is judged by: states by run and step, files by step, faults by number.
+
+    `overwrites` is False for a manager that refuses to save a step that is there.
+    """
 
     states: Mapping[str, Mapping[int, Any]]
     files: Mapping[int, Sequence[str]]
     deaths: Sequence[Mapping[str, Any]] = ()
+    overwrites: bool = True
 
 
 @dataclass
@@ -106,7 +110,8 @@ class Execution:
         if not self.ops:
             return False
         loaded = self.ops[-1].get("expects", [0])[0]
-        return self.step > loaded and self.step not in self.ops[-1]["save_at"]
+        is_free = self.world.overwrites or self.step not in self.disk
+        return is_free and self.step > loaded and self.step not in self.ops[-1]["save_at"]
 
     def do_load(self, pick: int | None = None) -> None:
         """Load the latest, or one of the steps that are or may be there."""

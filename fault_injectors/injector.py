@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno as codes
 import itertools
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -153,7 +154,7 @@ class Injector:
         """Copy the directory as a process that died now would leave it; each content once."""
         target = Path(self.keep) / identity(tree)
         if self.keep and not target.exists():
-            trees.copy(Path(self.root), target)
+            keep_tree(Path(self.root), target, tree)
 
     def note(self, what: str, name: str) -> None:
         """Write down that the fault fired, before it does: the journal survives SIGKILL."""
@@ -218,6 +219,28 @@ def read(path: str) -> bytes:
         return b"".join(parts)
     finally:
         os.close(descriptor)
+
+
+def keep_tree(root: Path, target: Path, tree: dict[str, str]) -> None:
+    """Copy a tree; a file that was kept before with the same content becomes a link to that copy.
+
+    Most files do not change between two calls, and making one costs more than all the rest.
+    """
+    if any(os.lstat(root / name).st_nlink > 1 for name, digest in tree.items() if digest != "/"):
+        trees.copy(root, target)  # which keeps shared inodes
+        return
+    pool = target.parent / "files"
+    pool.mkdir(parents=True, exist_ok=True)
+    for name, digest in [(".", "/"), *tree.items()]:
+        if digest == "/":
+            (target / name).mkdir(parents=True, exist_ok=True)
+        else:
+            kept = pool / f"{digest} {name.replace(os.sep, ' ')}"
+            if not os.path.lexists(kept):
+                shutil.copy2(root / name, kept, follow_symlinks=False)
+            os.link(kept, target / name, follow_symlinks=False)
+    for name in reversed([".", *(name for name, digest in tree.items() if digest == "/")]):
+        shutil.copystat(root / name, target / name)
 
 
 def identity(tree: dict[str, str]) -> str:

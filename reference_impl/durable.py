@@ -88,8 +88,9 @@ class HashingWriter:
         self.file = file
         self.name = str(file.name)
         self.size = 0
-        self._hasher = Hasher(expected_bytes)
-        self._pool = ThreadPoolExecutor(1) if self._hasher.parallel else None
+        # One thread hashes while this one writes: hashing is the faster of the two.
+        self._hasher = Hasher()
+        self._pool = ThreadPoolExecutor(1) if expected_bytes >= PARALLEL_FROM else None
 
     def write(self, data: Bytes) -> int:
         """Write all of `data`.

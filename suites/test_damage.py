@@ -113,7 +113,7 @@ def test_a_file_cut_short_is_never_served(subject: Subject) -> None:
     cuts: list[tuple[str, Cut]] = [(n, c) for n in names for c in at_rest.CUTS if full or c == "0"]
     if not full:
         cuts = subject.sample(cuts, 12)
-        cuts += [(name, subject.rng.choice(at_rest.CUTS[1:])) for name in subject.sample(names, 4)]
+        cuts += [(name, subject.rng.choice(at_rest.CUTS[1:])) for name in subject.sample(names, 3)]
     never_served(subject, [partial(at_rest.truncate, file=name, cut=cut) for name, cut in cuts])
 
 

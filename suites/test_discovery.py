@@ -310,8 +310,8 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     legal = {4: control.result("run")["states"]["4"]}
     subject.reset()
     saved = subject.life(train, *twice, close)
-    if saved.error:
-        raise Violation("a step cannot be saved again", evidence=subject.evidence(saved))
+    if saved.steps_of("acknowledged") != [4, 4]:
+        raise NotApplicable(f"the manager saves no step a second time: {subject.tell(saved)}")
     message = "the second save of a step is not what is loaded"
     ending = subject.resume()
     subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
@@ -322,13 +322,21 @@ def test_steps_names_what_loads(subject: Subject) -> None:
     """`steps()` is ascending and names exactly the steps that load.
 
     Why: two rules of discovery in one code base disagree, and one of them is used (B04, B11).
-    How: save two steps; ask; load the latest and, where it can be asked for, each saved step.
+    How: save two steps; ask; load the latest and, where it can be asked for, each saved step. A
+    manager also saves across powers of ten, where text has another order.
     """
     golden = subject.golden()
     subject.lay_out(golden)
     told = subject.steps()
-    if told != sorted(set(told)):
-        raise Violation(f"steps() gives {told}: not ascending", evidence={"steps": told})
+    orders = [told]
+    if subject.info.shape == "manager":
+        elsewhere = subject.scratch / "elsewhere"
+        elsewhere.mkdir()
+        ops = [op for step in POWERS for op in (probe("reach", step=step), {"op": "save"})]
+        orders.append(subject.life(*ops, {"op": "steps"}, root=elsewhere).result("steps")["value"])
+    for found in orders:
+        if found != sorted(set(found)):
+            raise Violation(f"steps() gives {found}: not ascending", evidence={"steps": found})
     asks: list[int | None] = [None]
     if "explicit_step" in subject.info.capabilities:
         asks += [2, 4]
@@ -351,9 +359,8 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     subject.lay_out(golden)
     ending = subject.run(6, (6,), resume=True, then=[{"op": "close"}])
     if ending.error or ending.how != "ended":
-        if ending.steps_of("begun") != [6]:
-            raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-DISC-009")
-        raise Violation("a resumed run cannot save", evidence=subject.evidence(ending))
+        told = subject.tell(ending)
+        raise Unknown(f"control failed: a resumed run cannot save: {told}; see CKC-RSUM-002")
     message = "the save of a resumed run spoiled an older step"
     ending = subject.resume(2)
     subject.judge(ending, legal, {Outcome.LOST_STEP}, message, newest=6, acknowledged={2, 4, 6})

@@ -113,12 +113,12 @@ def chosen(subject: Subject, name: str) -> list[Point]:
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
     if subject.budget == "full":
         return usable
-    picked = set(points.choose(usable, subject.rng, 5 if name == "new" else 12))
+    picked = set(points.choose(usable, subject.rng, 4 if name == "new" else 9))
     kinds: dict[str, dict[str, Point]] = {}
     for point in usable if name == "new" else ():
         kinds.setdefault(point.what, {}).setdefault(points.pattern(point.path), point)
-    for alike in kinds.values():
-        picked.update(subject.sample(list(alike.values()), 2))
+    for what, alike in kinds.items():
+        picked.update(subject.sample(list(alike.values()), 2 if what in FLUSHES else 1))
     return sorted(picked, key=usable.index)
 
 
@@ -301,7 +301,7 @@ def failing_reads(subject: Subject) -> list[tuple[dict[str, Any], dict[str, obje
     if not calls:
         raise Unknown("no read of the load was seen: its reader is none of those watched")
     kinds = {(c["fault"], c["what"], points.pattern(c["path"])): c for c in reversed(calls)}
-    picked = calls if subject.budget == "full" else subject.sample(list(kinds.values()), 5)
+    picked = calls if subject.budget == "full" else subject.sample(list(kinds.values()), 4)
     return [
         (call, fault_injectors.spec(call["fault"], at=call["call"], persistent=lasting), lasting)
         for call in picked

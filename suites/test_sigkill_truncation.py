@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, screening, trees
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
-SCREENED, KILLED = 24, 3  # points at the quick budget: of kept directories, of real kills
+SCREENED, KILLED = 14, 3  # points at the quick budget: of kept directories, of real kills
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 TEMPORARY = re.compile(
     r"(?:^|[._~-])(?:te?mp|part(?:ial)?|incomplete|staging)(?:[._~-]|$)", re.IGNORECASE
@@ -59,10 +58,14 @@ def crashes(subject: Subject, name: str) -> list[Crash]:
         made = list(zip(chosen, folders, endings, strict=True))
         new = struck_save.overwritten(subject) if name == "same" else None
         good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
-        bad = [point for point in chosen if point not in {crash.point for crash in good}]
-        bad = bad if full else bad[:KILLED]
-        fine = [crash.point for crash in subject.sample(good, 0 if bad else KILLED)]
-        subject.notes[key] = good + [_kill(subject, point, name) for point in (*bad, *fine)]
+        whole = {crash.point for crash in good}
+        bad = [point for point in chosen if point not in whole]
+        killed = [_kill(subject, point, name) for point in (bad if full else bad[:KILLED])]
+        for crash in killed:
+            if is_whole(subject, crash.resumed, new):
+                raise Unknown(f"what was kept {crash.point.name} differs from what a kill leaves")
+        fine = [] if bad else [crash.point for crash in subject.sample(good, KILLED)]
+        subject.notes[key] = good + killed + [_kill(subject, point, name) for point in fine]
     kept: list[Crash] = subject.notes[key]
     return kept
 
@@ -179,11 +182,21 @@ def control(subject: Subject) -> None:
 
 
 def usable(subject: Subject) -> list[Crash]:
-    """List the crashes of a new step that can be resumed from, those that left most files first."""
+    """List the crashes of a new step that can be resumed from.
+
+    First those after which the struck step is saved again, with most temporary files in its way.
+    """
     found = [crash for crash in crashes(subject, "new") if crash.is_usable]
     if not found:
         raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
-    return sorted(found, key=lambda crash: -len(trees.files(crash.folder)))
+
+    known = lasting(subject)
+
+    def in_the_way(crash: Crash) -> tuple[bool, int]:
+        step, _ = oracle.arrival(crash.resumed)
+        return step == NEWEST, -len(left_over(crash.folder, known))
+
+    return sorted(found, key=in_the_way)
 
 
 def faithful(subject: Subject, state: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -238,9 +251,9 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     ]
     if kept:
         raise Violation("a successful save leaves temporary files", evidence={"files": kept})
-    lasting = {*payload.names(golden.snapshot(OLDER)), *payload.names(golden.snapshot(NEWEST))}
-    crash = max(usable(subject), key=lambda each: len(left_over(each.folder, lasting)))
-    left = left_over(crash.folder, lasting)
+    crash = usable(subject)[0]
+    known = lasting(subject)
+    left = left_over(crash.folder, known)
     if not left:
         raise NotApplicable("no killed save leaves a file that the next one could forget")
     trees.lay_out(crash.folder, subject.root)
@@ -248,12 +261,18 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     ending = subject.run(NEWEST, (NEWEST,))
     if ending.how != "ended" or ending.error:
         raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-ATOM-003")
-    extra = left_over(subject.root, lasting)
+    extra = left_over(subject.root, known)
     if len(extra) > len(left):
         told = {"after one dead save": left, "after two dead ones and a good one": extra}
         raise Violation("what dead saves leave piles up", evidence=told)
 
 
-def left_over(folder: Path, lasting: set[str]) -> list[str]:
+def lasting(subject: Subject) -> set[str]:
+    """Name the files that either of the two saves leaves where nothing happens."""
+    golden = subject.golden()
+    return {name for step in (OLDER, NEWEST) for name in payload.names(golden.snapshot(step))}
+
+
+def left_over(folder: Path, known: set[str]) -> list[str]:
     """Name the files of a directory that a run without faults does not have."""
-    return [name for name in payload.names(folder) if name not in lasting]
+    return [name for name in payload.names(folder) if name not in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
@@ -21,7 +22,7 @@ from ckpt_conformance.sequences import SEEDS, STEPS, Execution, World
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ckpt_conformance.sequences import Rule
     from ckpt_conformance.subject import Subject
@@ -183,29 +184,24 @@ def plain(subject: Subject, world: World) -> tuple[World, frozenset[str], list[R
     A rule that leaves the model in its plainest script is the matter of a check of its own: it is
     left out, and what remains is what only a sequence shows.
     """
-    holds: Callable[[list[Rule]], bool] = lambda script: not fails(subject, world, script)  # noqa: E731
+
+    def holds(*script: Rule, **change: Any) -> bool:  # noqa: ANN401  fields of a World
+        return not fails(subject, replace(world, **change), list(script))
+
+    def may_die(death: Any) -> bool:  # noqa: ANN401  a fault
+        return holds(SAVE, {"rule": "die", "pick": 0}, LOAD, LOAD, SAVE, LOAD, deaths=[death])
+
+    capable = subject.info.capabilities
+    overwrites = holds(SAVE, BEGIN, SAVE, LOAD)
+    world = replace(world, overwrites=overwrites)
+    world = replace(world, deaths=[death for death in world.deaths if may_die(death)])
     chosen = subject.sample(DAMAGES, quick=1)
-    damages = [one for one in chosen if holds([SAVE, SAVE, {**one, "pick": 0}, LOAD])]
-    survived = [
-        death
-        for death in world.deaths
-        if holds_after(subject, World(world.states, world.files, [death]))
-    ]
-    vocabulary = {"damage"} if damages else set()
-    vocabulary |= {"die"} if survived else set()
-    vocabulary |= {"begin"} if holds([SAVE, BEGIN, SAVE, LOAD]) else set()
-    if "explicit_step" in subject.info.capabilities:
-        holds_step = holds([SAVE, SAVE, {"rule": "load", "pick": 0}])
-        vocabulary |= {"load_step"} if holds_step else set()
-    if "retention" in subject.info.capabilities:
-        vocabulary |= {"keep"} if holds([KEEP, SAVE, SAVE, SAVE, LOAD]) else set()
-    return World(world.states, world.files, survived), frozenset(vocabulary), damages
-
-
-def holds_after(subject: Subject, world: World) -> bool:
-    """Tell whether a job that died in a save goes on."""
-    die = {"rule": "die", "pick": 0}
-    return not fails(subject, world, [SAVE, die, LOAD, LOAD, SAVE, LOAD])
+    damages = [one for one in chosen if holds(SAVE, SAVE, {**one, "pick": 0}, LOAD)]
+    steps = "explicit_step" in capable and holds(SAVE, SAVE, {**LOAD, "pick": 0})
+    keep = "retention" in capable and holds(KEEP, SAVE, SAVE, SAVE, LOAD)
+    known = {"begin": overwrites, "die": world.deaths, "damage": damages, "load_step": steps}
+    vocabulary = frozenset(name for name, is_sound in {**known, "keep": keep}.items() if is_sound)
+    return world, vocabulary, damages
 
 
 def shorten(subject: Subject, world: World, script: list[Rule], found: Violation) -> Violation:

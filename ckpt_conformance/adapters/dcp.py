@@ -62,8 +62,8 @@ class Directories:
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load in place; only what never had a gradient may lack optimizer state.
 
-        `get_optimizer_state_dict` asks for that state too (pytorch/pytorch#192202), hence the
-        planner that people use for optimizers (NVIDIA-NeMo/Automodel#2071).
+        `get_optimizer_state_dict` asks for that state too (pytorch/pytorch#192202), so optimizers
+        are loaded by a planner of their own, as others do (PrimeIntellect-ai/prime-rl#3399).
         """
         path = self.path(max(self.steps()) if step is None else step)
         parts = self.parts(job, -1)

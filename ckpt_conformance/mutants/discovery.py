@@ -54,7 +54,7 @@ class NewestByText(CheckpointManager):
     "B07",
     url="huggingface/transformers#35782",
     change="the step with the largest number is the only candidate, whole or not",
-    violates={"CKC-DISC-010"},
+    violates={"CKC-CORR-006", "CKC-DISC-010"},
 )
 class OnlyTheNewest(CheckpointManager):
     """Does not fall back."""
@@ -83,7 +83,17 @@ class WeakFallback(CheckpointManager):
     "B08",
     url="marin-community/marin#8760",
     change="a newest checkpoint that cannot be read counts as none: the run starts at step 0",
-    violates={"CKC-DISC-002"},
+    violates={
+        "CKC-CORR-001",
+        "CKC-CORR-002",
+        "CKC-CORR-003",
+        "CKC-CORR-004",
+        "CKC-CORR-005",
+        "CKC-CORR-006",
+        "CKC-DISC-002",
+        "CKC-IOER-005",
+        "CKC-SHRD-001",
+    },
 )
 class UnreadableIsAbsent(OnlyTheNewest):
     """Takes a read error for absence."""
@@ -154,7 +164,7 @@ class RecordsItsPlace(CheckpointManager):
     "B12",
     url="huggingface/transformers#48319",
     change="the absolute path of the root is kept in the checkpoint and used at load",
-    violates={"CKC-DISC-004"},
+    violates={"CKC-DISC-004", "CKC-MIRR-003", "CKC-SMOK-003"},
 )
 class AbsolutePaths(RecordsItsPlace):
     """Keeps absolute paths."""
@@ -168,7 +178,7 @@ class AbsolutePaths(RecordsItsPlace):
     "B13",
     url="mosaicml/composer#1037",
     change="the path of the root is kept as it was given, relative to the working directory",
-    violates={"CKC-DISC-004"},
+    violates={"CKC-DISC-004", "CKC-MIRR-003", "CKC-SMOK-003"},
 )
 class RelativeToTheWorkingDirectory(RecordsItsPlace):
     """Keeps paths that depend on where the job runs."""
@@ -205,7 +215,7 @@ class EveryNameIsANumber(CheckpointManager):
     def prepare(self) -> None:
         """Sort what is there by number before a save."""
         super().prepare()
-        sorted(int(path.stem.split("_")[1]) for path in self.root.glob("meta_*"))
+        sorted(int(path.stem.split("_")[1]) for path in self.root.glob("meta_*.json"))
 
 
 @mutant(
@@ -250,7 +260,7 @@ class StaleSidecar(CheckpointManager):
     "R01",
     url="huggingface/diffusers#14769",
     change="a save of a step that is there already leaves it as it is and reports success",
-    violates={"CKC-DISC-008"},
+    violates={"CKC-DISC-008", "CKC-SMOK-003"},
 )
 class FirstSaveWins(CheckpointManager):
     """Keeps the older save of a step."""
@@ -267,7 +277,18 @@ class FirstSaveWins(CheckpointManager):
     "B04",
     url="NVIDIA-NeMo/Megatron-Bridge#5964",
     change="steps() names what the pointer names, load takes what the directory holds",
-    violates={"CKC-DISC-009"},
+    violates={
+        "CKC-ATOM-004",
+        "CKC-DISC-009",
+        "CKC-MIRR-001",
+        "CKC-MIRR-002",
+        "CKC-MIRR-007",
+        "CKC-RETN-002",
+        "CKC-RETN-003",
+        "CKC-RETN-009",
+        "CKC-SHRD-002",
+        "CKC-SMOK-003",
+    },
 )
 class TwoRules(CheckpointManager):
     """Has a second rule of discovery for its listing."""
@@ -280,10 +301,24 @@ class TwoRules(CheckpointManager):
 
 
 @mutant(
+    "B10-steps",
+    url="isaac-sim/IsaacLab#3933",
+    change="steps() comes in the order of text; whoever takes the last one goes back",
+    violates={"CKC-DISC-009"},
+)
+class StepsByText(CheckpointManager):
+    """Sorts its listing as text."""
+
+    def steps(self) -> list[int]:
+        """Every step, as text."""
+        return sorted(super().steps(), key=str)
+
+
+@mutant(
     "A09",
     url="vllm-project/speculators#739",
     change="steps() goes by names; nothing asks whether the files are there",
-    violates={"CKC-DISC-013"},
+    violates={"CKC-ATOM-004", "CKC-DISC-013", "CKC-SHRD-002"},
 )
 class AdvertisesNames(CheckpointManager):
     """Has no marker of completeness in its listing."""
@@ -299,7 +334,7 @@ class AdvertisesNames(CheckpointManager):
     "C14",
     url="TheLastBen/fast-stable-diffusion#1198",
     change="the name of a checkpoint comes from a counter that starts at 0 in each process",
-    violates={"CKC-DISC-012"},
+    violates={"CKC-DISC-012", "CKC-MIRR-006", "CKC-RETN-003", "CKC-RSUM-002", "CKC-RTRP-009"},
 )
 class LocalCounter(CheckpointManager):
     """Counts from where this process began."""

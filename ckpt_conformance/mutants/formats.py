@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,5 +25,14 @@ class PicklesObjects(CheckpointManager):
     def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
         """Save, then keep the optimizers as they are."""
         path = super().save(step, **parts)
-        torch.save(parts.get("optimizers"), self.root / f"optimizers_{step:06d}.pkl")
+        torch.save(parts.get("optimizers"), self.objects(step))
         return path
+
+    def objects(self, step: int) -> Path:
+        """Name the file of the objects of a step."""
+        return self.root / f"optimizers_{step:06d}.pkl"
+
+    def delete_step(self, reference: CheckpointReference) -> None:
+        """Delete the objects too."""
+        super().delete_step(reference)
+        self.unlink(self.objects(reference.step))

@@ -51,7 +51,7 @@ class TagIgnoredWithoutOptimizer(CheckpointManager):
     "R09-part",
     url="deepspeedai/DeepSpeed#8499",
     change="the optimizers of an explicit step are read from the newest step",
-    violates={"CKC-INTN-001"},
+    violates={"CKC-INTN-001", "CKC-DISC-012", "CKC-IOER-005"},
 )
 class OptimizerOfTheNewest(CheckpointManager):
     """One inner part follows the pointer, not the request."""
@@ -328,9 +328,9 @@ class SiblingOfThePath(CheckpointManager):
 
 @mutant(
     "G18-missing-file",
-    url="huggingface/transformers#35782",
+    url="rwth-i6/returnn#1445",
     change="a missing optimizer file is passed over: the optimizer is cold, and nothing says so",
-    violates={"CKC-INTN-011"},
+    violates={"CKC-INTN-011", "CKC-DISC-010", "CKC-SHRD-001"},
 )
 class ColdInSilence(CheckpointManager):
     """Loads the optimizer if its file happens to be there."""

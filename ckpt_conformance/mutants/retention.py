@@ -33,7 +33,7 @@ class DeletesFirst(CheckpointManager):
         own = [one for one in resolve.scan(self.root) if self.is_own(one)]
         for victim in own[max(self.keep_last - 1, 0) :] if self.keep_last > 0 else []:
             with suppress(OSError):
-                self.delete_step(victim.reference)
+                self.delete_step(victim.reference) if self.may_delete(victim) else None
         return super().save_snapshot(state)
 
 
@@ -83,7 +83,7 @@ class OldestByName(OrdersSteps):
     "C08-limit",
     url="huggingface/diffusers#2466",
     change="the limit is compared before the new checkpoint counts: one too many stays",
-    violates={"CKC-RETN-002"},
+    violates={"CKC-RETN-002", "CKC-SMOK-003"},
 )
 class OneTooMany(CheckpointManager):
     """Does not enforce its limit."""
@@ -177,7 +177,10 @@ class RemembersPaths(CheckpointManager):
         return result
 
     def retain(self, saved: CheckpointReference) -> None:
-        """Delete what the list says."""
+        """Delete what the list says, where no mirror is asked."""
+        if self.mirror is not None:
+            super().retain(saved)
+            return
         self.kept = (*self.kept, str(saved.manifest_path.absolute()))
         while 0 < self.keep_last < len(self.kept):
             oldest, self.kept = Path(self.kept[0]), self.kept[1:]
@@ -190,7 +193,7 @@ class RemembersPaths(CheckpointManager):
     "C11",
     url="Lightning-AI/pytorch-lightning#5173",
     change="what may go is a list in memory: a restart forgets it",
-    violates={"CKC-RETN-006"},
+    violates={"CKC-MIRR-007", "CKC-RETN-006"},
 )
 class RemembersNothing(CheckpointManager):
     """Rotates only what this process has saved."""
@@ -223,7 +226,7 @@ class RotationCanFailASave(CheckpointManager):
     url="allenai/OLMo-core#229",
     base="reference-trainer",
     change="the last step is saved at the end of the run, and must not exist yet",
-    violates={"CKC-RETN-008"},
+    violates={"CKC-IOER-003", "CKC-RETN-008"},
 )
 class SavesAtTheEnd(Trainer):
     """Is not idempotent at the end of training."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         "CKC-RTRP-003",
         "CKC-RTRP-006",
         "CKC-RSUM-001",
-        "CKC-INTN-004",
-        "CKC-INTN-005",
         "CKC-INTN-006",
         "CKC-INTN-007",
     },
@@ -218,7 +216,7 @@ class MappedAndRewritten(Mapped):
     "A12-resave",
     url="NVIDIA-NeMo/Automodel#3254",
     change="a save of a step that is there already raises FileExistsError",
-    violates={"CKC-RTRP-008", "CKC-DISC-008", "CKC-IOER-003"},
+    violates={"CKC-RTRP-008", "CKC-DISC-008", "CKC-IOER-003", "CKC-MIRR-003"},
 )
 class ExistsAlready(CheckpointManager):
     """The save after a resume collides with what it resumed from."""
@@ -235,7 +233,7 @@ class ExistsAlready(CheckpointManager):
     "H13",
     url="pytorch/torchtitan#571",
     change="after a resume the train state that is saved keeps the step of that resume",
-    violates={"CKC-RTRP-009", "CKC-RSUM-002"},
+    violates={"CKC-RTRP-009", "CKC-RSUM-002", "CKC-DISC-012"},
 )
 class FrozenStep(CheckpointManager):
     """A load replaces the train state; the manager goes on saving the old object."""

@@ -103,7 +103,7 @@ class StockMetadata(CheckpointManager):
     "L01",
     url="huggingface/transformers#47176",
     change="the names of a manifest are joined to the directory as they are",
-    violates={"CKC-SECU-002"},
+    violates={"CKC-SECU-002", "CKC-CORR-004"},
     base="reference-dcp",
 )
 class BelievesNames(CheckpointManager):

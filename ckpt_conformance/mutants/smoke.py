@@ -42,6 +42,9 @@ class RequiredFile(CheckpointManager):
         "CKC-RETN-003",
         "CKC-RETN-004",
         "CKC-RETN-009",
+        "CKC-MIRR-001",
+        "CKC-MIRR-002",
+        "CKC-MIRR-007",
     },
     base="reference-dcp",
 )
