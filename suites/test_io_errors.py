@@ -74,29 +74,34 @@ def _in_one_life(subject: Subject, name: str, attempts: list[Attempt], *, again:
     base = subject.golden().snapshot(OLDER if name == "new" else NEWEST)
     ops: list[dict[str, Any]] = []
     save = {"op": "save", "step": NEWEST, "continue": True}
-    for each in attempts:
+    for at, each in enumerate(attempts):
         ops += [{"op": "lay_out", "tree": str(base)}, {**save, "faults": [each.fault]}]
         ops.append({"op": "copy_out", "tree": str(each.folder / "failed")})
-        if again:
+        if again and is_repeated(at):
             ops += [save, {"op": "copy_out", "tree": str(each.folder / "again")}]
     job = {} if name == "new" else {"seed": struck_save.OTHER}
     ending = subject.run(NEWEST, (), then=ops, **job)
-    saves = [result for result in ending.results if result["op"] == "save"]
-    if len(saves) != len(attempts) * (1 + again):
+    saves = iter([result for result in ending.results if result["op"] == "save"])
+    for at, each in enumerate(attempts):
+        each.struck = next(saves, {})
+        each.again = next(saves, {}) if again and is_repeated(at) else {}
+    if not attempts[-1].struck:
         told = subject.tell(ending)
         raise Unknown(f"control failed: the life with the failing saves ends: {told}")
-    for at, each in enumerate(attempts):
-        each.struck = saves[at * (1 + again)]
-        each.again = saves[at * 2 + 1] if again else {}
 
 
 def _in_many_lives(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
     for at, each in enumerate(attempts):
         each.struck = _saved(struck_save.save(subject, name, [each.fault]))
         trees.copy(subject.root, each.folder / "failed")
-        if again and at % 3 == 1:  # a framework's run is dear: every third one is enough
+        if again and is_repeated(at):
             each.again = _saved(subject.run(NEWEST, (NEWEST,)))
             trees.copy(subject.root, each.folder / "again")
+
+
+def is_repeated(at: int) -> bool:
+    """Choose the attempts after which the same save is made once more: every third is enough."""
+    return at % 3 == 1
 
 
 def _saved(ending: Ending) -> dict[str, Any]:

@@ -15,17 +15,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ckpt_conformance import sequences
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import points, struck_save
-from ckpt_conformance.sequences import SEEDS, STEPS, Execution, World
+from ckpt_conformance.suites import sequences
+from ckpt_conformance.suites.sequences import SEEDS, STEPS, Execution, World
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpt_conformance.sequences import Rule
     from ckpt_conformance.subject import Subject
+    from ckpt_conformance.suites.sequences import Rule
 
 EVERYTHING = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")
 BUDGETS = {"quick": (3, 5), "full": (40, 24)}  # scripts, rules in each
