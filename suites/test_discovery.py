@@ -7,7 +7,7 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import names
+from ckpt_conformance import names, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
 
@@ -237,6 +237,7 @@ def test_foreign_names_disturb_nothing(subject: Subject) -> None:
     """
     golden = subject.golden()
     legal = subject.legal(golden, 4)
+    trees.clear(subject.root)
     similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
     planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     given: dict[str, Any] = {"planted": planted[:4], "count": len(planted)}

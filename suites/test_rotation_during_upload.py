@@ -116,6 +116,7 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     """
     golden = subject.golden()
     legal = subject.legal(golden, 4)
+    trees.clear(subject.root)
     ending = prompt(subject, save(2, 4), CLOSE)
     if ending.how != "ended" or ending.error:
         raise Unknown(f"control failed: {subject.tell(ending)}")
@@ -135,7 +136,9 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
             {"op": "save", "step": 4},
             AWAIT,
         ]
-        prompt(subject, *first, *again)
+        saved = prompt(subject, *first, *again)
+        if saved.steps_of("acknowledged") != [4, 4]:
+            return  # it saves no step a second time
         control = subject.resume()
         if subject.tell(control) != "step 4":
             raise Unknown(f"control failed: {subject.tell(control)}; see CKC-DISC-008")

@@ -79,7 +79,7 @@ class DeletesTheOldDirectory(CheckpointManager):
     "A03",
     url="PrimeIntellect-ai/prime-rl#2992",
     change="a small progress file beside the checkpoints is written in place",
-    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-IOER-002", "CKC-RTRP-020"},
+    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-IOER-002"},
 )
 class SideFileInPlace(CheckpointManager):
     """Is atomic in everything but one small file."""
