@@ -1,0 +1,77 @@
+"""The model that scripts of operations are judged by."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ckpt_conformance.suites.sequences import SEEDS, STEPS, Entry, Execution, World
+
+
+def execution(*capabilities: str, shape: str = "manager") -> Execution:
+    info = SimpleNamespace(capabilities=[*capabilities], shape=shape)
+    subject: Any = SimpleNamespace(info=info)
+    files = {step: [f"{step}.pt"] for step in STEPS}
+    return Execution(subject, World({run: {} for run in SEEDS}, files))
+
+
+def test_a_load_gives_the_newest_whole_step() -> None:
+    run = execution("explicit_step")
+    for step in (2, 4):
+        run.saved(step)
+    assert run.outcomes(None) == ({4}, False)
+    assert run.outcomes(2) == ({2}, False)
+
+
+def test_what_is_newer_and_damaged_may_be_refused_or_served() -> None:
+    run = execution("explicit_step")
+    for step in (2, 4):
+        run.saved(step)
+    run.disk[4].status = "damaged"
+    assert run.outcomes(None) == ({2, 4}, True)
+    assert run.outcomes(4) == ({4}, True)
+    run.disk[2].status = "damaged"
+    assert run.outcomes(None) == ({2, 4}, True)
+
+
+def test_a_lower_step_that_was_saved_last_may_be_the_latest() -> None:
+    run = execution("explicit_step")
+    for step in (6, 2):
+        run.saved(step)
+    assert run.outcomes(None) == ({2, 6}, False)
+
+
+@pytest.mark.parametrize(("keep", "whole"), [(1, {6}), (2, {4, 6}), (None, {2, 4, 6})])
+def test_rotation_puts_older_steps_in_doubt(keep: int | None, whole: set[int]) -> None:
+    run = execution("explicit_step")
+    run.keep = keep
+    for step in (2, 4, 6):
+        run.saved(step)
+    assert {step for step, entry in run.disk.items() if entry.status == "whole"} == whole
+
+
+def test_without_steps_by_number_only_the_last_save_is_sure() -> None:
+    run = execution()
+    for step in (2, 4):
+        run.saved(step)
+    assert run.disk[2] == Entry("in doubt", {"first"})
+    assert run.outcomes(None) == ({4}, False)
+
+
+def test_rules_of_one_process_become_one_operation() -> None:
+    run = execution("explicit_step")
+    run.do_save()
+    run.do_train()
+    run.do_save()
+    assert run.ops == [{"op": "run", "until": 4, "save_at": [2, 4]}]
+
+
+def test_a_load_is_followed_by_training_before_a_save() -> None:
+    run = execution("explicit_step")
+    run.do_save()
+    run.do_load()
+    run.do_save()
+    expected = {"op": "run", "resume": True, "until": 4, "save_at": [4], "expects": [2, "first"]}
+    assert run.ops[1] == expected
