@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, TextIO
@@ -129,20 +129,30 @@ def _copy_of_stderr() -> TextIO:
         return sys.stderr  # a test's or an embedder's: no descriptor behind it
 
 
-def run(options: SessionOptions, what: str) -> tuple[dict[str, list[CheckOutcome]], bool]:
-    """Run a session; give the outcomes by adapter, and whether it was stopped by hand."""
+@dataclass
+class Ran:
+    """What came of a session: facts of the adapters, their outcomes, whether it was stopped."""
+
+    infos: dict[str, AdapterInfo]
+    outcomes: dict[str, list[CheckOutcome]]
+    interrupted: bool
+
+
+def run(options: SessionOptions, what: str) -> Ran:
+    """Start the server, run a session; raises AdapterError for an adapter that can't be made."""
+    from ckpt_conformance import facts
     from ckpt_conformance.session import run_session  # it loads pytest
 
-    interrupted = False
+    ran = Ran({}, defaultdict(list), interrupted=False)
     with Progress(what) as progress:
         try:
-            outcomes = run_session(replace(options, on_progress=progress))
+            with facts.serve(options.adapters) as (server, ran.infos):
+                outcomes = run_session(replace(options, server=server, on_progress=progress))
         except KeyboardInterrupt:
-            outcomes, interrupted = progress.outcomes, True
-    grouped: dict[str, list[CheckOutcome]] = defaultdict(list)
+            outcomes, ran.interrupted = progress.outcomes, True
     for one in outcomes:
-        grouped[one.adapter].append(one)
-    return grouped, interrupted
+        ran.outcomes[one.adapter].append(one)
+    return ran
 
 
 def _unique(given: Iterable[str] | None) -> tuple[str, ...]:
@@ -209,22 +219,10 @@ def certify(  # noqa: PLR0913  one parameter for each option
         catalogue=catalogue,
     )
     certificate.check_request(options, load_catalogue(), PROFILES)
-    infos = {name: describe(name) for name in options.adapters}
     old = prepare_files(options, known, write_baseline)
-    outcomes, interrupted = run(options, "certify")
-    results = build_results(infos, outcomes, options, interrupted=interrupted)
+    ran = run(options, "certify")
+    results = build_results(ran, options)
     raise typer.Exit(deliver(results, options, old, write_baseline))
-
-
-def describe(name: str) -> AdapterInfo:
-    """Describe an adapter; whatever its own module raises is a usage error."""
-    try:
-        return registry.describe(name)
-    except registry.AdapterError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise registry.AdapterError(f"adapter {name!r} cannot be made: {what}") from error
 
 
 def prepare_files(
@@ -244,13 +242,7 @@ def folders_of(options: SessionOptions) -> dict[str, Path]:
     return environment.output_folders(options.out or Path(), options.adapters)
 
 
-def build_results(
-    infos: Mapping[str, AdapterInfo],
-    outcomes: Mapping[str, list[CheckOutcome]],
-    options: SessionOptions,
-    *,
-    interrupted: bool,
-) -> list[Json]:
+def build_results(ran: Ran, options: SessionOptions) -> list[Json]:
     """Merge the outcomes into one result for each adapter."""
     facts = certificate.RunFacts(
         options=options,
@@ -258,11 +250,11 @@ def build_results(
         profiles=PROFILES,
         environment=environment.describe_environment(Path(tempfile.gettempdir())),
         commit=environment.suite_commit(),
-        interrupted=interrupted,
+        interrupted=ran.interrupted,
     )
     return [
-        certificate.build_result(info, outcomes.get(name, ()), facts)
-        for name, info in infos.items()
+        certificate.build_result(info, ran.outcomes.get(name, ()), facts)
+        for name, info in ran.infos.items()
     ]
 
 
@@ -286,7 +278,7 @@ def deliver(
         profiles = dict.fromkeys(name for one in results for name in one["profiles"])
         pad = max(len(one["adapter"]["name"]) for one in results) + 2
         report.show("managers.txt.j2", results=results, profiles=list(profiles), pad=pad)
-    if any(result["interrupted"] for result in results):
+    if not results or any(result["interrupted"] for result in results):
         report.say("Stopped by hand: what did not run is UNKNOWN.")
         return INTERRUPTED
     if write:
@@ -327,16 +319,16 @@ def mutants(
         seed=seed,
         jobs=jobs or environment.usable_cpus(),
     )
-    outcomes, interrupted = run(options, "mutants")
-    if not interrupted:
+    ran = run(options, "mutants")
+    if not ran.interrupted:
         # A control without any outcome was not shown to be clean.
-        outcomes |= {name: outcomes.get(name, []) for name in options.adapters}
-    matrix = baseline.kill_matrix(chosen, outcomes) | {"interrupted": interrupted}
+        ran.outcomes |= {name: ran.outcomes.get(name, []) for name in options.adapters}
+    matrix = baseline.kill_matrix(chosen, ran.outcomes) | {"interrupted": ran.interrupted}
     if as_json:
         typer.echo(json.dumps(matrix, indent=2))
     else:
         report.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, (*controls, *chosen))))
-    raise typer.Exit(INTERRUPTED if interrupted else int(not matrix["exact"]))
+    raise typer.Exit(INTERRUPTED if ran.interrupted else int(not matrix["exact"]))
 
 
 @app.command("list")

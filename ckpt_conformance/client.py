@@ -97,6 +97,7 @@ class Server:
             self.close()
             msg = f"the fork server did not start: {reason}"
             raise ServerError(msg)
+        self.refused: dict[str, str] = answer["refused"]  # adapter -> why it can't be used
 
     def close(self) -> None:
         """Stop it and remove its folder."""

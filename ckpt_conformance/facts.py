@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import registry
+from ckpt_conformance.client import Client, Server, ServerError
 from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.client import Client
+
+@contextlib.contextmanager
+def serve(names: Sequence[str]) -> Iterator[tuple[str, dict[str, registry.AdapterInfo]]]:
+    """Start the fork server of a session; give its socket and the facts of each adapter.
+
+    Raises registry.AdapterError with the reason if an adapter is unknown or can't be made.
+    """
+    for name in names:
+        registry.check_name(name)
+    with Server(tuple(names)) as server:
+        for name, reason in server.refused.items():
+            raise registry.AdapterError(_refusal(name, reason))
+        with contextlib.closing(Client(server.socket)) as client:
+            infos = {name: _known(client, name, server.folder) for name in names}
+        yield server.socket, infos
+
+
+def _refusal(name: str, reason: str) -> str:
+    """Say why an adapter can't be used; what its own module raised gets the adapter's name."""
+    told = reason.removeprefix("AdapterError: ")
+    return told if told.startswith("adapter ") else f"adapter {name!r} cannot be made: {told}"
+
+
+def _known(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
+    try:
+        return read(client, name, folder)
+    except (Unknown, ServerError) as error:
+        raise registry.AdapterError(str(error)) from error
 
 
 def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class LifeJournal:
     def record(self, step_record: StepRecord) -> None:
         """Note one training step."""
         self.records.append(step_record)
-        self.note("trained", **asdict(step_record))
+        self.note("trained", **vars(step_record))
 
 
 def read(path: Path, start: int = 0) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import os
 import resource
 import sys
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +160,7 @@ class Life:
         finally:
             result["faults"] = self.disarm()
             self.journal.on_begun = lambda _: None
-            result["records"] = [asdict(record) for record in self.journal.records[first:]]
+            result["records"] = [vars(record) for record in self.journal.records[first:]]
             result["step"] = self.job.step
         if op.get("final"):
             result["final"] = self.job.leaves()
@@ -241,7 +240,7 @@ class Life:
 
     def op_train(self, op: dict[str, Any], result: dict[str, Any]) -> None:
         """Train n steps with the job's own loop."""
-        result["records"] = [asdict(record) for record in self.job.train(op["n"])]
+        result["records"] = [vars(record) for record in self.job.train(op["n"])]
 
     def op_steps(self, _op: dict[str, Any], result: dict[str, Any]) -> None:
         """Ask discovery."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DIGITS = ("٦", "６", "²", "Ⅷ", "1_0", "+8", "8.0", "00000000000000000000008")  # noqa: RUF001  hostile
 EDGES = (1, 9, 10, 99, 100, 999_999, 1_000_000, 10**9)
-BUDGETS = {"quick": (5, 30), "full": (60, 10_000)}  # drawn trees, steps of the large one
+BUDGETS = {"quick": (3, 20), "full": (60, 10_000)}  # drawn trees, steps of the large one
 LEFT_BEHIND = {"quick": 110, "full": 2_000}  # files of another program
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import selectors
 import signal
@@ -45,8 +46,11 @@ def warm_up() -> None:
     from ckpt_conformance.job import Job
 
     _ = life.MEMORY
-    Job("mixed", 0).train(2)
-    Job("dtypes", 0).train(1)
+    for kind in ("mixed", "dtypes"):
+        job = Job(kind, 0)
+        job.train(2)
+        job.leaves(), job.needles(), job.perturb()
+        torch.save({name: part.state_dict() for name, part in job.components.items()}, io.BytesIO())
 
 
 def import_named(program: Mapping[str, Any]) -> None:

@@ -74,11 +74,20 @@ def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
     for entry in metadata.entry_points(group=GROUP):
         if entry.name == name:
             return _check(name, _load(name, entry.module, entry.attr))
+    raise _unknown(name)
+
+
+def check_name(name: str) -> None:
+    """Raise AdapterError for a plain name that is not known; imports nothing."""
+    if ":" not in name and name not in known():
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> AdapterError:
     near = difflib.get_close_matches(name, known(), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known())}"
     own = "Your own manager is named as my_package.module:attribute."
-    msg = f"unknown adapter {name!r}: {hint} {own}"
-    raise AdapterError(msg)
+    return AdapterError(f"unknown adapter {name!r}: {hint} {own}")
 
 
 def known() -> list[str]:

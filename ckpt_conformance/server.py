@@ -142,14 +142,15 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "w")  # ours alone: what an adapter prints goes to the log
     os.dup2(2, 1)
     try:
-        server = Server(given.socket, preload(given.adapters))
+        refused = preload(given.adapters)
+        server = Server(given.socket, refused)
     except Exception as error:  # noqa: BLE001  the client prints it
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=channel, flush=True)
         sys.exit(1)
     gc.collect()
     gc.freeze()  # a life's collector need not walk, and so copy, the pages of what was imported
     hugepages.collapse()
-    print(json.dumps({"ready": os.getpid()}), file=channel, flush=True)
+    print(json.dumps({"ready": os.getpid(), "refused": refused}), file=channel, flush=True)
     server.serve(os.getppid())
 
 

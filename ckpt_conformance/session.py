@@ -37,6 +37,7 @@ class SessionOptions:
     catalogue: int | None = None
     out: Path | None = None
     junit: Path | None = None
+    server: str = ""  # socket of a running fork server; empty: the session starts its own
     modules: tuple[str, ...] = ()  # suites to run, by module name; all of them if empty
     on_progress: Callable[[int, int, CheckOutcome | None], None] | None = None
 
@@ -112,7 +113,8 @@ def _arguments(options: SessionOptions, folder: Path) -> list[str]:
         f"--rootdir={folder}",
         f"--basetemp={folder / 'tmp'}",
     ]
-    found += ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore"]
+    # Checks raise verdicts and have no assert: to rewrite them, and Hypothesis, costs a second.
+    found += ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore", "--assert=plain"]
     if options.jobs > 1:
         found += ["-n", str(options.jobs), "--dist", "loadgroup"]
     for name in ("adapter", "profile", "only", "claim"):
@@ -123,5 +125,6 @@ def _arguments(options: SessionOptions, folder: Path) -> list[str]:
         found += [f"--ckpt-{name}={value}" for value in values]
     found += [f"--ckpt-budget={options.budget}", f"--ckpt-seed={options.seed}"]
     found += [f"--ckpt-deadline={options.deadline}"]
+    found += [f"--ckpt-server={options.server}"] if options.server else []
     found += [f"--ckpt-bundles={options.out}"] if options.out else []
     return found + ([f"--ckpt-catalogue={options.catalogue}"] if options.catalogue else [])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -87,7 +87,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file's content, in its one spelling."""
-        body: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        body: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **vars(self)}
+        # Not `dataclasses.asdict`: it copies every leaf, and a model has thousands of tensors.
+        for part in ("files", "tensors"):
+            body[part] = {name: vars(entry) for name, entry in body[part].items()}
         body[_DIGEST] = digest_bytes(canonical(body))
         return canonical(body)
 

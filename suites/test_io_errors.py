@@ -118,7 +118,7 @@ def chosen(subject: Subject, name: str) -> list[Point]:
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
     if subject.budget == "full":
         return usable
-    picked = set(points.choose(usable, subject.rng, 4 if name == "new" else 9))
+    picked = set(points.choose(usable, subject.rng, 4 if name == "new" else 6))
     kinds: dict[str, dict[str, Point]] = {}
     for point in usable if name == "new" else ():
         kinds.setdefault(point.what, {}).setdefault(points.pattern(point.path), point)

@@ -5,6 +5,7 @@ The session is a fake: these tests are about the command line, not about the sui
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import __version__, cli, environment, registry, report, session
+from ckpt_conformance import __version__, cli, environment, facts, registry, report, session
 from ckpt_conformance import mutants as all_of_mutants
 from ckpt_conformance.catalogue import Catalogue, Invariant
 from ckpt_conformance.certificate import selected
@@ -21,7 +22,7 @@ from ckpt_conformance.mutants import MutantInfo
 from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ckpt_conformance.session import SessionOptions
@@ -83,17 +84,21 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Session:
     monkeypatch.setattr(session, "run_session", made)
     monkeypatch.setattr(cli, "load_catalogue", lambda: CATALOGUE)
     monkeypatch.setattr(cli, "PROFILES", PROFILES)
+    monkeypatch.setattr(facts, "serve", serve)
     monkeypatch.setattr(registry, "describe", describe)
     monkeypatch.setattr(registry, "bundled", lambda: ["reference", "broken"])
     monkeypatch.setattr(all_of_mutants, "all_mutants", lambda: mutants)
     return made
 
 
+@contextlib.contextmanager
+def serve(names: Sequence[str]) -> Iterator[tuple[str, dict[str, registry.AdapterInfo]]]:
+    yield "socket", {name: describe(name) for name in names}
+
+
 def describe(name: str) -> registry.AdapterInfo:
     if name == "broken":
         raise registry.AdapterError(f"adapter {name!r}: lib is not installed")
-    if name == "exploding":
-        raise RuntimeError("at import")
     return registry.AdapterInfo(
         name, "1", "manager", [], ["model"], "lib", "a recipe", "recipe", ""
     )
@@ -225,7 +230,6 @@ def test_baseline_round(ckpt: Ckpt, fake: Session) -> None:
         ("certify toy --only ckc-atom-01", f"unknown invariant 'ckc-atom-01'; did you mean {ATOM}"),
         (f"certify toy --only {ATOM} --profile damage", "nothing is left to judge"),
         ("certify broken", "adapter 'broken': lib is not installed"),
-        ("certify exploding", "adapter 'exploding' cannot be made: RuntimeError: at import"),
         ("certify toy --catalogue 2", "--catalogue 2 does not exist; the newest is 1"),
         ("certify toy --jobs 0", "'0' is no whole number from 1 to 1024"),
         ("certify toy --seed -1", "'-1' is no whole number from 0"),
