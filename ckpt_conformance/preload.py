@@ -49,7 +49,8 @@ def warm_up() -> None:
     for kind in ("mixed", "dtypes"):
         job = Job(kind, 0)
         job.train(2)
-        job.leaves(), job.needles(), job.perturb()
+        _ = job.leaves(), job.needles()
+        job.perturb()
         torch.save({name: part.state_dict() for name, part in job.components.items()}, io.BytesIO())
 
 

@@ -16,7 +16,7 @@ from ckpt_conformance.reference_impl import durable, layout
 from ckpt_conformance.reference_impl.manifest import check_config
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ckpt_conformance.reference_impl.mirror import Mirror
 
@@ -38,6 +38,8 @@ class ManagerBase:
         run_id: str | None = None,
         parents: Collection[str] = (),
         config: Mapping[str, Any] | None = None,
+        owners: Collection[int] | None = None,
+        is_milestone: Callable[[int], bool] | None = None,
     ) -> None:
         """Manage the checkpoints of one run in one directory. Nothing is written yet.
 
@@ -51,6 +53,9 @@ class ManagerBase:
             run_id: of this run. By default it is kept in the root, so a restart is the same run.
             parents: runs that this one continues: their checkpoints count as its own.
             config: kept in every manifest; a difference is reported at load (F07).
+            owners: user ids whose files are served; None serves everyone's (K018).
+            is_milestone: tells of a step whether rotation leaves it; such steps take no slot
+                (K018).
 
         Raises:
             SaveRefused: a configuration that JSON does not keep.
@@ -62,6 +67,8 @@ class ManagerBase:
         self.mirror = mirror
         self.parents = frozenset(parents)
         self.config = check_config(config or {})
+        self.owners = None if owners is None else frozenset(owners)
+        self.is_milestone = is_milestone or (lambda _: False)
         self._run_id = run_id
 
     # ---- the run -------------------------------------------------------------------------------

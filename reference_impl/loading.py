@@ -7,6 +7,7 @@ verified against the manifest, and the plan against the job.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -17,6 +18,7 @@ from ckpt_conformance.reference_impl import (
     durable,
     layout,
     optimizer_state,
+    permissions,
     resolve,
     snapshot,
     train_state,
@@ -41,7 +43,6 @@ from ckpt_conformance.reference_impl.opened import (
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from ckpt_conformance.reference_impl.encode import Tree
@@ -141,7 +142,9 @@ class Loading(ManagerBase):
                 if self.may_lack(opened, name, allowed):
                     opened.absent.add(name)
                 else:
-                    self.verify_file(opened.open(name, entry), entry)
+                    file = opened.open(name, entry)
+                    permissions.check_owner(Path(name), os.fstat(file.fileno()), self.owners)
+                    self.verify_file(file, entry)
             self.read_documents(opened)
         except BaseException:
             opened.close()
@@ -151,7 +154,10 @@ class Loading(ManagerBase):
     def read_manifest(self, reference: CheckpointReference) -> Manifest:
         """The manifest, if it speaks of what its place promises."""
         resolve.check_place(reference)
-        manifest = read_manifest(reference.manifest_path)
+        path = reference.manifest_path
+        manifest = read_manifest(path)
+        permissions.check_owner(path, path.lstat(), self.owners)
+        permissions.report_mode(path, path.lstat())
         resolve.check_identity(reference, manifest)
         if manifest.world_size != 1 and manifest.kind == "model":
             raise CheckpointMismatch(

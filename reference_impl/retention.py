@@ -45,9 +45,10 @@ class Retention(Saving):
         """What is beyond `keep_last`, oldest first.
 
         Newest by step number (C08), never by mtime (C05). The step just saved always stays (C06).
-        Incomplete directories and other runs take no slot (KX8).
+        Incomplete directories, other runs and milestones take no slot (KX8, K018).
         """
         own = [one for one in found if self.is_own(one)]
+        own = [one for one in own if not self.is_milestone(one.reference.step)]
         steps = sorted({one.reference.step for one in own}, reverse=True)
         if self.keep_last <= 0:
             return []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.suites.sequences import Rule
 
 EVERYTHING = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")
-BUDGETS = {"quick": (2, 4), "full": (40, 24)}  # scripts, rules in each
+BUDGETS = {"quick": (3, 5), "full": (40, 24)}  # scripts, rules in each
 SHORTEN = 24  # runs that a script may cost while it is made shorter
 SAVE, LOAD, RESTART = {"rule": "save"}, {"rule": "load"}, {"rule": "restart"}
 BEGIN = {"rule": "begin"}

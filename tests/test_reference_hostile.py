@@ -191,6 +191,41 @@ def test_load_raises_before_executing_pickle(
     assert RAN == ["unpickled"]
 
 
+@KINDS
+@pytest.mark.parametrize("which", ["manifest", "data"])
+def test_rejects_foreign_owned_file(tmp_path: Path, kind: str, which: str) -> None:
+    """With `owners`, a file of another user is refused by name; without, it is served (K019)."""
+    saved = CheckpointManager(tmp_path, use_dcp=kind == "dcp").save(1, **small())
+    files = [saved] if saved.is_file() else sorted(saved.glob("*.distcp"))
+    victim = next(tmp_path.rglob("meta*.json")) if which == "manifest" else files[0]
+    me, other = os.geteuid(), os.geteuid() + 4321
+    if me == 0:
+        os.chown(victim, other, -1)
+        mine = {me}
+    else:  # nobody else can be made the owner: let the files be a stranger's
+        mine = {other}
+    assert CheckpointManager(tmp_path).load(**small()).step == 1
+    with pytest.raises(CheckpointDamaged, match=f"{victim.name} belongs to user"):
+        CheckpointManager(tmp_path, owners=mine).load(**small())
+    assert CheckpointManager(tmp_path, owners={me, other}).load(**small()).step == 1
+
+
+@KINDS
+def test_warns_on_group_writable(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint that others may write to is reported once, by name (K019)."""
+    CheckpointManager(tmp_path, use_dcp=kind == "dcp").save(1, **small())
+    manifest = next(tmp_path.rglob("meta*.json"))
+    manifest.chmod(0o644)
+    CheckpointManager(tmp_path).load(**small())
+    assert "can be written by others" not in caplog.text
+    manifest.chmod(0o664)
+    CheckpointManager(tmp_path).load(**small())
+    assert caplog.text.count("can be written by others") == 1
+    assert manifest.name in caplog.text
+
+
 @pytest.mark.parametrize("where", [".metadata", "0.distcp", "extra_state.pt", "train_state.pt"])
 def test_import_runs_nothing_either(tmp_path: Path, where: str) -> None:
     """A foreign directory is read without running it: metadata, shards, sidecars (L02, M045)."""

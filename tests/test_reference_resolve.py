@@ -82,6 +82,18 @@ def test_eval_cpp_loader_preserves_explicit_dcp_intent_over_same_step_model_file
         resume(tmp_path, require_kind="dcp")
 
 
+def test_resume_no_fallback_when_dcp_excluded(tmp_path: Path) -> None:
+    """Where DCP is excluded by the kind asked for, no DCP checkpoint stands in (K019, R01)."""
+    save(tmp_path, Job(1), 5, "dcp")
+    with pytest.raises(CheckpointNotFound, match="model"):
+        resume(tmp_path, require_kind="model")
+    save(tmp_path, Job(2), 3, "model")
+    job, result = resume(tmp_path, require_kind="model")
+    assert result.reference.step == 3
+    assert same(job.state(), Job(2).state())
+    assert resume(tmp_path)[1].reference.kind == "dcp"  # the control: not excluded, it is served
+
+
 def test_two_kinds_of_one_step_are_named_in_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

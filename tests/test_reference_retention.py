@@ -39,6 +39,20 @@ def test_the_newest_by_number_stay(tmp_path: Path, kind: str) -> None:
 
 
 @KINDS
+def test_cleanup_protects_dynamic_milestones(tmp_path: Path, kind: str) -> None:
+    """Steps that a rule names stay, and take no slot of the others (K018, K019)."""
+
+    def is_power_of_two(step: int) -> bool:
+        return step > 0 and not step & (step - 1)
+
+    one = manager(tmp_path, kind, keep_last=2, is_milestone=is_power_of_two)
+    for step in range(1, 12):
+        one.save(step, **small())
+    assert one.steps() == [1, 2, 4, 8, 10, 11]
+    assert manager(tmp_path, kind).is_milestone(8) is False  # off unless it is asked for
+
+
+@KINDS
 def test_times_of_modification_do_not_count(tmp_path: Path, kind: str) -> None:
     """Reversed times change nothing (C05)."""
     one = manager(tmp_path, kind, keep_last=0)
