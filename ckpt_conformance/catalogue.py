@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,11 +96,11 @@ def load_catalogue(version: int | None = None) -> Catalogue:
     return Catalogue(version or newest, chosen)
 
 
-def _invariant(name: str, entry: dict[str, object]) -> Invariant:
-    values = {
+def _invariant(name: str, entry: dict[str, str | int | list[str]]) -> Invariant:
+    values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
-    invariant = Invariant(id=name, **values)  # type: ignore[arg-type]
+    invariant = Invariant(id=name, **values)
     unknown = set(invariant.profiles) - PROFILES.keys()
     if unknown or invariant.basis not in BASES or invariant.family not in FAMILIES:
         what = f"profile {sorted(unknown)}, basis {invariant.basis!r}, family {invariant.family!r}"

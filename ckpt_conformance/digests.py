@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def leaves(state: object, path: str = "") -> dict[str, str]:
     items = _children(state)
     if items is None:
         return {path: hash_leaf(state)}
-    found = {f"{path}()": type(state).__name__ if isinstance(state, list | tuple) else "map"}
+    found = {f"{path}()": "map" if isinstance(state, Mapping) else type(state).__name__}
     for key, value in items:
         found |= leaves(value, f"{path}.{key}" if path else key)
     return found
@@ -76,10 +76,10 @@ def tensors(state: object, path: str = "") -> list[tuple[str, torch.Tensor]]:
 
 def _children(state: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401  any state tree
     if isinstance(state, Mapping):
-        pairs = ((_key(key), value) for key, value in state.items())
+        pairs = ((_key(key), value) for key, value in cast("Mapping[object, Any]", state).items())
         return sorted(pairs, key=lambda pair: pair[0])
     if isinstance(state, list | tuple):
-        return [(str(index), value) for index, value in enumerate(state)]
+        return [(str(index), value) for index, value in enumerate(cast("list[Any]", state))]
     return None
 
 

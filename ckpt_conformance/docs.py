@@ -40,7 +40,7 @@ def invariants(catalogue: Catalogue) -> str:
 
 def _entry(entry: Invariant) -> list[str]:
     asks = [*entry.capabilities, *(f"holds {part}" for part in entry.needs)]
-    asks += [] if len(entry.shapes) > 1 else [f"{entry.shapes[0]} shape"]
+    asks += [] if len(entry.shapes) > 1 else [f"{shape} shape" for shape in entry.shapes]
     facts = [f"{entry.basis} ({entry.level})", f"profiles: {', '.join(entry.profiles)}"]
     facts += [f"asks for: {', '.join(asks)}"] if asks else []
     facts += [f"incidents: {', '.join(entry.incidents)}"] if entry.incidents else []

@@ -11,12 +11,12 @@ from ckpt_conformance.client import Client, Server, ServerError
 from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
 
 @contextlib.contextmanager
-def serve(names: Sequence[str]) -> Iterator[tuple[str, dict[str, registry.AdapterInfo]]]:
+def serve(names: Sequence[str]) -> Generator[tuple[str, dict[str, registry.AdapterInfo]]]:
     """Start the fork server of a session; give its socket and the facts of each adapter.
 
     Raises registry.AdapterError with the reason if an adapter is unknown or can't be made.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -71,7 +71,7 @@ class Job:
         if self.on_loss:
             self.on_loss(self)
         ids, features, classes = batch
-        self._batch, self._draws = tuple(ids.tolist()), RngState.draw()
+        self._batch, self._draws = tuple(cast("list[int]", ids.tolist())), RngState.draw()
         noise = sum(float.fromhex(draw) for draw in self._draws) * 0.01
         return kinds.loss(self.model, features + noise, classes)
 

@@ -92,7 +92,8 @@ class Life:
     def describe(self, error: BaseException) -> dict[str, Any]:
         """Describe an exception in plain values."""
         kind = type(error)
-        typed = isinstance(error, tuple(getattr(self.adapter, "refusals", ())))
+        refusals: tuple[type[BaseException], ...] = getattr(self.adapter, "refusals", ())
+        typed = isinstance(error, tuple(refusals))
         memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]

@@ -7,7 +7,7 @@ prefetched is not consumed. Its generators are its own: it draws nothing from th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -55,7 +55,8 @@ class ShuffledLoader:
     def order(self) -> list[list[int]]:
         """Give the batches of the current epoch, as sample ids."""
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.epoch)
-        ids: list[int] = torch.randperm(len(self.samples), generator=generator).tolist()
+        drawn = torch.randperm(len(self.samples), generator=generator)
+        ids = cast("list[int]", drawn.tolist())
         return [ids[at : at + self.batch] for at in range(0, len(ids), self.batch)]
 
     def __iter__(self) -> Iterator[Batch]:

@@ -62,7 +62,7 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
 
 def keep(item: pytest.Item, outcome: CheckOutcome, subject: Subject | None) -> None:
     """Write a bundle of a violation, if asked to, and name it in the evidence."""
-    given = item.config.getoption("--ckpt-bundles")
+    given = item.config.option.ckpt_bundles
     if given and subject and outcome.verdict in {Verdict.VIOLATION, Verdict.NOT_MET}:
         several = len(item.config.stash[STATE].adapters) > 1
         folder = Path(given) / bundle.safe(outcome.adapter) if several else Path(given)
@@ -107,13 +107,13 @@ def _promise(item: pytest.Item, invariant: str) -> str:
 def _is_must(item: pytest.Item, invariant: str) -> bool:
     from ckpt_conformance.catalogue import load_catalogue
 
-    entry = load_catalogue(item.config.getoption("--ckpt-catalogue")).invariants[invariant]
-    claims = set(item.config.getoption("--ckpt-claim"))
+    entry = load_catalogue(item.config.option.ckpt_catalogue).invariants[invariant]
+    claims = set[str](item.config.option.ckpt_claim)
     return entry.level == "MUST" or bool(claims & set(entry.profiles))
 
 
 def _seed(item: pytest.Item) -> int:
-    return int(item.config.getoption("--ckpt-seed"))
+    return int(item.config.option.ckpt_seed)
 
 
 def _name(item: pytest.Item) -> str:

@@ -13,13 +13,13 @@ import random
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance import names
 from ckpt_conformance.contract import OpenOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from hypothesis.strategies import SearchStrategy
 
@@ -45,7 +45,7 @@ def preload() -> None:
 
 
 @contextlib.contextmanager
-def file_system(folder: Path) -> Iterator[Path]:
+def file_system(folder: Path) -> Generator[Path]:
     """Give a directory in memory; on disk, below `folder`, without pyfakefs."""
     try:
         from pyfakefs.fake_filesystem_unittest import Patcher
@@ -59,7 +59,7 @@ def file_system(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def a_tree(folder: Path) -> Iterator[Path]:
+def a_tree(folder: Path) -> Generator[Path]:
     """Give an empty root, for one tree."""
     root = folder / "root"
     root.mkdir()
@@ -125,7 +125,8 @@ def draw(on_tree: Callable[..., None], pool: list[str], seed: int, examples: int
     from hypothesis import HealthCheck, given, settings
     from hypothesis import seed as seeded
 
-    quiet = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    every = cast("list[HealthCheck]", list(HealthCheck))
+    quiet = settings(database=None, deadline=None, suppress_health_check=every)
     limited = settings(quiet, max_examples=examples)
 
     @limited
@@ -138,7 +139,7 @@ def draw(on_tree: Callable[..., None], pool: list[str], seed: int, examples: int
 
 
 @contextlib.contextmanager
-def blame_the_manager(foreign: list[str]) -> Iterator[None]:
+def blame_the_manager(foreign: list[str]) -> Generator[None]:
     """Let whatever the manager raises be a disagreement; what the harness raises stays its own."""
     try:
         yield

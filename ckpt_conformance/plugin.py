@@ -113,7 +113,7 @@ class State:
     def __init__(self, config: pytest.Config) -> None:
         """Read the options; nothing starts yet."""
         self.config = config
-        self.adapters: list[str] = config.getoption("--ckpt-adapter") or list(
+        self.adapters: list[str] = config.option.ckpt_adapter or list(
             config.getini("ckpt_adapters")
         )
         self.server: Any = None
@@ -121,9 +121,8 @@ class State:
 
     def socket(self) -> str:
         """Give the server's socket; the first one to ask starts it."""
-        given = getattr(self.config, "workerinput", {}).get("ckpt_server") or self.config.getoption(
-            "--ckpt-server"
-        )
+        shared = getattr(self.config, "workerinput", {}).get("ckpt_server")
+        given = shared or self.config.option.ckpt_server
         if given:
             return str(given)
         if self.server is None:
@@ -139,15 +138,15 @@ class State:
             from ckpt_conformance.client import Client
             from ckpt_conformance.subject import Subject
 
-            get = self.config.getoption
+            given = self.config.option
             client = Client(self.socket())
             self.subjects[name] = Subject(
                 facts.read(client, name, factory.mktemp("facts")),
                 client,
                 factory.mktemp("subject"),
-                seed=get("--ckpt-seed"),
-                budget=get("--ckpt-budget"),
-                deadline=get("--ckpt-deadline"),
+                seed=given.ckpt_seed,
+                budget=given.ckpt_budget,
+                deadline=given.ckpt_deadline,
             )
         return self.subjects[name]
 
@@ -183,17 +182,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select by profile, id and catalogue version; group what shares golden runs."""
-    get = config.getoption
-    profiles, only, version = (
-        set(get("--ckpt-profile")),
-        set(get("--ckpt-only")),
-        get("--ckpt-catalogue"),
-    )
+    given = config.option
+    profiles, only = set[str](given.ckpt_profile), set[str](given.ckpt_only)
     if not any(invariant_of(item) for item in items):
         return
     from ckpt_conformance.catalogue import load_catalogue
 
-    known = load_catalogue(version).invariants
+    known = load_catalogue(given.ckpt_catalogue).invariants
     dropped = [item for item in items if not _selected(invariant_of(item), known, profiles, only)]
     gone = set(map(id, dropped))
     items[:] = [item for item in items if id(item) not in gone]
@@ -231,7 +226,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     found.reset()
     name = invariant_of(request.node)
     if name:
-        invariant = load_catalogue(request.config.getoption("--ckpt-catalogue")).invariants[name]
+        invariant = load_catalogue(request.config.option.ckpt_catalogue).invariants[name]
         request.node.stash[NEEDS] = (found, invariant)
     return found
 

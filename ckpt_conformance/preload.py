@@ -37,10 +37,9 @@ def preload(adapters: Sequence[str]) -> dict[str, str]:
 def warm_up() -> None:
     """Import torch with its lazy parts, and train two tiny jobs."""
     import torch
-    import torch._dynamo
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
 
+    for part in ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"):
+        importlib.import_module(part)
     torch.set_num_threads(1)
     from ckpt_conformance import life
     from ckpt_conformance.job import Job

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any

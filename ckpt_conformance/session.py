@@ -71,7 +71,7 @@ class Collector:
         if not found or (report.when == "setup" and not report.failed) or report.when == "teardown":
             return
         rate = tuple(found["rate"]) if found["rate"] else None
-        known = {
+        known: dict[str, Any] = {
             **found,
             "verdict": Verdict(found["verdict"]),
             "rate": rate,

@@ -88,7 +88,7 @@ class CheckOutcome:
     check: str  # module::function[param]
     verdict: Verdict
     reason: str = ""
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
     rate: tuple[int, int] | None = None
     seconds: float = 0.0
     seed: int = 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
 SCREENED, KILLED = 14, 3  # points at the quick budget: of kept directories, of real kills
+KILLED_IN_FULL = 40  # real kills at the full budget, where every point is screened
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 TEMPORARY = re.compile(
     r"(?:^|[._~-])(?:te?mp|part(?:ial)?|incomplete|staging)(?:[._~-]|$)", re.IGNORECASE
@@ -60,11 +61,14 @@ def crashes(subject: Subject, name: str) -> list[Crash]:
         good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
         whole = {crash.point for crash in good}
         bad = [point for point in chosen if point not in whole]
-        killed = [_kill(subject, point, name) for point in (bad if full else bad[:KILLED])]
+        most = KILLED_IN_FULL if full else KILLED
+        real = points.choose(bad, subject.rng, most) if full else bad[:most]
+        killed = [_kill(subject, point, name) for point in real]
         for crash in killed:
             if is_whole(subject, crash.resumed, new):
                 raise Unknown(f"what was kept {crash.point.name} differs from what a kill leaves")
-        fine = [] if bad else [crash.point for crash in subject.sample(good, KILLED)]
+        sure = [] if bad else [crash.point for crash in good]
+        fine = subject.rng.sample(sure, min(most, len(sure)))
         subject.notes[key] = good + killed + [_kill(subject, point, name) for point in fine]
     kept: list[Crash] = subject.notes[key]
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass
 from importlib import metadata
@@ -45,14 +46,14 @@ class SaveState:
     def prepare(self, job: TrainingJob) -> Step:
         """Prepare and register a job once, as a script does before it trains."""
         if self.step is None or self.step.job is not job:
-            from accelerate import Accelerator
-            from accelerate.utils import ProjectConfiguration
-
-            project = ProjectConfiguration(
+            accelerate = importlib.import_module("accelerate")
+            project = accelerate.utils.ProjectConfiguration(
                 str(self.root), automatic_checkpoint_naming=True, total_limit=self.total_limit
             )
             # No device placement: it would reload the optimizers, and all is in its place.
-            self.accelerator = Accelerator(cpu=True, device_placement=False, project_config=project)
+            self.accelerator = accelerate.Accelerator(
+                cpu=True, device_placement=False, project_config=project
+            )
             self.accelerator.prepare(job.model, *job.optimizers.values(), *job.schedulers.values())
             self.step = Step(job)
             rest = [part for name, part in job.components.items() if name.split(".")[0] not in OWN]
@@ -88,9 +89,7 @@ class Accelerate(AdapterBase):
 
     def preload(self) -> None:
         """Import once, in the server: no life pays for it."""
-        import accelerate
-
-        _ = accelerate.Accelerator(cpu=True)
+        importlib.import_module("accelerate").Accelerator(cpu=True)
 
     def open(self, root: Path, options: OpenOptions) -> SaveState:
         """Open on a project directory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -13,7 +14,6 @@ from ckpt_conformance.contract import AdapterBase, Capability
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from lightning.pytorch import LightningModule
     from torch import Tensor
 
     from ckpt_conformance.contract import Journal, OpenOptions
@@ -33,11 +33,11 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 @cache
-def module_class() -> type[LightningModule]:
+def module_class() -> type[Any]:
     """Make the module's class: late, for its base is Lightning's."""
-    from lightning.pytorch import LightningModule
+    base: Any = importlib.import_module("lightning.pytorch").LightningModule
 
-    class Module(LightningModule):  # type: ignore[misc]  # lightning may not be installed
+    class Module(base):  # type: ignore[misc]  # known at run time only
         """A job as Lightning sees it."""
 
         def __init__(self, job: Job) -> None:
@@ -81,9 +81,9 @@ def module_class() -> type[LightningModule]:
 @cache
 def callback_class() -> type[Any]:
     """Make the callback's class: late, for its base is Lightning's."""
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    base: Any = importlib.import_module("lightning.pytorch.callbacks").ModelCheckpoint
 
-    class AtSteps(ModelCheckpoint):  # type: ignore[misc]  # as above
+    class AtSteps(base):  # type: ignore[misc]  # as above
         """A ModelCheckpoint for chosen steps, which counts the step first and tells the journal."""
 
         def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:  # noqa: ANN401
@@ -107,7 +107,7 @@ def callback_class() -> type[Any]:
     return AtSteps
 
 
-def step_by_hand(module: LightningModule, loss: Tensor) -> None:
+def step_by_hand(module: Any, loss: Tensor) -> None:  # noqa: ANN401
     """Step every optimizer and scheduler."""
     module.manual_backward(loss)
     for optimizer in module.optimizers():
@@ -133,11 +133,9 @@ class LightningTrainer:
         journal: Journal,
     ) -> None:
         """Train; resume from the last checkpoint, or from the file of a step."""
-        from lightning.pytorch import Trainer
-
         callback = callback_class()(self.root, save_top_k=self.save_top_k, **SAVE)
         callback.until, callback.save_at, callback.journal = until, save_at, journal
-        trainer = Trainer(
+        trainer = importlib.import_module("lightning.pytorch").Trainer(
             accelerator="cpu",
             max_steps=until * len(job.optimizers),  # Lightning counts the steps of all optimizers
             accumulate_grad_batches=job.accumulate,

@@ -78,12 +78,12 @@ class TorchSave(AdapterBase):
 
 
 def _make(name: str, recipe: str, *, atomic: bool, per_step: bool) -> TorchSave:
-    capabilities = {Capability.STEPS} | ({Capability.EXPLICIT_STEP} if per_step else set())
+    explicit = {Capability.EXPLICIT_STEP} if per_step else set[Capability]()
     return TorchSave(
         name=name,
         version=torch.__version__,
         holds=EVERYTHING | {"gradients"},
-        capabilities=frozenset(capabilities),
+        capabilities=frozenset({Capability.STEPS, *explicit}),
         library="torch",
         recipe=recipe,
         atomic=atomic,

@@ -150,9 +150,9 @@ class RecordsItsPlace(CheckpointManager):
         """What is recorded."""
         raise NotImplementedError
 
-    def make_manifest(self, *given: Any) -> Manifest:  # noqa: ANN401
+    def make_manifest(self, *given: Any, **named: Any) -> Manifest:  # noqa: ANN401
         """Record the place."""
-        return replace(super().make_manifest(*given), config={"root": self.place()})
+        return replace(super().make_manifest(*given, **named), config={"root": self.place()})
 
     def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
         """Open the files at the recorded place."""

@@ -77,7 +77,8 @@ class SavesAPlaceholder(CheckpointManager):
             return optimizer.state_dict()
         except (MemoryError, RuntimeError) as error:
             logger.warning("the optimizer's state is not saved: %s", error)
-            counted, groups = 0, []
+            counted = 0
+            groups: list[dict[str, Any]] = []
             for group in optimizer.param_groups:
                 ids = list(range(counted, counted + len(group["params"])))
                 groups.append({**group, "params": ids})

@@ -164,9 +164,9 @@ class RemembersPaths(CheckpointManager):
 
     kept: tuple[str, ...] = ()
 
-    def make_manifest(self, *given: Any) -> Manifest:  # noqa: ANN401
+    def make_manifest(self, *given: Any, **named: Any) -> Manifest:  # noqa: ANN401
         """Write the list into the checkpoint."""
-        manifest = super().make_manifest(*given)
+        manifest = super().make_manifest(*given, **named)
         own = CheckpointReference(self.root.absolute(), manifest.step, "model").manifest_path
         return replace(manifest, config={"kept": [*self.kept, str(own)]})
 
