@@ -92,6 +92,12 @@ class Operation:
         """Where a WRITE or ALLOCATE ends in the file, in bytes."""
         return self.offset + self.size
 
+    def precedes(self, other: Operation) -> bool:
+        """Whether this one had returned before the other began; by index where no clock was kept."""
+        if self.end and other.begin:
+            return self.end < other.begin
+        return self.index < other.index
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -167,6 +173,28 @@ class Recording:
             unsupported=[Unsupported(**call) for call in body["unsupported"]],
             recorder=body["recorder"],
         )
+
+
+def returned_at(operations: list[Operation]) -> list[int]:
+    """Give for each operation the first crash point at which it is known to have returned.
+
+    That is the point right after it, unless a later operation overlaps it in time: then it is the
+    point after the one that follows the last such operation. A WRITE through O_SYNC may have been
+    cut by the crash while it is the last operation.
+    """
+    count = len(operations)
+    earliest = [0] * (count + 1)  # of all begins from here on
+    earliest[count] = 1 << 62
+    for index in range(count - 1, -1, -1):
+        earliest[index] = min(operations[index].begin or 1 << 62, earliest[index + 1])
+    points: list[int] = []
+    for index, operation in enumerate(operations):
+        last, later = index, index + 1
+        while later < count and operation.end and earliest[later] <= operation.end:
+            last = last if operation.precedes(operations[later]) else later
+            later += 1
+        points.append(index + 1 if last == index and not operation.sync else last + 2)
+    return points
 
 
 _PLAIN = Operation(0, Kind.MARK)

@@ -40,6 +40,8 @@ class Content:
 class State:
     """What the disk holds after a crash when the first `point` operations had been issued.
 
+    They had returned too, but for the last WRITE, and for those that overlap a later one
+    (`operations.returned_at`).
     `names` maps each path below the root to an object; a path is there only if its directory is.
     `contents` has every regular file that has a name. `changed` gives the index of the operation
     that changed an object last: later ones get later times. `why` says how the state was chosen,

@@ -1,0 +1,351 @@
+"""Visit every legal content of the disk after a crash: enumerate, recover, judge, shrink.
+
+One recovery serves all models and all crash points that allow the same content. Lives do the
+recoveries (see `visit`); this side never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import pickle
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.client import Client
+from ckpt_conformance.crash import audit
+from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport
+from ckpt_conformance.crash.judging import Visit, facts_at, judge, versions_of
+from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind
+from ckpt_conformance.crash.visit import DEADLINE, Item, Task
+from ckpt_conformance.subject import OTHER_SEED, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.crash.states import State
+
+    OnProgress = Callable[[int, int, float], None]  # visited, total, seconds of visiting
+
+CHUNK = 250  # items of one life; between two of them progress shows and Ctrl-C stops
+FAR = 1_000_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is done. `candidates` are states that a model may give, `visits` distinct contents
+    that are visited for one model, `alone` suspects of one life that get a process of their own.
+    """
+
+    candidates: int = 20_000
+    visits: int = FAR
+    alone: int = FAR
+    jobs: int = 1
+
+
+QUICK = Limits(candidates=400, visits=24, alone=6)
+FULL = Limits()
+
+
+@dataclass
+class Recorded:
+    """A recording and what it began with: the steps that were there, oldest first, as trees."""
+
+    name: str
+    recording: Recording
+    before: list[tuple[int, Path]] = field(default_factory=list[tuple[int, "Path"]])
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    final: Path | None = None  # the real directory after the recorded life
+
+
+def nothing(*_: object) -> None:
+    """Show no progress."""
+
+
+class Explorer:
+    """Explores one recording with one adapter."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        recorded: Recorded,
+        limits: Limits = FULL,
+        on_progress: OnProgress = nothing,
+    ) -> None:
+        """Read the journal's markers; nothing runs yet."""
+        self.subject, self.recorded, self.limits = subject, recorded, limits
+        self.recording, self.on_progress = recorded.recording, on_progress
+        self.versions = versions_of(self.recording, [step for step, _ in recorded.before])
+        self.trees = {number: str(tree) for number, (_, tree) in enumerate(recorded.before)}
+        self.cases: dict[str, list[Case]] = {}
+        self.result = Exploration(
+            recorded.name, self.recording, self.versions, {}, trees=self.trees
+        )
+        self.folder = subject.folder / "explore"
+        self.folder.mkdir(exist_ok=True)
+        self._contents: dict[str, list[Case]] = {}
+        self._known = 0
+
+    # -- states ------------------------------------------------------------------------------
+
+    def enumerate(self, name: str) -> list[Case]:
+        """List the states of one model, and note what it says of itself."""
+        rng = random.Random(self.subject.seed)  # noqa: S311
+        states = MODELS[name].states(self.recording, rng, self.limits.candidates)
+        found = [Case(name, state, digest(self.recording, state)) for state in states]
+        report = self.result.models.setdefault(name, ModelReport(name))
+        report.candidates = len(found)
+        report.distinct = len({case.content for case in found})
+        self.cases[name] = found
+        return found
+
+    def choose(self, cases: Sequence[Case]) -> list[Case]:
+        """Choose distinct contents to visit: near names, syncs and markers first, then by seed."""
+        rng = random.Random(self.subject.seed)  # noqa: S311
+        first: dict[str, Case] = {}
+        for case in cases:
+            first.setdefault(case.content, case)
+        if len(first) <= self.limits.visits:
+            return list(first.values())
+        near = _near(self.recording)
+        order = list(first.values())
+        rng.shuffle(order)
+        order.sort(key=lambda case: case.state.point not in near)
+        return sorted(order[: self.limits.visits], key=lambda case: case.state.point)
+
+    # -- visits ------------------------------------------------------------------------------
+
+    def visit(self, cases: Sequence[Case]) -> None:
+        """Recover from the contents that were not visited yet."""
+        new = {case.content: case for case in cases if case.content not in self.result.visits}
+        chosen = list(new.values())
+        chunks = [chosen[at : at + CHUNK] for at in range(0, len(chosen), CHUNK)]
+        done = 0
+        for answers in self._run_all(chunks):
+            done += len(answers)
+            self.on_progress(done, len(chosen), self.result.batch_seconds)
+
+    def _run_all(self, chunks: Sequence[Sequence[Case]]) -> Iterator[Sequence[Case]]:
+        """Run chunks, the first alone: it tells whether lives have directories of their own."""
+        for at, chunk in enumerate(chunks):
+            if at and self.limits.jobs > 1 and self.result.private:
+                yield from self._run_jobs(chunks[at:])
+                return
+            self._run(chunk, self.subject)
+            yield chunk
+
+    def _run_jobs(self, chunks: Sequence[Sequence[Case]]) -> Iterator[Sequence[Case]]:
+        count = min(self.limits.jobs, len(chunks))
+        with contextlib.ExitStack() as stack:
+            workers = [self._worker(number, stack) for number in range(count)]
+            with ThreadPoolExecutor(count) as pool:
+                for at in range(0, len(chunks), count):
+                    batch = chunks[at : at + count]
+                    list(pool.map(self._run, batch, workers))
+                    yield from batch
+
+    def _worker(self, number: int, stack: contextlib.ExitStack) -> Subject:
+        """Make a subject with a connection of its own to the same server."""
+        client = Client(str(self.subject.client.socket.getpeername()))
+        stack.callback(client.close)
+        return Subject(
+            self.subject.info, client, self.folder / f"worker-{number}", seed=self.subject.seed
+        )
+
+    def _run(self, cases: Sequence[Case], subject: Subject) -> None:
+        """Run one life that recovers from some contents, and take what it says."""
+        items = [self._item(case) for case in cases]
+        fork = subject.info.isolation == "fork"
+        task = Task(
+            recording=str(self.recording.folder),
+            root=self.recording.root,
+            out=str(subject.folder / "visits"),
+            legal=self._legal(),
+            items=items,
+            holds=subject.holds,
+            seed=subject.seed,
+            explicit="explicit_step" in subject.info.capabilities,
+            limit=self.limits.alone,
+            fork=fork,
+        )
+        lines = live(subject, task, self.recorded.options)
+        self._take(lines, cases)
+        if not fork:
+            self._alone(task, cases, subject)
+
+    def _alone(self, task: Task, cases: Sequence[Case], subject: Subject) -> None:
+        """Judge suspects of a manager that has threads, each in a life of its own."""
+        for case, item in list(zip(cases, task.items, strict=True)):
+            visit = self.result.visits.get(case.content)
+            if visit is None or visit.how != "ended" or not set(visit.versions) & item.fine:
+                lines = live(subject, replace(task, items=[item]), self.recorded.options)
+                self._take(lines, [case])
+
+    def _legal(self) -> list[tuple[int, int, State | str]]:
+        """Give what is legal to serve: trees from before, and what each recorded save completed."""
+        legal: list[tuple[int, int, State | str]] = []
+        for version in self.versions:
+            if version.number in self.trees:
+                legal.append((version.number, version.step, self.trees[version.number]))
+            elif version.acknowledged is not None:
+                state = complete(self.recording, version.acknowledged + 1)
+                legal.append((version.number, version.step, state))
+        return legal
+
+    def _item(self, case: Case) -> Item:
+        """Say what may be served from a content: what every point that allows it allows."""
+        points = {each.state.point for each in self._by_content().get(case.content, [case])}
+        facts = [facts_at(self.versions, point) for point in points]
+        fine = frozenset.intersection(*(each.fine for each in facts))
+        last = max(facts, key=lambda each: len(each.older))
+        floor = () if last.floor is None else (last.floor,)
+        newest = max((v.step for v in self.versions), default=0)
+        return Item(
+            place=case.state,
+            fine=fine,
+            empty=all(each.floor is None for each in facts),
+            older=(*floor, *reversed(last.older)),
+            group="kill" if case.model == "kill" else "power",
+            then=(newest, newest + 2),
+        )
+
+    def _by_content(self) -> Mapping[str, list[Case]]:
+        if self._known != sum(map(len, self.cases.values())):
+            self._contents = {}
+            for case in itertools.chain.from_iterable(self.cases.values()):
+                self._contents.setdefault(case.content, []).append(case)
+            self._known = sum(map(len, self.cases.values()))
+        return self._contents
+
+    def _take(self, lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> None:
+        """Take the results of a life."""
+        result = self.result
+        for line in lines:
+            if "legal" in line and line["step"] != line["wanted"]:
+                self._unknown(f"control failed: a whole step {line['wanted']} gives {_told(line)}")
+            elif "used" in line:
+                result.used[cases[line["item"]].content] = line["used"]
+            elif "item" in line:
+                self._take_visit(line, cases[line["item"]])
+            elif "seconds" in line:
+                result.seconds += line["seconds"]
+                result.batch_seconds += line["batch_seconds"]
+                result.private = line["private"]
+            elif "failed" in line:
+                self._unknown(line["failed"])
+
+    def _take_visit(self, line: dict[str, Any], case: Case) -> None:
+        """Keep a visit; one alone overrules the batch, and a difference is said."""
+        visit = _visit(line)
+        known = self.result.visits.get(case.content)
+        self.result.visited += not visit.alone
+        if known and visit.alone and _serves(known) != _serves(visit):
+            self._unknown(
+                f"order dependence: {case.state.why or 'a state'} after operation "
+                f"{case.state.point} gives {known.told} in a batch, and alone {visit.told}"
+            )
+        self.result.visits[case.content] = visit
+
+    def _unknown(self, why: str) -> None:
+        if why not in self.result.unknown:
+            self.result.unknown.append(why)
+
+
+def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Run a task in one life; give its lines and a last one about the life itself."""
+    out, path = subject.folder / "visits", subject.folder / "task"
+    out.unlink(missing_ok=True)
+    path.write_bytes(pickle.dumps(task))
+    op = {
+        "op": "probe",
+        "probe": "ckpt_conformance.crash.visit:visit",
+        "args": {"task": str(path)},
+    }
+    deadline = DEADLINE * (len(task.items) + len(task.legal) + 2)
+    ending = subject.life(
+        op, root=task.root, seed=OTHER_SEED, deadline=deadline, options=dict(options)
+    )
+    lines = [json.loads(line) for line in _whole_lines(out)]
+    value = ending.result("probe").get("value")
+    if value is None and task.fork:
+        return [*lines, {"failed": f"the life that visits ends: {subject.tell(ending)}"}]
+    return [*_with_death(lines, ending.how), value or {}]
+
+
+def _whole_lines(path: Path) -> list[str]:
+    text = path.read_text() if path.exists() else ""
+    return text.rpartition("
+")[0].splitlines()
+
+
+def _with_death(lines: list[dict[str, Any]], how: str) -> list[dict[str, Any]]:
+    """Name the item that a life without children died of."""
+    if how == "ended" or not lines or "begin" not in lines[-1]:
+        return lines
+    dead = {"item": lines[-1]["begin"], "how": how, "step": None, "error": None}
+    return [*lines, {**dead, "versions": [], "differs": [], "alone": False}]
+
+
+def _visit(line: dict[str, Any]) -> Visit:
+    return Visit(
+        line["how"],
+        line["step"],
+        tuple(line["versions"]),
+        line["error"],
+        tuple(line["differs"]),
+        tuple(line.get("older", ())),
+        line["alone"],
+    )
+
+
+def _serves(visit: Visit) -> tuple[Any, ...]:
+    """Give what must not depend on what was visited before."""
+    return visit.how, visit.step, visit.versions, visit.error is None
+
+
+def _told(line: dict[str, Any]) -> str:
+    return _visit({**line, "versions": [], "differs": [], "alone": False}).told
+
+
+def _near(recording: Recording) -> set[int]:
+    """Give the crash points beside what changes names, syncs or promises."""
+    wanted = NAMING | SYNCING | {Kind.MARK, Kind.TRUNCATE}
+    at = [operation.index for operation in recording.operations if operation.kind in wanted]
+    return {point for index in at for point in (index, index + 1)}
+
+
+def explore(  # noqa: PLR0913  what an exploration needs
+    subject: Subject,
+    recorded: Recorded,
+    models: Sequence[str],
+    limits: Limits = FULL,
+    on_progress: OnProgress = nothing,
+    *,
+    shrunk: bool = True,
+) -> Exploration:
+    """Explore a recording under some models; Ctrl-C gives what was found so far."""
+    from ckpt_conformance.crash import shrink
+
+    explorer = Explorer(subject, recorded, limits, on_progress)
+    result = explorer.result
+    result.audit = audit.audit(recorded.recording)
+    if recorded.recording.unsupported:
+        calls = {f"{call.call} of {call.path}: {call.why}" for call in recorded.recording.unsupported}
+        result.unknown += [f"can't be followed: {told}" for told in sorted(calls)]
+    try:
+        chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
+        explorer.visit(chosen)
+    except KeyboardInterrupt:
+        result.interrupted = True
+    explorer.tally()
+    if shrunk and not result.interrupted:
+        shrink.shrink_all(explorer)
+    shrink.blame_all(explorer)
+    return result

@@ -1,0 +1,327 @@
+"""Visiting many crash states in one life: lay out, recover, compare; run by `op_probe`.
+
+The life itself recovers nothing, so it stays as fresh as it was forked. One child of it screens all
+states, one after the other. What is not fine there, and one in fifty of the rest, gets a child of
+its own. The directory is private memory at the recorded path where the kernel allows it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, trees
+from ckpt_conformance.crash import children
+from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.memory import mount_memory
+from ckpt_conformance.crash.operations import Recording
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.crash.children import Line, Put
+    from ckpt_conformance.crash.states import State
+
+AGAIN = 0.02  # of what was fine in a batch
+DEADLINE = 20.0  # seconds that one recovery may take
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to recover from: a crash state, or a tree on disk.
+
+    `fine` are the versions that may be served, `empty` says that nothing need be there, `older` are
+    the versions to ask for by step when the newest is refused. `then` are two steps to save after
+    the recovery, which is tried for one item of each kind in each `group`.
+    """
+
+    place: State | str
+    fine: frozenset[int] = frozenset()
+    empty: bool = False
+    older: tuple[int, ...] = ()
+    group: str = ""
+    then: tuple[int, int] | None = None
+
+
+@dataclass
+class Task:
+    """What one life does. `legal` are trees or states, by version: (number, step, place)."""
+
+    recording: str
+    root: str
+    out: str
+    legal: list[tuple[int, int, State | str]]
+    items: list[Item]
+    holds: frozenset[str]
+    seed: int = 0
+    explicit: bool = False  # the adapter can be asked for a step
+    limit: int = 1 << 30  # how many suspects may have a child of their own
+    fork: bool = True
+    deadline: float = DEADLINE
+
+
+def visit(life: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+    """Run a task file; results go line by line to its `out`, so that a death loses none."""
+    with Path(task).open("rb") as file:
+        given: Task = pickle.load(file)  # noqa: S301  our own, of this session
+    private = mount_memory(Path(given.root))
+    begun = time.monotonic()
+    with Path(given.out).open("a") as out:
+        visitor = Visitor(life, given, children.put_into(out))
+        (visitor.by_children if given.fork else visitor.inline)()
+    seconds = time.monotonic() - begun
+    return {"private": private, "seconds": seconds, "batch_seconds": visitor.batch or seconds}
+
+
+class Visitor:
+    """Recovers from the items of a task; `put` takes each result."""
+
+    def __init__(self, life: Any, task: Task, put: Put) -> None:  # noqa: ANN401  a Life
+        """Read the recording; nothing is laid out yet."""
+        self.life, self.task, self.put = life, task, put
+        self.recording = Recording.read(Path(task.recording))
+        self.root = Path(task.root)
+        self.layout: Layout | None = None
+        self.seen: dict[str, Any] = {}
+        self.batch = 0.0  # seconds of screening
+        self.legal: dict[int, tuple[int, Any]] = {}  # version -> (step, held leaves)
+
+    # -- one recovery -----------------------------------------------------------------------
+
+    def lay_out(self, place: State | str) -> None:
+        """Make the directory what a place says; anew if the manager changed what was there."""
+        self.life.op_close({}, {})
+        if isinstance(place, str):
+            self.layout = None
+            trees.empty(self.root)
+            trees.copy(Path(place), self.root, into=True)
+            return
+        if self.layout is None or fingerprint(self.root) != self.seen:
+            trees.empty(self.root)
+            self.layout = Layout(self.recording, self.root)
+        self.layout.apply(place)
+        self.seen = fingerprint(self.root)
+
+    def recover(self, step: int | None = None) -> dict[str, Any]:
+        """Resume into a fresh job up to its first training step; give step, leaves or error."""
+        life = self.life
+        life.op_close({}, {})
+        life.op_fresh({}, {})
+        resume: Any = True if step is None else step
+        op = {"op": "run", "until": None, "stop_after": 0, "resume": resume}
+        found: dict[str, Any] = life.run_one(op)
+        arrived = found.get("arrived", {}).get("step")
+        leaves = found.get("states", {}).get(str(arrived), {})
+        error = found.get("error")
+        how = "memory" if error and error["memory"] else "ended"
+        return {
+            "how": how,
+            "step": None if error else arrived,
+            "error": error,
+            "leaves": None if error else oracle.held(leaves, self.task.holds),
+        }
+
+    def learn(self, put: Put) -> None:
+        """Recover from every legal version: what they give is legal."""
+        for number, step, place in self.task.legal:
+            self.lay_out(place)
+            found = self.recover()
+            if found["step"] != step and self.task.explicit:
+                found = self.recover(step)  # an older one, behind a newer
+            put({"legal": number, "wanted": step, **found})
+            if found["step"] == step:
+                self.legal[number] = (step, found["leaves"])
+
+    def one(self, number: int, *, alone: bool = False) -> Line:
+        """Recover from one item and compare what is served with the legal versions."""
+        item = self.task.items[number]
+        self.lay_out(item.place)
+        found = self.recover()
+        told = _plain(found) | {"item": number, "alone": alone, **self.compare(found)}
+        if found["error"] and self.task.explicit:
+            told["older"] = [each for each in item.older if self.serves(item, each)]
+        return told
+
+    def compare(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Name the versions that were served, or what differs from the nearest."""
+        step, leaves = found["step"], found["leaves"]
+        if not step:
+            return {"versions": [], "differs": []}
+        same = [n for n, (s, held) in self.legal.items() if s == step and held == leaves]
+        near = [held for s, held in self.legal.values() if s == step] or [
+            held for _, held in self.legal.values()
+        ]
+        told = oracle.differences(leaves, near[-1], self.task.holds) if near and not same else []
+        return {"versions": same, "differs": told}
+
+    def serves(self, item: Item, version: int) -> bool:
+        """Tell whether an explicit load still gives a version."""
+        if version not in self.legal:
+            return False
+        step, leaves = self.legal[version]
+        self.lay_out(item.place)
+        found = self.recover(step)
+        return bool(found["step"] == step and found["leaves"] == leaves)
+
+    def is_suspect(self, told: Line) -> bool:
+        """Tell whether an answer is not one that may be."""
+        item = self.task.items[told["item"]]
+        if item.empty and told["how"] == "ended" and not told["step"]:
+            return False
+        return told["how"] != "ended" or not set(told["versions"]) & item.fine
+
+    # -- going on after a recovery ----------------------------------------------------------
+
+    def go_on(self, number: int, told: Line) -> Line:
+        """Resume, train, save both steps in one child, restart in another; say what went wrong."""
+        item = self.task.items[number]
+        first, second = item.then or (0, 0)
+        step = told["step"] or 0
+
+        def train(put: Put) -> None:
+            self.lay_out(item.place)
+            put({"used": self._train(step, first, second)})
+
+        def restart(put: Put) -> None:
+            found = self.recover()
+            what = (found["error"] or {}).get("message") or f"step {found['step']}"
+            good = found["step"] == second
+            put({"used": "" if good else f"a restart after step {second} was saved gives: {what}"})
+
+        for work in (train, restart):
+            lines = list(children.run(work, self.task.deadline))
+            end, used = lines[-1]["end"], (lines[0].get("used") if len(lines) > 1 else None)
+            if used or end != "ended":
+                return {"item": number, "used": used or f"the job that goes on ends: {end}"}
+        return {"item": number, "used": ""}
+
+    def _train(self, step: int, first: int, second: int) -> str:
+        """Go on from a recovery; give the first error of what must not fail."""
+        life = self.life
+        life.op_close({}, {})
+        life.op_fresh({}, {})
+        run = {"op": "run", "resume": step > 0, "until": second, "save_at": [first, second]}
+        ops: list[dict[str, Any]] = [run]
+        if step >= first and life.adapter.shape == "manager":
+            load_and_save = [{"op": "load"}, {"op": "save", "step": first, "may_refuse": True}]
+            ops = [*load_and_save, {**run, "resume": False}]
+        for op in ops:
+            error = life.run_one(op).get("error")
+            if error and not op.get("may_refuse"):  # some managers save no step twice
+                what = f"{error['type']}: {error['message']}"
+                return f"{op['op']} after the recovery: {what}"
+        return ""
+
+    # -- many -------------------------------------------------------------------------------
+
+    def inline(self) -> None:
+        """Recover from all here, for a manager that has threads: no child can be forked."""
+        self.learn(lambda line: self.put(_plain(line)))
+        for number in range(len(self.task.items)):
+            self.put({"begin": number})
+            self.put(self.one(number, alone=len(self.task.items) == 1))
+
+    def by_children(self) -> None:
+        """Screen in one child, judge suspects and a sample alone, go on from one of each kind."""
+        begun = time.monotonic()
+        screened = self._screen()
+        self.batch = time.monotonic() - begun
+        for number in self._chosen(screened):
+            self.put(self._alone(number))
+        kinds: set[str] = set()
+        for number, told in screened.items():
+            item = self.task.items[number]
+            kind = item.group + _kind(told)
+            if item.then and kind not in kinds and not self.is_suspect(told):
+                kinds.add(kind)
+                self.put(self.go_on(number, told))
+
+    def _screen(self) -> dict[int, Line]:
+        """Recover from all, in one child after another where one dies of it."""
+        found: dict[int, Line] = {}
+        left = list(range(len(self.task.items)))
+        while left:
+            self._batch(left, found)
+            left = [number for number in left if number not in found]
+        return found
+
+    def _batch(self, numbers: Sequence[int], found: dict[int, Line]) -> None:
+        def work(put: Put) -> None:
+            if not self.legal:
+                self.learn(put)
+            for number in numbers:
+                put({"begin": number})
+                put(self.one(number))
+
+        at = numbers[0]
+        for told in children.run(work, self.task.deadline):
+            at = told.get("begin", at)
+            if "legal" in told:
+                self.put(_plain(told))
+                if told["step"] == told["wanted"]:
+                    self.legal[told["legal"]] = (told["step"], told["leaves"])
+            if "end" in told and at not in found:
+                told = {"item": at, "how": _died(told), "alone": False, **_NOTHING}  # noqa: PLW2901
+            if "item" in told:
+                found[told["item"]] = told
+                self.put(told)
+
+    def _alone(self, number: int) -> Line:
+        def work(put: Put) -> None:
+            self.layout = None
+            put(self.one(number, alone=True))
+
+        lines = list(children.run(work, self.task.deadline))
+        if "item" in lines[0]:
+            return lines[0]
+        return {"item": number, "how": _died(lines[-1]), "alone": True, **_NOTHING}
+
+    def _chosen(self, screened: dict[int, Line]) -> list[int]:
+        """Choose what is judged alone: a sample of the fine, then suspects, all kinds first."""
+        rng = random.Random(self.task.seed)  # noqa: S311
+        bad = [n for n, told in screened.items() if self.is_suspect(told)]
+        good = [n for n in screened if n not in set(bad)]
+        again = [n for n in good if rng.random() < AGAIN] or good[:1]
+        count: dict[str, int] = {}
+        rank: dict[int, int] = {}
+        for number in bad:
+            kind = self.task.items[number].group + _kind(screened[number])
+            rank[number] = count[kind] = count.get(kind, 0) + 1
+        return [*again, *sorted(bad, key=lambda n: (rank[n], n))[: self.task.limit]]
+
+
+_NOTHING: dict[str, Any] = {"step": None, "error": None, "versions": [], "differs": []}
+
+
+def _died(told: Line) -> str:
+    return "crashed" if told["end"] == "ended" else str(told["end"])
+
+
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key != "leaves"}
+
+
+def _kind(told: Line) -> str:
+    error = (told["error"] or {}).get("type", "")
+    return f"{told['how']} {told['step']} {error} {sorted(told['versions'])}"
+
+
+def fingerprint(root: Path) -> dict[str, Any]:
+    """Map each name to what changes when a manager touches it."""
+    found: dict[str, Any] = {}
+    folders = [str(root)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                is_folder = entry.is_dir(follow_symlinks=False)
+                size = -1 if is_folder else info.st_size
+                found[entry.path] = (info.st_ino, size, info.st_mtime_ns, info.st_mode)
+                if is_folder:
+                    folders.append(entry.path)
+    return found
