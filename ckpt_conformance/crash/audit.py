@@ -1,6 +1,6 @@
 """What the trace itself says: calls that are missing, late or wrong, each with its source line.
 
-No crash state is visited here. A finding is a habit that lets one lose data on some file system; the
+No crash state is visited here. A finding is a habit that loses data on some file system; the
 explorer says where it does.
 """
 
@@ -23,7 +23,7 @@ RULES = {
     "renamed-unsynced": "renamed into place before the file's data was synced",
     "fsync-before-flush": "fsync came before the buffer was flushed: what was written after it is "
     "not synced",
-    "directory-not-synced": "acknowledged, and the directory that holds the new name was not synced",
+    "directory-not-synced": "acknowledged, and the directory of the new name was not synced",
     "file-synced-for-directory": "after the name was made the file was synced, where the directory "
     "was needed",
     "wrong-directory": "after the name was made another directory was synced",
@@ -93,13 +93,15 @@ class _Reader:
         self.names: dict[str, int] = {"": ROOT}
         self.pending: dict[str, Operation] = {}  # name -> what made it, not synced
         self.removed: dict[str, Operation] = {}  # committed names that were taken away
-        self.since: list[Operation] = []  # syncs since the last acknowledgement
+        self.vain: list[Operation] = []  # syncs that had nothing to do
         for entry in recording.initial:
             self.names[entry.path] = entry.object
             folder = entry.kind == "dir"
             self.things[entry.object] = _Thing(folder, committed=True, size=entry.size)
 
-    def say(self, rule: str, operation: Operation, path: str, other: Operation | None = None) -> None:
+    def say(
+        self, rule: str, operation: Operation, path: str, other: Operation | None = None
+    ) -> None:
         self.found.append(
             Finding(
                 rule,
@@ -162,13 +164,16 @@ class _Reader:
             return
         if thing.failed is not None:
             self.say("retried-fsync", operation, operation.path, thing.failed)
+        held: list[str] = []
+        if thing.folder:
+            where = self.path_of(operation)
+            held = [name for name in self.pending if _parent(name) == where]
+        for name in held:
+            del self.pending[name]
+        if not held and not thing.fresh:
+            self.vain.append(operation)
         thing.synced, thing.failed = operation, None
         thing.fresh.clear()
-        self.since.append(operation)
-        if thing.folder:
-            held = [name for name in self.pending if _parent(name) == self.path_of(operation)]
-            for name in held:
-                del self.pending[name]
 
     def path_of(self, operation: Operation) -> str:
         """Give the path that an object has now."""
@@ -245,13 +250,13 @@ class _Reader:
             self.say(self.which_sync(made), made, name)
         self.pending.clear()
         self.removed.clear()
-        self.since.clear()
+        self.vain.clear()
         for one in self.names.values():
             self.things.setdefault(one, _Thing()).committed = True
 
     def which_sync(self, made: Operation) -> str:
         """Tell what was synced after a name was made, in place of its directory."""
-        later = [sync for sync in self.since if sync.index > made.index]
+        later = [sync for sync in self.vain if sync.index > made.index]
         if any(sync.object == made.object for sync in later):
             return "file-synced-for-directory"
         if any(self.things[sync.object].folder for sync in later):

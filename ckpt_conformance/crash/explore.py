@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.client import Client
 from ckpt_conformance.crash import audit
+from ckpt_conformance.crash.enumerate import Rules
 from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport
-from ckpt_conformance.crash.judging import Visit, facts_at, judge, versions_of
+from ckpt_conformance.crash.judging import Visit, facts_at, versions_of
 from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.model_kill import KillWalk
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind
 from ckpt_conformance.crash.visit import DEADLINE, Item, Task
@@ -40,17 +42,22 @@ FAR = 1_000_000
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is done. `candidates` are states that a model may give, `visits` distinct contents
-    that are visited for one model, `alone` suspects of one life that get a process of their own.
+    """How much is done.
+
+    `candidates` are states that a model may give, `visits` distinct contents that are visited for
+    one model, `alone` suspects of one life that get a process of their own.
     """
 
     candidates: int = 20_000
     visits: int = FAR
     alone: int = FAR
     jobs: int = 1
+    rounds: int = 3  # of shrinking
 
 
-QUICK = Limits(candidates=400, visits=24, alone=6)
+QUICK = Limits(candidates=400, visits=24, alone=6, rounds=1)
+QUICK_COMMAND = Limits(candidates=2000, visits=150, alone=20, rounds=2)
+FULL_CHECK = Limits(candidates=2000, visits=300, alone=50)
 FULL = Limits()
 
 
@@ -92,6 +99,7 @@ class Explorer:
         self.folder.mkdir(exist_ok=True)
         self._contents: dict[str, list[Case]] = {}
         self._known = 0
+        self._wholes: dict[int, State] = {}
 
     # -- states ------------------------------------------------------------------------------
 
@@ -119,6 +127,35 @@ class Explorer:
         rng.shuffle(order)
         order.sort(key=lambda case: case.state.point not in near)
         return sorted(order[: self.limits.visits], key=lambda case: case.state.point)
+
+    def complete(self, point: int) -> State:
+        """Give the state in which all that had been issued at a point is kept."""
+        if point not in self._wholes:
+            self._wholes[point] = complete(self.recording, point)
+        return self._wholes[point]
+
+    def add(self, cases: Sequence[Case]) -> None:
+        """Visit further states of models that were enumerated, and judge all anew."""
+        known = {(case.model, case.content, case.state.point) for case in self.all_cases()}
+        for case in cases:
+            if (case.model, case.content, case.state.point) not in known:
+                self.cases[case.model].append(case)
+        self.visit(cases)
+        self.tally()
+
+    def all_cases(self) -> Iterator[Case]:
+        """Give the cases of all models."""
+        return itertools.chain.from_iterable(self.cases.values())
+
+    def tally(self) -> None:
+        """Judge what was visited."""
+        result = self.result
+        result.tally(self.all_cases())
+        for name, report in result.models.items():
+            contents = {case.content for case in self.cases[name]}
+            report.visited = len(contents & result.visits.keys())
+            used = {told for content, told in result.used.items() if content in contents}
+            report.unusable = sorted(used - {""})
 
     # -- visits ------------------------------------------------------------------------------
 
@@ -167,7 +204,7 @@ class Explorer:
             recording=str(self.recording.folder),
             root=self.recording.root,
             out=str(subject.folder / "visits"),
-            legal=self._legal(),
+            legal=self.legal(),
             items=items,
             holds=subject.holds,
             seed=subject.seed,
@@ -188,14 +225,14 @@ class Explorer:
                 lines = live(subject, replace(task, items=[item]), self.recorded.options)
                 self._take(lines, [case])
 
-    def _legal(self) -> list[tuple[int, int, State | str]]:
+    def legal(self) -> list[tuple[int, int, State | str]]:
         """Give what is legal to serve: trees from before, and what each recorded save completed."""
         legal: list[tuple[int, int, State | str]] = []
         for version in self.versions:
             if version.number in self.trees:
                 legal.append((version.number, version.step, self.trees[version.number]))
             elif version.acknowledged is not None:
-                state = complete(self.recording, version.acknowledged + 1)
+                state = self.complete(version.acknowledged + 1)
                 legal.append((version.number, version.step, state))
         return legal
 
@@ -219,7 +256,7 @@ class Explorer:
     def _by_content(self) -> Mapping[str, list[Case]]:
         if self._known != sum(map(len, self.cases.values())):
             self._contents = {}
-            for case in itertools.chain.from_iterable(self.cases.values()):
+            for case in self.all_cases():
                 self._contents.setdefault(case.content, []).append(case)
             self._known = sum(map(len, self.cases.values()))
         return self._contents
@@ -243,7 +280,7 @@ class Explorer:
 
     def _take_visit(self, line: dict[str, Any], case: Case) -> None:
         """Keep a visit; one alone overrules the batch, and a difference is said."""
-        visit = _visit(line)
+        visit = visit_of(line)
         known = self.result.visits.get(case.content)
         self.result.visited += not visit.alone
         if known and visit.alone and _serves(known) != _serves(visit):
@@ -256,6 +293,14 @@ class Explorer:
     def _unknown(self, why: str) -> None:
         if why not in self.result.unknown:
             self.result.unknown.append(why)
+
+
+def complete(recording: Recording, point: int) -> State:
+    """Give the state in which the first `point` operations are all kept."""
+    walk = KillWalk(recording, Rules("kill"))
+    for operation in recording.operations[:point]:
+        walk.step(operation)
+    return walk.state(walk.live, {}, "everything")
 
 
 def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -281,8 +326,7 @@ def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[
 
 def _whole_lines(path: Path) -> list[str]:
     text = path.read_text() if path.exists() else ""
-    return text.rpartition("
-")[0].splitlines()
+    return text.rpartition("\n")[0].splitlines()
 
 
 def _with_death(lines: list[dict[str, Any]], how: str) -> list[dict[str, Any]]:
@@ -293,7 +337,8 @@ def _with_death(lines: list[dict[str, Any]], how: str) -> list[dict[str, Any]]:
     return [*lines, {**dead, "versions": [], "differs": [], "alone": False}]
 
 
-def _visit(line: dict[str, Any]) -> Visit:
+def visit_of(line: dict[str, Any]) -> Visit:
+    """Read what a life said of one recovery."""
     return Visit(
         line["how"],
         line["step"],
@@ -311,7 +356,7 @@ def _serves(visit: Visit) -> tuple[Any, ...]:
 
 
 def _told(line: dict[str, Any]) -> str:
-    return _visit({**line, "versions": [], "differs": [], "alone": False}).told
+    return visit_of({**line, "versions": [], "differs": [], "alone": False}).told
 
 
 def _near(recording: Recording) -> set[int]:
@@ -321,31 +366,36 @@ def _near(recording: Recording) -> set[int]:
     return {point for index in at for point in (index, index + 1)}
 
 
-def explore(  # noqa: PLR0913  what an exploration needs
+def run(explorer: Explorer, models: Sequence[str]) -> Exploration:
+    """Enumerate, visit, judge, shrink and blame; Ctrl-C gives what was found so far."""
+    from ckpt_conformance.crash import shrink
+
+    result = explorer.result
+    result.audit = audit.audit(explorer.recording)
+    result.unknown += _not_followed(explorer.recording)
+    try:
+        chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
+        explorer.visit(chosen)
+        explorer.tally()
+        shrink.shrink_all(explorer)
+    except KeyboardInterrupt:
+        result.interrupted = True
+        explorer.tally()
+    shrink.blame_all(explorer)
+    return result
+
+
+def _not_followed(recording: Recording) -> list[str]:
+    calls = {f"{call.call} of {call.path}: {call.why}" for call in recording.unsupported}
+    return [f"can't be followed: {told}" for told in sorted(calls)]
+
+
+def explore(
     subject: Subject,
     recorded: Recorded,
     models: Sequence[str],
     limits: Limits = FULL,
     on_progress: OnProgress = nothing,
-    *,
-    shrunk: bool = True,
 ) -> Exploration:
-    """Explore a recording under some models; Ctrl-C gives what was found so far."""
-    from ckpt_conformance.crash import shrink
-
-    explorer = Explorer(subject, recorded, limits, on_progress)
-    result = explorer.result
-    result.audit = audit.audit(recorded.recording)
-    if recorded.recording.unsupported:
-        calls = {f"{call.call} of {call.path}: {call.why}" for call in recorded.recording.unsupported}
-        result.unknown += [f"can't be followed: {told}" for told in sorted(calls)]
-    try:
-        chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
-        explorer.visit(chosen)
-    except KeyboardInterrupt:
-        result.interrupted = True
-    explorer.tally()
-    if shrunk and not result.interrupted:
-        shrink.shrink_all(explorer)
-    shrink.blame_all(explorer)
-    return result
+    """Explore a recording under some models; `subject.seed` makes every choice."""
+    return run(Explorer(subject, recorded, limits, on_progress), models)

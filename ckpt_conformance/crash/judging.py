@@ -118,15 +118,19 @@ def facts_at(versions: Sequence[Version], point: int) -> Facts:
 
 def judge(visit: Visit, facts: Facts) -> Outcome:
     """Classify one recovery (DESIGN section 2)."""
+    if visit.how == "ended" and visit.error is None and visit.step:
+        return _served(set(visit.versions), facts)
     if visit.how in DIED:
         return DIED[visit.how]
     if visit.error is not None:
         if facts.floor is not None and not visit.older:
             return Outcome.LOST_ALL
         return Outcome.REFUSED_TYPED if visit.error["typed"] else Outcome.REFUSED_UNTYPED
-    if not visit.step:
-        return Outcome.COLD_START
-    served = set(visit.versions)
+    return Outcome.COLD_START
+
+
+def _served(served: set[int], facts: Facts) -> Outcome:
+    """Classify what was served by its versions."""
     if served & set(facts.flying):
         return Outcome.NEW
     if facts.floor in served:
