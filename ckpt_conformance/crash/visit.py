@@ -78,6 +78,16 @@ def visit(life: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Life
     return {"private": private, "seconds": seconds, "batch_seconds": visitor.batch or seconds}
 
 
+def loads(life: Any, seconds: float) -> float:  # noqa: ANN401  a Life
+    """Load the newest step again and again; give the loads per second, to compare visits with."""
+    count, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        life.op_close({}, {})
+        life.load(None)
+        count += 1
+    return count / (time.perf_counter() - begun)
+
+
 class Visitor:
     """Recovers from the items of a task; `put` takes each result."""
 
