@@ -18,7 +18,7 @@ from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from ckpt_conformance.crash.exploration import Exploration
     from ckpt_conformance.crash.explore import Explorer, Limits
@@ -64,7 +64,7 @@ class Bar:
 
 
 @contextlib.contextmanager
-def subject_of(adapter: str, seed: int, budget: str = "full") -> Iterator[Subject]:
+def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subject]:
     """Start a server with one adapter and give its subject, in a folder that goes away."""
     from ckpt_conformance import facts
     from ckpt_conformance.client import Client

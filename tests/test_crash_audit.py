@@ -31,7 +31,7 @@ def write(one: int, path: str, at: int = 0) -> tuple[Kind, dict[str, Any]]:
     return Kind.WRITE, {"object": one, "path": path, "offset": at, "size": 4096, "data": 0}
 
 
-def sync(one: int, path: str, **fields: Any) -> tuple[Kind, dict[str, Any]]:
+def sync(one: int, path: str, **fields: int) -> tuple[Kind, dict[str, Any]]:
     return Kind.FSYNC, {"object": one, "path": path, **fields}
 
 

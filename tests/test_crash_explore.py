@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from traces import Trace, atomic, in_place
 
 from ckpt_conformance import facts
 from ckpt_conformance.client import Client
@@ -17,7 +18,6 @@ from ckpt_conformance.crash import bundles, explore
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome
-from traces import Trace, atomic, in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
@@ -11,6 +10,7 @@ from ckpt_conformance.crash.operations import ROOT, Entry, Kind, Operation, Reco
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 BLOCK = 4096
 
@@ -28,6 +28,7 @@ class Trace:
     made: int = 100
 
     def __post_init__(self) -> None:
+        """Copy what was there before."""
         self.folder.mkdir(parents=True)
         initial = self.folder / "initial"
         if self.before:

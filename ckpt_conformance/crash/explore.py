@@ -240,7 +240,7 @@ class Explorer:
         """Say what may be served from a content: what every point that allows it allows."""
         points = {each.state.point for each in self._by_content().get(case.content, [case])}
         facts = [facts_at(self.versions, point) for point in points]
-        fine = frozenset.intersection(*(each.fine for each in facts))
+        fine = frozenset(v.number for v in self.versions if all(v.number in f.fine for f in facts))
         last = max(facts, key=lambda each: len(each.older))
         floor = () if last.floor is None else (last.floor,)
         newest = max((v.step for v in self.versions), default=0)

@@ -66,7 +66,8 @@ class Facts:
     @property
     def fine(self) -> frozenset[int]:
         """The versions that may be served."""
-        return frozenset(self.flying) | ({self.floor} if self.floor is not None else set())
+        floor = () if self.floor is None else (self.floor,)
+        return frozenset((*self.flying, *floor))
 
 
 @dataclass(frozen=True)

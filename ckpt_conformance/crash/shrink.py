@@ -164,4 +164,4 @@ def guilty_of(
         o for o in issued if o.kind in NAMING and (o.path in names or o.target in names)
     ]
     kept = [o for o in issued if o.kind in NAMING | DATA]
-    return (lost or kept or [None])[-1]
+    return next(reversed(lost or kept), None)

@@ -29,12 +29,12 @@ def explored(subject: Subject, name: str) -> Explorer:
         explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
         engine.run(explorer, MODELS)
         subject.notes[key] = explorer
-    explorer: Explorer = subject.notes[key]
-    if explorer.result.interrupted:
+    found: Explorer = subject.notes[key]
+    if found.result.interrupted:
         raise KeyboardInterrupt
-    if explorer.result.unknown:
-        raise Unknown("; ".join(explorer.result.unknown[:3]))
-    return explorer
+    if found.result.unknown:
+        raise Unknown("; ".join(found.result.unknown[:3]))
+    return found
 
 
 def reports(

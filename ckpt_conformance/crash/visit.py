@@ -111,10 +111,11 @@ class Visitor:
             trees.empty(self.root)
             trees.copy(Path(place), self.root, into=True)
             return
-        if self.layout is None or fingerprint(self.root) != self.seen:
+        layout = self.layout
+        if layout is None or fingerprint(self.root) != self.seen:
             trees.empty(self.root)
-            self.layout = Layout(self.recording, self.root)
-        self.layout.apply(place)
+            self.layout = layout = Layout(self.recording, self.root)
+        layout.apply(place)
         self.seen = fingerprint(self.root)
 
     def recover(self, step: int | None = None) -> dict[str, Any]:
@@ -199,7 +200,8 @@ class Visitor:
 
         def restart(put: Put) -> None:
             found = self.recover()
-            what = (found["error"] or {}).get("message") or f"step {found['step']}"
+            error: dict[str, Any] = found["error"] or {}
+            what = error.get("message") or f"step {found['step']}"
             good = found["step"] == second
             put({"used": "" if good else f"a restart after step {second} was saved gives: {what}"})
 
@@ -218,8 +220,8 @@ class Visitor:
         run = {"op": "run", "resume": step > 0, "until": second, "save_at": [first, second]}
         ops: list[dict[str, Any]] = [run]
         if step >= first and life.adapter.shape == "manager":
-            load_and_save = [{"op": "load"}, {"op": "save", "step": first, "may_refuse": True}]
-            ops = [*load_and_save, {**run, "resume": False}]
+            save: dict[str, Any] = {"op": "save", "step": first, "may_refuse": True}
+            ops = [{"op": "load"}, save, {**run, "resume": False}]
         for op in ops:
             error = life.run_one(op).get("error")
             if error and not op.get("may_refuse"):  # some managers save no step twice
@@ -269,14 +271,14 @@ class Visitor:
                 put(self.one(number))
 
         at = numbers[0]
-        for told in children.run(work, self.task.deadline):
-            at = told.get("begin", at)
-            if "legal" in told:
-                self.put(_plain(told))
-                if told["step"] == told["wanted"]:
-                    self.legal[told["legal"]] = (told["step"], told["leaves"])
-            if "end" in told and at not in found:
-                told = {"item": at, "how": _died(told), "alone": False, **_NOTHING}  # noqa: PLW2901
+        for line in children.run(work, self.task.deadline):
+            at = line.get("begin", at)
+            if "legal" in line:
+                self.put(_plain(line))
+                if line["step"] == line["wanted"]:
+                    self.legal[line["legal"]] = (line["step"], line["leaves"])
+            died = "end" in line and at not in found
+            told = _nothing(at, _died(line)) if died else line
             if "item" in told:
                 found[told["item"]] = told
                 self.put(told)
@@ -289,7 +291,7 @@ class Visitor:
         lines = list(children.run(work, self.task.deadline))
         if "item" in lines[0]:
             return lines[0]
-        return {"item": number, "how": _died(lines[-1]), "alone": True, **_NOTHING}
+        return _nothing(number, _died(lines[-1]), alone=True)
 
     def _chosen(self, screened: dict[int, Line]) -> list[int]:
         """Choose what is judged alone: a sample of the fine, then suspects, all kinds first."""
@@ -305,7 +307,10 @@ class Visitor:
         return [*again, *sorted(bad, key=lambda n: (rank[n], n))[: self.task.limit]]
 
 
-_NOTHING: dict[str, Any] = {"step": None, "error": None, "versions": [], "differs": []}
+def _nothing(number: int, how: str, *, alone: bool = False) -> Line:
+    """Give the answer of a recovery that died."""
+    told: Line = {"item": number, "how": how, "alone": alone}
+    return told | {"step": None, "error": None, "versions": [], "differs": []}
 
 
 def _died(told: Line) -> str:
@@ -317,8 +322,8 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind(told: Line) -> str:
-    error = (told["error"] or {}).get("type", "")
-    return f"{told['how']} {told['step']} {error} {sorted(told['versions'])}"
+    error: dict[str, Any] = told["error"] or {}
+    return f"{told['how']} {told['step']} {error.get('type')} {sorted(told['versions'])}"
 
 
 def fingerprint(root: Path) -> dict[str, Any]:
