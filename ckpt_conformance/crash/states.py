@@ -61,9 +61,7 @@ class Model(Protocol):
 
     name: str
 
-    def states(
-        self, recording: Recording, rng: random.Random, budget: int
-    ) -> Iterator[State]:
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
         """Give legal states of every crash point, simplest first at each; at most `budget`."""
         ...
 

@@ -1,0 +1,420 @@
+"""What the predicates of the models share: constraints per name and per file on one state.
+
+Written from the rules alone, on the whole recording at once; the enumerators walk. The two share
+no code, so a mistake has to be made twice to stay hidden.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from ckpt_conformance.crash.operations import (
+    DATA,
+    ROOT,
+    SYNCING,
+    Kind,
+    Operation,
+    Recording,
+    returned_at,
+)
+from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+PAGE = 4096  # bytes
+NEVER = 1 << 62  # a crash point that does not come
+MUST, MAY, NOT = "must be there", "may be there", "can't be there"
+
+Name = tuple[int, str]  # object of the directory, name in it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model says about the data of one file: the status of each operation on it."""
+
+    status: Callable[[Operation], str]
+    aligned: bool = True  # contents change at page boundaries, or where the program's calls end
+    prefix: bool = True  # new data grows from its start: no zeros before what is there
+    excused: frozenset[int] = frozenset()  # writes that may be missing in spite of `prefix`
+    torn: int = -1  # this write is there up to some page
+
+
+def _split(path: str) -> tuple[str, str]:
+    above, _, name = path.rpartition("/")
+    return above, name
+
+
+def _effects(one: Operation) -> list[tuple[Name, int]]:
+    """Give the names that an operation changes, and the object that each holds afterwards."""
+    source: Name = (one.parent, _split(one.path)[1])
+    target: Name = (one.new_parent, _split(one.target)[1])
+    makes = {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}
+    if one.kind in makes:
+        return [(source, one.object)] if one.path else []
+    return {
+        Kind.LINK: [(target, one.object)],
+        Kind.RENAME: [(source, 0), (target, one.object)],
+        Kind.EXCHANGE: [(source, one.replaced), (target, one.object)],
+        Kind.UNLINK: [(source, 0)],
+        Kind.RMDIR: [(source, 0)],
+    }.get(one.kind, [])
+
+
+class History:
+    """A recording, sorted by name and by file."""
+
+    _known: ClassVar[dict[int, tuple[weakref.ref[Recording], History]]] = {}
+
+    def __init__(self, recording: Recording) -> None:
+        """Sort it."""
+        self.operations = recording.operations
+        self.returned = returned_at(recording.operations)
+        self.names: dict[Name, list[tuple[int, int]]] = {}
+        self.data: dict[int, list[Operation]] = defaultdict(list)
+        self.before = {one.object: one.size for one in recording.initial if one.kind == "file"}
+        self.folders = {ROOT} | {one.object for one in recording.initial if one.kind == "dir"}
+        self.touching: dict[int, list[int]] = defaultdict(list)
+        self.syncs = [one for one in self.operations if one.kind in SYNCING]
+        self._sort_names(recording)
+        self._sort_data()
+        self.durable_from = {
+            one.index: self._durable_from(one) for ones in self.data.values() for one in ones
+        }
+
+    @classmethod
+    def of(cls, recording: Recording) -> History:
+        """Give the history of a recording; it is made once."""
+        known = cls._known.get(id(recording))
+        if known is None or known[0]() is not recording:
+            history = cls(recording)
+            known = cls._known[id(recording)] = (weakref.ref(recording), history)
+            weakref.finalize(recording, cls._known.pop, id(recording), None)
+        return known[1]
+
+    def _sort_names(self, recording: Recording) -> None:
+        at = {one.path: one.object for one in recording.initial} | {"": ROOT}
+        for entry in recording.initial:
+            above, name = _split(entry.path)
+            self.names[at[above], name] = [(-1, entry.object)]
+        for one in self.operations:
+            if one.kind is Kind.MKDIR:
+                self.folders.add(one.object)
+            for place, held in _effects(one):
+                self.names.setdefault(place, [(-1, 0)]).append((one.index, held))
+
+    def _sort_data(self) -> None:
+        """Sort operations by the file whose data they change, and by the inodes they change."""
+        sizes = dict(self.before)
+        self.grows: set[int] = set()
+        for one in self.operations:
+            size = sizes.get(one.object, 0)
+            if one.kind in DATA:
+                self.data[one.object].append(one)
+                grown = max(size, one.stop)
+                sizes[one.object] = one.size if one.kind is Kind.TRUNCATE else grown
+            if one.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE} or (
+                one.kind is Kind.WRITE and one.stop > size
+            ):
+                self.grows.add(one.index)
+            if one.kind in SYNCING or one.kind is Kind.MARK:
+                continue
+            if one.kind is not Kind.WRITE or one.index in self.grows:
+                for each in {one.object, one.parent, one.new_parent, one.replaced} - {0}:
+                    self.touching[each].append(one.index)
+
+    # ---- what is durable ----
+
+    def _covers(self, sync: Operation, each: int) -> bool:
+        return sync.kind is Kind.SYNC or sync.object == each
+
+    def _durable_from(self, one: Operation) -> int:
+        """Give the first crash point at which an operation on data is durable."""
+        syncs = [s for s in self.syncs if self._covers(s, one.object) and one.precedes(s)]
+        failed = min((s.index for s in syncs if s.error), default=NEVER)
+        if one.kind is not Kind.WRITE:
+            failed = NEVER
+        points = [self.returned[s.index] for s in syncs if not s.error and s.index < failed]
+        if one.sync:
+            points.append(self.returned[one.index])
+        return min(points, default=NEVER)
+
+    def doomed(self, one: Operation, before: int) -> bool:
+        """Whether a sync that failed before the operation `before` dropped this write."""
+        return any(
+            s.error
+            and s.index < before
+            and self._covers(s, one.object)
+            and one.precedes(s)
+            and self.durable_from[one.index] > s.index
+            for s in self.syncs
+        )
+
+    def not_returned(self, point: int) -> frozenset[int]:
+        """Give the operations that may not have happened, because a later one overlaps them."""
+        low = max(0, point - 256)
+        return frozenset(i for i in range(low, point) if self.returned[i] > point)
+
+    def committing(self, point: int) -> Iterator[Operation]:
+        """Give the syncs, and writes through O_SYNC, that had returned without an error."""
+        for one in self.operations[:point]:
+            sync = one.kind in SYNCING or (one.kind is Kind.WRITE and one.sync)
+            if sync and not one.error and self.returned[one.index] <= point:
+                yield one
+
+    def floor(self, point: int, *, directory_data: bool = False) -> int:
+        """Give how many operations on metadata a journal holds for certain."""
+        least = 0
+        for sync in self.committing(point):
+            touched: Iterable[int] = self.touching.get(sync.object, ())
+            if sync.kind is Kind.SYNC:
+                touched = range(sync.index)
+            elif sync.kind is not Kind.FSYNC and not (
+                directory_data and sync.object in self.folders
+            ):
+                mine = self.operations
+                touched = [i for i in touched if i in self.grows and mine[i].object == sync.object]
+            before = [i for i in touched if i == sync.index or self._before(i, sync)]
+            least = max([least, *(i + 1 for i in before)])
+        return least
+
+    def _before(self, index: int, sync: Operation) -> bool:
+        return self.operations[index].precedes(sync)
+
+    # ---- names ----
+
+    def value(self, name: Name, count: int) -> int:
+        """Give the object that a name held after the first `count` operations."""
+        events = self.names.get(name, [(-1, 0)])
+        return events[bisect_left(events, (count, -1)) - 1][1]
+
+    def values(self, name: Name, count: int, loose: Callable[[int], bool]) -> set[int]:
+        """Give the objects that it may hold when the operations that are `loose` may be missing."""
+        found: set[int] = set()
+        for index, held in reversed(self.names[name]):
+            if index < count:
+                found.add(held)
+                if index < 0 or not loose(index):
+                    break
+        return found
+
+    def wrong_names(self, state: State, allowed: Callable[[Name], set[int]]) -> str:
+        """Say which name holds what it can't hold."""
+        held: dict[Name, int] = {}
+        for path, each in state.names.items():
+            above, name = _split(path)
+            parent = state.names.get(above, 0) if above else ROOT
+            if parent not in self.folders:
+                return f"{path}: its directory is not there"
+            if each in self.folders and each in held.values():
+                return f"{path}: the directory {each} stands at two paths"
+            held[parent, name] = each
+            if (parent, name) not in self.names:
+                return f"{path}: nothing had this name"
+        present = {ROOT, *state.names.values()}
+        for place in self.names:
+            if place[0] in present and held.get(place, 0) not in allowed(place):
+                may = " or ".join(str(each or "nothing") for each in sorted(allowed(place)))
+                now = held.get(place, 0) or "nothing"
+                return f"{place[1]!r} in {place[0]} holds {now}, not {may}"
+        return ""
+
+    # ---- contents ----
+
+    def wrong_content(self, each: int, content: Content, limits: Limits) -> str:
+        """Say which bytes of a file, or which size, can't be there."""
+        return Bytes(self, each, content, limits).wrong()
+
+
+@dataclass
+class Bytes:
+    """One content of one file, held against the operations on it."""
+
+    history: History
+    each: int
+    content: Content
+    limits: Limits
+    low: int = 0  # the sizes that are possible
+    high: int = 0
+    seen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+
+    def __post_init__(self) -> None:
+        """Find the operations that matter, newest first, and the possible sizes."""
+        ones = self.history.data.get(self.each, [])
+        status = self.limits.status
+        self.ones = [(one, status(one)) for one in ones if status(one) != NOT]
+        self.low = self.high = self.history.before.get(self.each, 0)
+        for one, what in self.ones:
+            low, high = one.stop, max(self.high, one.stop)
+            if one.kind is Kind.TRUNCATE:
+                low, high = one.size, one.size if what == MUST else max(self.high, one.size)
+                self.low = low if what == MUST else min(self.low, low)
+            elif what == MUST:
+                self.low = max(self.low, low)
+            self.high = high
+        self.ones.reverse()
+
+    def wrong(self) -> str:
+        """Say what is wrong; empty if nothing is."""
+        size = self.content.size
+        if not self.low <= size <= self.high:
+            return f"file {self.each}: size {size}, not within {self.low} and {self.high}"
+        edges = self._edges()
+        if self.limits.aligned:
+            cuts = {size} | {edge for one in self.content.extents for edge in _ends(one)}
+            off = [cut for cut in cuts if cut % PAGE and cut not in edges]
+            if off:
+                return f"file {self.each}: cut inside of a page, at {min(off)}"
+        self.seen = list(self._segments(edges))
+        for start, stop, source in self.seen:
+            allowed = self._sources(start, stop)
+            if source not in allowed:
+                return (
+                    f"file {self.each}: bytes {start} to {stop} come from {_word(source)}, "
+                    f"not from {' or '.join(_word(one) for one in sorted(allowed))}"
+                )
+        return self._gap() or self._tear()
+
+    def _edges(self) -> set[int]:
+        ones = self.history.data.get(self.each, [])
+        edges = {0, self.history.before.get(self.each, 0)}
+        edges |= {one.offset for one in ones if one.kind is not Kind.TRUNCATE}
+        return edges | {one.size if one.kind is Kind.TRUNCATE else one.stop for one in ones}
+
+    def _segments(self, edges: set[int]) -> Iterator[tuple[int, int, int]]:
+        """Give [start, stop) and source of each stretch that nothing divides."""
+        size = self.content.size
+        cuts = edges | {edge for one in self.content.extents for edge in _ends(one)} | {size}
+        ordered = sorted(cut for cut in cuts if cut <= size)
+        extents = list(self.content.extents)
+        for start, stop in zip(ordered, ordered[1:], strict=False):
+            while extents and extents[0].offset + extents[0].size <= start:
+                extents.pop(0)
+            inside = bool(extents) and extents[0].offset <= start
+            yield start, stop, extents[0].source if inside else ZEROS
+
+    def _sources(self, start: int, stop: int) -> set[int]:
+        """Give where the bytes of one stretch may come from."""
+        found: set[int] = set()
+        for one, what in self.ones:
+            if one.kind is Kind.WRITE and one.offset <= start and stop <= one.stop:
+                found.add(one.index)
+            elif one.kind is Kind.TRUNCATE and one.size <= start:
+                found.add(ZEROS)
+            else:
+                continue
+            if what == MUST:
+                return found
+        return found | {BEFORE if stop <= self.history.before.get(self.each, 0) else ZEROS}
+
+    def _gap(self) -> str:
+        """Say where zeros stand before data that was written later, in a part that is new."""
+        if not self.limits.prefix:
+            return ""
+        earliest = NEVER  # of the writes that are there, from here to the end of the file
+        for start, stop, source in reversed(self.seen):
+            if source >= 0:
+                earliest = min(earliest, source)
+            if source != ZEROS or start < self.low:
+                continue
+            covering = [one.index for one, _ in self.ones if _covers(one, start, stop)]
+            missed = [index for index in covering if index not in self.limits.excused]
+            if missed and min(missed) <= earliest:
+                return f"file {self.each}: zeros at {start} inside of new data"
+        return ""
+
+    def _tear(self) -> str:
+        """Say where the write that was cut goes on behind the cut."""
+        torn = next((one for one, _ in self.ones if one.index == self.limits.torn), None)
+        missing = False
+        for start, stop, source in self.seen if torn else []:
+            if torn and _covers(torn, start, stop):
+                if source == torn.index and missing:
+                    return f"file {self.each}: write {torn.index} goes on behind its cut at {start}"
+                missing = missing or source != torn.index
+        return ""
+
+
+def _ends(extent: Extent) -> tuple[int, int]:
+    return extent.offset, extent.offset + extent.size
+
+
+def _covers(one: Operation, start: int, stop: int) -> bool:
+    return one.kind is Kind.WRITE and one.offset <= start and stop <= one.stop
+
+
+def _word(source: int) -> str:
+    return {BEFORE: "before", ZEROS: "zeros"}.get(source, f"write {source}")
+
+
+# ---- journals ------------------------------------------------------------------------------------
+
+
+def moments(history: History, floor: int, point: int) -> Iterator[int]:
+    """Give how many operations on metadata may be there: up to the point, or to one of them."""
+    yield point
+    for one in reversed(history.operations[floor:point]):
+        if one.kind not in SYNCING | {Kind.WRITE, Kind.MARK}:
+            yield one.index
+
+
+def journalled(
+    recording: Recording,
+    state: State,
+    *,
+    replace_flushes: bool = False,
+    directory_data: bool = False,
+) -> str:
+    """Judge a state of a file system that keeps metadata in order; empty if it is legal."""
+    history = History.of(recording)
+    missing = history.not_returned(state.point).__contains__
+    floor = history.floor(state.point, directory_data=directory_data)
+    reason = ""
+    for moment in moments(history, floor, state.point):
+        wrong = history.wrong_names(state, partial(history.values, count=moment, loose=missing))
+        fits = not wrong
+        for each, content in state.contents.items():
+            limits = _ordered(history, each, state.point, moment, replace_flushes=replace_flushes)
+            wrong = wrong or history.wrong_content(each, content, limits)
+        if not wrong:
+            return ""
+        reason = wrong if fits or not reason else reason
+    return f"{reason} (metadata up to operation {floor} must be there)"
+
+
+def _ordered(
+    history: History, each: int, point: int, moment: int, *, replace_flushes: bool
+) -> Limits:
+    """Give the limits of one file when the metadata before `moment` is there."""
+    loose = history.not_returned(point)
+    ones = [one for one in history.data.get(each, []) if one.index < point]
+    lost = [one.index for one in ones if one.kind is not Kind.WRITE and one.index >= moment]
+    flushes = [
+        one
+        for one in history.operations[:moment]
+        if one.kind is Kind.RENAME and one.object == each and one.replaced and replace_flushes
+    ]
+
+    def status(one: Operation) -> str:
+        if one.index >= point:
+            return NOT
+        if one.kind is not Kind.WRITE:
+            if one.index >= moment:
+                return NOT
+            return MAY if one.index in loose else MUST
+        flushed = [r for r in flushes if one.precedes(r) and r.index not in loose]
+        if history.durable_from[one.index] <= point or any(
+            not history.doomed(one, r.index) for r in flushed
+        ):
+            return MUST
+        after_lost = any(index < one.index for index in lost)
+        late = one.index >= moment and (one.index in history.grows or after_lost)
+        return NOT if late else MAY
+
+    excused = frozenset(one.index for one in ones if history.doomed(one, point))
+    return Limits(status, excused=excused)

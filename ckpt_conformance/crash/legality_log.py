@@ -1,0 +1,97 @@
+"""What btrfs may hold after a crash: a transaction, and over it what was logged since then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash.legality import MAY, MUST, NOT, History, Limits, Name, moments
+from ckpt_conformance.crash.operations import ROOT, SYNCING, Kind, Operation, Recording
+
+if TYPE_CHECKING:
+    from ckpt_conformance.crash.states import State
+
+
+def logged(recording: Recording, state: State) -> str:
+    """Judge a state; empty if it is legal."""
+    history, point = History.of(recording), state.point
+    whole = [one for one in history.committing(point) if one.kind is Kind.SYNC]
+    floor = max((1 + _latest_before(history, one) for one in whole), default=0)
+    reason = ""
+    for moment in moments(history, floor, point):
+        log = Log(history, moment, point)
+        wrong = history.wrong_names(state, log.values)
+        fits = not wrong
+        for each, content in state.contents.items():
+            wrong = wrong or history.wrong_content(each, content, log.limits(each))
+        if not wrong:
+            return ""
+        reason = wrong if fits or not reason else reason
+    return f"{reason} (the transaction of operation {floor} must be there)"
+
+
+def _latest_before(history: History, sync: Operation) -> int:
+    before = (one.index for one in history.operations[: sync.index] if one.precedes(sync))
+    return max(before, default=-1)
+
+
+class Log:
+    """The fsyncs after one moment, newest first."""
+
+    def __init__(self, history: History, moment: int, point: int) -> None:
+        """Find them."""
+        self.history, self.moment, self.point = history, moment, point
+        self.loose = history.not_returned(point)
+        self.syncs = [one for one in history.committing(point) if one.index >= moment]
+        self.syncs.reverse()
+
+    def values(self, name: Name) -> set[int]:
+        """Give the objects that a name may hold."""
+        found: set[int] = set()
+        for sync in self.syncs:
+            held = self.history.value(name, sync.index)
+            found.add(held)
+            if self._must(name, held, sync):
+                return found
+        return found | self.history.values(name, self.moment, lambda index: index in self.loose)
+
+    def _must(self, name: Name, held: int, sync: Operation) -> bool:
+        """Whether an fsync logs this name for certain."""
+        earlier = self.history.value(name, self.moment)
+        if name[0] == sync.object or sync.object in {held, earlier} or sync.kind is Kind.SYNC:
+            return True
+        return held != 0 and held in self._above(sync)
+
+    def _above(self, sync: Operation) -> set[int]:
+        """Give the directories over what was synced."""
+        above: set[int] = set()
+        todo = [sync.object]
+        while todo:
+            each = todo.pop()
+            parents = {
+                name[0]
+                for name in self.history.names
+                if self.history.value(name, sync.index) == each
+            }
+            todo.extend(parents - above - {ROOT})
+            above |= parents
+        return above
+
+    def limits(self, each: int) -> Limits:
+        """Give the limits of one file."""
+        tries = [
+            one.index
+            for one in self.history.operations[: self.point]
+            if one.object == each and (one.kind in SYNCING or one.sync)
+        ]
+        until = max([self.moment, *(index + 1 for index in tries)])
+
+        def status(one: Operation) -> str:
+            if one.index >= self.point:
+                return NOT
+            if self.history.durable_from[one.index] <= self.point:
+                return MUST
+            if one.kind is Kind.WRITE:
+                return MAY if one.index < until else NOT
+            return MUST if one.index < self.moment and one.index not in self.loose else MAY
+
+        return Limits(status, prefix=False)
