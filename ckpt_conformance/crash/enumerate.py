@@ -145,16 +145,20 @@ class Walk:
 
     def step(self, operation: Operation) -> None:
         """Apply one operation."""
+        self.point = operation.index + 1
+        self._settle_returned()
         if replay.is_metadata(operation):
             self.keep(operation)
-        self.point = operation.index + 1
         self._note(operation)
         if operation.kind in SYNCING and operation.error:
             self._doom(operation)
         elif operation.kind in SYNCING:
             self.waiting.append(operation)
+            self._settle_returned()
         else:
             self.apply(operation)
+
+    def _settle_returned(self) -> None:
         for sync in [one for one in self.waiting if self.returned[one.index] <= self.point]:
             self.waiting.remove(sync)
             self.settle(sync)
@@ -269,8 +273,13 @@ class Walk:
             one.durable = one.durable or (mine and not one.doomed)
         before = self.live.files.get(each)
         self._refresh(each)
-        if sync.kind is not Kind.RENAME and before is not None and self.rules.carries:
-            self.kept = [one for one in self.kept if self._carry(one, each, before)]
+        if sync.kind is not Kind.RENAME and before is not None:
+            self.kept = [
+                one
+                for one in self.kept
+                if (one.index <= sync.index and not self.rules.carries)
+                or self._carry(one, each, before)
+            ]
 
     def _carry(self, position: Position, each: int, before: Version) -> bool:
         """Give an older position the durable data; False if it can't stand any more."""

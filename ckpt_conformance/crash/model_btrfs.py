@@ -92,7 +92,8 @@ class BtrfsWalk(Walk):
         if sync.object in self.folders:
             log.directory(sync.object)
         elif sync.object in self.live.files:
-            position.files[sync.object] = self.live.files[sync.object]
+            safe = self.live.files[sync.object].safe
+            position.files[sync.object] = Version(safe, safe, safe, safe)
         position.names = paths(position.slots, self.folders)
         return not log.whole
 
