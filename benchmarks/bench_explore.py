@@ -27,7 +27,7 @@ def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, floa
     """Give operations, candidates, visited, states per second, loads per second."""
     with (
         facts.serve((name,)) as (server, infos),
-        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,  # noqa: S108  memory, as in a life
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
         closing(Client(server)) as client,
     ):
         subject = Subject(infos[name], client, Path(folder))

@@ -7,7 +7,6 @@ its own. The directory is private memory at the recorded path where the kernel a
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import time
@@ -97,26 +96,22 @@ class Visitor:
         self.recording = Recording.read(Path(task.recording))
         self.root = Path(task.root)
         self.layout: Layout | None = None
-        self.seen: dict[str, Any] = {}
         self.batch = 0.0  # seconds of screening
         self.legal: dict[int, tuple[int, Any]] = {}  # version -> (step, held leaves)
 
     # -- one recovery -----------------------------------------------------------------------
 
     def lay_out(self, place: State | str) -> None:
-        """Make the directory what a place says; anew if the manager changed what was there."""
+        """Make the directory what a place says; the lay-out undoes what the manager did there."""
         self.life.op_close({}, {})
         if isinstance(place, str):
             self.layout = None
             trees.empty(self.root)
             trees.copy(Path(place), self.root, into=True)
             return
-        layout = self.layout
-        if layout is None or fingerprint(self.root) != self.seen:
-            trees.empty(self.root)
-            self.layout = layout = Layout(self.recording, self.root)
-        layout.apply(place)
-        self.seen = fingerprint(self.root)
+        if self.layout is None:
+            self.layout = Layout(self.recording, self.root)
+        self.layout.apply(place)
 
     def recover(self, step: int | None = None) -> dict[str, Any]:
         """Resume into a fresh job up to its first training step; give step, leaves or error."""
@@ -324,19 +319,3 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
 def _kind(told: Line) -> str:
     error: dict[str, Any] = told["error"] or {}
     return f"{told['how']} {told['step']} {error.get('type')} {sorted(told['versions'])}"
-
-
-def fingerprint(root: Path) -> dict[str, Any]:
-    """Map each name to what changes when a manager touches it."""
-    found: dict[str, Any] = {}
-    folders = [str(root)]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                info = entry.stat(follow_symlinks=False)
-                is_folder = entry.is_dir(follow_symlinks=False)
-                size = -1 if is_folder else info.st_size
-                found[entry.path] = (info.st_ino, size, info.st_mtime_ns, info.st_mode)
-                if is_folder:
-                    folders.append(entry.path)
-    return found
