@@ -44,7 +44,7 @@ class Recorder:
         self.parent, self.child = socket.socketpair()
         self.notes = os.memfd_create("stacks")
         self.supervisor: Supervisor | None = None
-        self.code = 0  # of the child
+        self.code, self.pid = 0, 0  # of the child
         self.tree = Tree(self.root)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ class Recorder:
         status: list[int] = []
 
         def is_over() -> bool:
-            if not status and _has_ended(watch):
+            if not status and _has_ended(watch, 100 if supervisor.frozen else 0):
                 status.append(os.waitpid(pid, 0)[1])
             if status:
                 reap(ours, kill=not outlive)
@@ -134,10 +134,10 @@ class Recorder:
 
     def function(self, work: Callable[[], object], **given: Any) -> Recording:  # noqa: ANN401
         """Record a function in a forked child; an exception there is printed, exit code 1."""
-        pid = os.fork()
-        if pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             self._child(work)
-        return self.supervise(pid, **given)
+        return self.supervise(self.pid, **given)
 
     def command(self, command: Sequence[str], **given: Any) -> Recording:  # noqa: ANN401
         """Record a command and all its descendants."""
@@ -159,12 +159,12 @@ class Recorder:
             os._exit(code)
 
 
-def _has_ended(watch: int) -> bool:
+def _has_ended(watch: int, milliseconds: int) -> bool:
     import select
 
     poller = select.poll()
     poller.register(watch, select.POLLIN)
-    return bool(poller.poll(0))
+    return bool(poller.poll(milliseconds))
 
 
 def children() -> set[int]:

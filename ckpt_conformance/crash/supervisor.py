@@ -43,6 +43,7 @@ class Supervisor:
         self.sink: Sink | None = None
         self.clock = 0  # counts receipts and answers
         self.umask_known = True
+        self.frozen = False  # the tree was killed: nobody is answered any more
         self.on_action: Callable[[Asked, Action], Result | str] = lambda _a, _b: "perform"
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
         self.answered: Callable[[Asked, Action, Result], None] = lambda _a, _b, _c: None
@@ -53,6 +54,8 @@ class Supervisor:
     def run(self, is_over: Callable[[], bool]) -> None:
         """Answer until nobody is left who could ask, or until `is_over`."""
         while not is_over():
+            if self.frozen:
+                continue  # `is_over` waits for the end
             ready = self.listener.ready(0 if self._next() else POLL)
             if ready is None:
                 return
@@ -130,6 +133,9 @@ class Supervisor:
             self._finish(asked)
             return
         decision = self.on_action(asked, action)
+        if self.frozen:
+            self._finish(asked)  # what was done before the kill
+            return
         if isinstance(decision, str):
             result = action.perform(None) if action.perform is not None else None
         else:
