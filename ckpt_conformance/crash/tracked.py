@@ -64,7 +64,7 @@ class Tree:
         """Number a new object; `name` is empty for one that has none yet."""
         number, self.next = self.next, self.next + 1
         self.numbers[info.st_dev, info.st_ino] = number
-        self.names[number], self.last[number] = [], f"(nameless {number})"
+        self.names[number], self.last[number] = [], ""
         if stat.S_ISDIR(info.st_mode):
             self.children[number] = {}
         if name:
