@@ -7,6 +7,7 @@ that tests can compare the two. `operation_lists` is the Hypothesis strategy of 
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -212,7 +213,7 @@ def _under(path: str, folder: str) -> bool:
 
 NAMES = ("a", "b", "c")
 FOLDERS = ("", "d", "e")
-SIZES = (1, 100, PAGE, PAGE + 100, 3 * PAGE)
+SIZES = (32, 100, PAGE, PAGE + 100, 3 * PAGE)
 
 
 def _paths() -> list[str]:
@@ -273,5 +274,22 @@ def operation_lists(draw: st.DrawFn, *, most: int = 12, real: bool = False) -> D
         what = draw(st.sampled_from(_valid(disk)))
         offset = draw(st.sampled_from((0, PAGE, 1 << 20)))
         _do(disk, what, draw(st.sampled_from(SIZES)), offset)
+    disk.done()
+    return disk
+
+
+def random_disk(seed: int, count: int = 14, step: Callable[[Disk], None] | None = None) -> Disk:
+    """Give a disk with valid operations chosen by a seed; no syncs of everything."""
+    rng = random.Random(seed)
+    disk = Disk(Path(tempfile.mkdtemp(prefix="operations-")), real=False)
+    if rng.random() < 0.7:
+        disk.before("a", rng.choice((100, 2 * PAGE)))
+    for _ in range(count):
+        skipped = {"sync", "failed", "mark"}
+        what = rng.choice([one for one in _valid(disk) if one[0] not in skipped])
+        weighted = rng.choice([one for one in _valid(disk) if one[0] in {what[0], "write"}])
+        _do(disk, weighted, rng.choice(SIZES), rng.choice((0, PAGE, 1 << 20)))
+        if step:
+            step(disk)
     disk.done()
     return disk

@@ -7,7 +7,7 @@ between their versions. A step costs what is alive, never what was recorded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ class Rules:
     name: str
     replace_flushes: bool = False  # a rename over a file flushes the data of the new one
     truncate_in_order: bool = True  # a truncate is there when the names of its time are
+    zeroes_tail: bool = False  # a truncate that is lost may have zeroed the rest of its block (seen)
+    in_block: bool = False  # a size grows to the end of its block before the data is there (seen)
     holes: bool = False  # later blocks of new data may be there without earlier ones
     carries: bool = True  # data that is durable shows in older positions too
     fdatasync_directory: bool = False  # commits it as fsync does
@@ -60,19 +62,22 @@ class Version:
             same = one.offset + one.size
         return same // BLOCK * BLOCK, max(self.full.size, self.safe.size)
 
-    def variants(self, *, holes: bool) -> list[tuple[str, Content]]:
+    def variants(self, rules: Rules) -> list[tuple[str, Content]]:
         """Give what is between everything and only what must be there; simplest first."""
         start, stop = self.span
         blocks = (stop - start + BLOCK - 1) // BLOCK
         found = [("without the data of", self.safe)]
         if self.bare is not self.safe:
             found.append(("only the size of", self.bare))
+        if rules.in_block and self.safe.size % BLOCK and self.full.size > self.safe.size:
+            grown = min(self.full.size, (self.safe.size // BLOCK + 1) * BLOCK)
+            found.append(("zeros in the last block of", Content(grown, self.safe.extents)))
         for at in {start + blocks // 2 * BLOCK, start + (blocks - 1) * BLOCK}:
             found.append(("half of", replay.cut(self.bare, self.full, at)))
             if self.bare is not self.safe:
                 found.append(("half of, not truncated,", replay.cut(self.safe, self.full, at)))
         for at in {start, start + blocks // 2 * BLOCK, start + (blocks - 1) * BLOCK}:
-            if holes or at + BLOCK <= self.safe.size:
+            if rules.holes or at + BLOCK <= self.safe.size:
                 lost = replay.without(self.bare, self.full, at, at + BLOCK)
                 found.append(("without a block of", lost))
         return found
@@ -171,8 +176,19 @@ class Walk:
                 operation.index, live.slots, live.names, dict(live.files), live.modes, live.changed
             )
         )
+        if operation.kind is Kind.TRUNCATE and self.rules.zeroes_tail:
+            self._zero_tail(self.kept[-1], operation)
         if len(self.kept) > RECENT + 1:
             del self.kept[1]
+
+    @staticmethod
+    def _zero_tail(position: Position, operation: Operation) -> None:
+        """Let the bytes behind the new end be zeros, although the file is not shorter yet."""
+        version = position.files.get(operation.object)
+        end = -(-operation.size // BLOCK) * BLOCK
+        if version is not None and operation.size < min(end, version.safe.size):
+            safe = replay.without(EMPTY, version.safe, operation.size, end)
+            position.files[operation.object] = Version(version.full, version.sure, safe, safe)
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation that is no sync."""
@@ -240,9 +256,24 @@ class Walk:
             bare = replay.changed(bare, operation)
             safe = bare if ordered else safe
         self.live.files[operation.object] = Version(full, sure, safe, bare)
+        journal = self.rules.truncate_in_order and self.rules.carries
+        if journal and operation.kind is Kind.WRITE:
+            self._write_in_place(operation)
         self.pending[operation.object].append(Pending(operation))
         if operation.sync:
             self.waiting.append(operation)
+
+    def _write_in_place(self, operation: Operation) -> None:
+        """Let blocks that a file has already show a write, whatever the names are."""
+        cuts = [one.operation.index for one in self.pending[operation.object]]
+        sizes = [one for one in cuts if self.recording.operations[one].kind is not Kind.WRITE]
+        for position in self.kept:
+            version = position.files.get(operation.object)
+            if version is None or operation.stop > version.safe.size:
+                continue
+            if not sizes or sizes[-1] < position.index:
+                full = replay.written(version.full, operation)
+                position.files[operation.object] = replace(version, full=full)
 
     # ---- what is durable ----
 
@@ -285,7 +316,10 @@ class Walk:
         """Give an older position the durable data; False if it can't stand any more."""
         if each not in position.files:
             return True
-        orders = any(one.operation.kind is not Kind.WRITE for one in self.pending[each])
+        orders = any(
+            one.operation.kind is not Kind.WRITE and one.operation.index >= position.index
+            for one in self.pending[each]
+        )
         if position.files[each] is not before and orders:
             return False
         position.files[each] = self.live.files[each]
@@ -342,7 +376,7 @@ class Walk:
         yield "only what was synced", safe
         label = {held: path for path, held in position.names.items()}
         for each in list(loose)[-RECENT:]:
-            for why, content in loose[each].variants(holes=self.rules.holes):
+            for why, content in loose[each].variants(self.rules):
                 yield f"{why} {label[each]}", {each: content}
             if len(loose) > 1:
                 yield f"only {label[each]}", {k: v for k, v in safe.items() if k != each}

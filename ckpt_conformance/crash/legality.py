@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ckpt_conformance.crash.operations import (
     DATA,
+    NAMING,
     ROOT,
     SYNCING,
     Kind,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 PAGE = 4096  # bytes
 NEVER = 1 << 62  # a crash point that does not come
 MUST, MAY, NOT = "must be there", "may be there", "can't be there"
+LATE = "may be there, in blocks that the file has without it"
 
 Name = tuple[int, str]  # object of the directory, name in it
 
@@ -42,6 +44,9 @@ class Limits:
     aligned: bool = True  # contents change at page boundaries, or where the program's calls end
     prefix: bool = True  # new data grows from its start: no zeros before what is there
     excused: frozenset[int] = frozenset()  # writes that may be missing in spite of `prefix`
+    zeroed: tuple[tuple[int, int], ...] = ()  # [start, stop) that a lost truncate made zeros
+    in_block: bool = False  # a size may grow to the end of its block before the data is there
+    reach: Callable[[Operation], int] = lambda _: NEVER  # the offset where a LATE write ends
     torn: int = -1  # this write is there up to some page
 
 
@@ -125,7 +130,8 @@ class History:
             if one.kind in SYNCING or one.kind is Kind.MARK:
                 continue
             if one.kind is not Kind.WRITE or one.index in self.grows:
-                for each in {one.object, one.parent, one.new_parent, one.replaced} - {0}:
+                above = {one.parent, one.new_parent, one.replaced} if one.kind in NAMING else set()
+                for each in {one.object, *above} - {0}:
                     self.touching[each].append(one.index)
 
     # ---- what is durable ----
@@ -250,6 +256,8 @@ class Bytes:
         self.ones = [(one, status(one)) for one in ones if status(one) != NOT]
         self.low = self.high = self.history.before.get(self.each, 0)
         for one, what in self.ones:
+            if what == LATE:
+                continue
             low, high = one.stop, max(self.high, one.stop)
             if one.kind is Kind.TRUNCATE:
                 low, high = one.size, one.size if what == MUST else max(self.high, one.size)
@@ -273,6 +281,8 @@ class Bytes:
         self.seen = list(self._segments(edges))
         for start, stop, source in self.seen:
             allowed = self._sources(start, stop)
+            if any(low <= start and stop <= high for low, high in self.limits.zeroed):
+                allowed.add(ZEROS)
             if source not in allowed:
                 return (
                     f"file {self.each}: bytes {start} to {stop} come from {_word(source)}, "
@@ -302,6 +312,8 @@ class Bytes:
         """Give where the bytes of one stretch may come from."""
         found: set[int] = set()
         for one, what in self.ones:
+            if what == LATE and stop > self.limits.reach(one):
+                continue
             if one.kind is Kind.WRITE and one.offset <= start and stop <= one.stop:
                 found.add(one.index)
             elif one.kind is Kind.TRUNCATE and one.size <= start:
@@ -320,9 +332,11 @@ class Bytes:
         for start, stop, source in reversed(self.seen):
             if source >= 0:
                 earliest = min(earliest, source)
-            if source != ZEROS or start < self.low:
+            sure = -(-self.low // PAGE) * PAGE if self.limits.in_block else self.low
+            if source != ZEROS or start < sure:
                 continue
-            covering = [one.index for one, _ in self.ones if _covers(one, start, stop)]
+            ones = [one for one, what in self.ones if what != LATE]
+            covering = [one.index for one in ones if _covers(one, start, stop)]
             missed = [index for index in covering if index not in self.limits.excused]
             if missed and min(missed) <= earliest:
                 return f"file {self.each}: zeros at {start} inside of new data"
@@ -412,9 +426,15 @@ def _ordered(
             not history.doomed(one, r.index) for r in flushed
         ):
             return MUST
-        after_lost = any(index < one.index for index in lost)
-        late = one.index >= moment and (one.index in history.grows or after_lost)
-        return NOT if late else MAY
+        return LATE if one.index >= moment else MAY
+
+    def reach(one: Operation) -> int:
+        ends = [each.size for each in ones if each.index in lost and each.index < one.index]
+        return -(-min(ends, default=NEVER) // PAGE) * PAGE
 
     excused = frozenset(one.index for one in ones if history.doomed(one, point))
-    return Limits(status, excused=excused)
+    zeroed: list[tuple[int, int]] = []
+    if not replace_flushes:  # XFS writes the zeros behind a new end before it logs the new size
+        ends = [one.size for one in ones if one.kind is Kind.TRUNCATE and one.index >= moment]
+        zeroed = [(end, -(-end // PAGE) * PAGE) for end in ends]
+    return Limits(status, excused=excused, reach=reach, zeroed=tuple(zeroed), in_block=replace_flushes)

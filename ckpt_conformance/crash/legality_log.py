@@ -41,18 +41,45 @@ class Log:
         """Find them."""
         self.history, self.moment, self.point = history, moment, point
         self.loose = history.not_returned(point)
-        self.syncs = [one for one in history.committing(point) if one.index >= moment]
-        self.syncs.reverse()
+        self.returned = {one.index for one in history.committing(point)}
+        self.syncs = {  # also those that may not have returned: they may have done their work
+            one.index: one
+            for one in history.operations[moment:point]
+            if not one.error and (one.kind in SYNCING or one.sync)
+        }
 
     def values(self, name: Name) -> set[int]:
         """Give the objects that a name may hold."""
         found: set[int] = set()
-        for sync in self.syncs:
-            held = self.history.value(name, sync.index)
+        events = dict(self.history.names.get(name, ()))
+        for index in reversed(range(self.moment, self.point)):
+            if index in events and self._follows(index):
+                found.add(events[index])
+            sync = self.syncs.get(index)
+            if sync is None:
+                continue
+            held = self.history.value(name, index)
             found.add(held)
-            if self._must(name, held, sync):
+            if index in self.returned and self._must(name, held, sync):
                 return found
         return found | self.history.values(name, self.moment, lambda index: index in self.loose)
+
+    def _follows(self, index: int) -> bool:
+        """Whether an operation may have gone into the log: it moved what was logged before."""
+        one = self.history.operations[index]
+        return one.kind not in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK} and any(
+            sync.index < index
+            and (
+                {one.object, one.replaced, one.parent, one.new_parent}
+                & {sync.object, *self._above(sync), *self._entries(sync)}
+            )
+            for sync in self.syncs.values()
+        )
+
+    def _entries(self, sync: Operation) -> set[int]:
+        """Give what a directory held when it was synced."""
+        mine = [name for name in self.history.names if name[0] == sync.object]
+        return {self.history.value(name, sync.index) for name in mine}
 
     def _must(self, name: Name, held: int, sync: Operation) -> bool:
         """Whether an fsync logs this name for certain."""

@@ -6,13 +6,13 @@ at mount. New data may lack earlier blocks while later ones are there; they read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash.enumerate import Position, Rules, Version, Walk
 from ckpt_conformance.crash.legality_log import logged
-from ckpt_conformance.crash.operations import Kind, Operation, Recording
+from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import EMPTY, paths
 
 if TYPE_CHECKING:
@@ -76,11 +76,34 @@ class Replay:
 class BtrfsWalk(Walk):
     """Older positions get what was logged since."""
 
+    def __post_init__(self) -> None:
+        """Start with an empty log."""
+        super().__post_init__()
+        self.logged: dict[int, int] = {}  # by object: the latest sync that logged it
+
+    def apply(self, operation: Operation) -> None:
+        """Apply an operation; a new name of what was logged goes into the log at once (seen)."""
+        super().apply(operation)
+        oldest = self.kept[0] if self.kept else self.live
+        logged = self.logged.get(operation.object, -1) >= oldest.index
+        if logged and operation.kind in {Kind.RENAME, Kind.LINK} and self.kept:
+            position = replace(oldest, slots=dict(oldest.slots), files=dict(oldest.files))
+            log = Replay(self.live, position, self.folders)
+            log.file(operation.object)
+            position.names = paths(position.slots, self.folders)
+            if not log.whole:
+                self.kept[1:1] = [position]
+
     def raise_floor(self, sync: Operation) -> None:
         """Commit all for sync(2); otherwise replay what this sync logged over older positions."""
         if sync.kind is Kind.SYNC:
             super().raise_floor(sync)
             return
+        todo = {sync.object} - {ROOT}
+        while todo:
+            self.logged |= dict.fromkeys(todo, sync.index)
+            above = {slot[0] for slot, held in self.live.slots.items() if held in todo}
+            todo = above - {ROOT}
         self.kept = [one for one in self.kept if self._log(one, sync)]
 
     def _log(self, position: Position, sync: Operation) -> bool:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.states import State
 
 
+RULES = Rules("ext4", replace_flushes=True, in_block=True)
+
+
 class Ext4:
     """The model."""
 
@@ -28,7 +31,7 @@ class Ext4:
 
     def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
         """Give legal states of every crash point, simplest first at each."""
-        return spread.explore(Walk(recording, Rules(self.name, replace_flushes=True)), rng, budget)
+        return spread.explore(Walk(recording, RULES), rng, budget)
 
     def illegal(self, recording: Recording, state: State) -> str:
         """Say which constraint a state breaks; empty if it is legal."""

@@ -26,7 +26,7 @@ class Xfs:
 
     def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
         """Give legal states of every crash point, simplest first at each."""
-        return spread.explore(Walk(recording, Rules(self.name)), rng, budget)
+        return spread.explore(Walk(recording, Rules(self.name, zeroes_tail=True)), rng, budget)
 
     def illegal(self, recording: Recording, state: State) -> str:
         """Say which constraint a state breaks; empty if it is legal."""
