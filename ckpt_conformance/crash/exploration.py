@@ -119,6 +119,7 @@ class Exploration:
     unknown: list[str] = field(default_factory=list[str])
     visits: dict[str, Visit] = field(default_factory=dict[str, Visit])
     used: dict[str, str] = field(default_factory=dict[str, str])  # content -> what went wrong after
+    control: str | None = None  # what goes wrong when a job goes on without a crash; "": nothing
     trees: Mapping[int, str] = field(default_factory=dict[int, str])  # version -> tree on disk
     visited: int = 0  # recoveries in batches
     seconds: float = 0.0  # that the lives took, alone recoveries included

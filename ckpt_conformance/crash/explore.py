@@ -55,7 +55,7 @@ class Limits:
     rounds: int = 3  # of shrinking
 
 
-QUICK = Limits(candidates=400, visits=24, alone=6, rounds=1)
+QUICK = Limits(candidates=400, visits=10, alone=4, rounds=1)
 QUICK_COMMAND = Limits(candidates=2000, visits=150, alone=20, rounds=2)
 FULL_CHECK = Limits(candidates=2000, visits=300, alone=50)
 FULL = Limits()
@@ -267,6 +267,8 @@ class Explorer:
         for line in lines:
             if "legal" in line and line["step"] != line["wanted"]:
                 self._unknown(f"control failed: a whole step {line['wanted']} gives {_told(line)}")
+            elif "control" in line:
+                result.control = line["control"]
             elif "used" in line:
                 result.used[cases[line["item"]].content] = line["used"]
             elif "item" in line:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.states import State
 
 ROUNDS = 3
+OF_DATA = {"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"}
 EARLIER = 24  # unvisited states before the violating one that a round tries
 
 
@@ -144,8 +145,8 @@ def _finding(explorer: Explorer, violation: Violation) -> Finding | None:
     state = violation.case.state
     names, files = missing(state, explorer.complete(state.point))
     audit = explorer.result.audit
-    of_files = [f for f in audit if f.object in files]
-    of_names = [f for f in audit if f.path in names]
+    of_files = [f for f in audit if f.object in files and f.rule in OF_DATA]
+    of_names = [f for f in audit if f.path in names and f.rule not in OF_DATA]
     late = [f for f in audit if f.operation == state.point - 1]
     return next(iter([*of_files, *of_names, *(late if not names and not files else [])]), None)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import bundle
 from ckpt_conformance.crash import bundles, workloads
 from ckpt_conformance.crash import explore as engine
-from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from ckpt_conformance.crash.exploration import ModelReport
     from ckpt_conformance.crash.exploration import Violation as Found
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
+SAME = ("same",)
+ALL = frozenset(Outcome)
+LOST = frozenset({Outcome.LOST_STEP})  # a whole step is served, and a newer one was acknowledged
+TORN = ALL - LOST  # nothing whole is served
+
+
+def saves(subject: Subject) -> tuple[str, ...]:
+    """Give the workloads that save new steps."""
+    return tuple(name for name in workloads.usual(subject.budget) if name not in SAME)
 
 
 def explored(subject: Subject, name: str) -> Explorer:
@@ -54,14 +63,23 @@ def reports(
         raise NotApplicable(reasons[0])
 
 
-def require_clean(subject: Subject, names: Sequence[str], models: Sequence[str]) -> None:
-    """Raise Violation for the worst state of any workload and model; the rest is counted."""
+def require_clean(
+    subject: Subject,
+    names: Sequence[str],
+    models: Sequence[str],
+    bad_ones: Collection[Outcome] = ALL,
+) -> None:
+    """Raise Violation for the worst state of any workload and model; the rest is counted.
+
+    `bad_ones` are the outcomes that this check is about.
+    """
     found: list[tuple[Explorer, Found]] = []
     bad = total = 0
     for explorer, report in reports(subject, names, models):
         total += sum(report.outcomes.values())
-        bad += sum(violation.states for violation in report.worst.values())
-        found += [(explorer, violation) for violation in report.worst.values()]
+        worst_ones = [each for each in report.worst.values() if each.outcome in bad_ones]
+        bad += sum(violation.states for violation in worst_ones)
+        found += [(explorer, violation) for violation in worst_ones]
     if found:
         explorer, worst = min(found, key=_order)
         others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in found})
@@ -93,8 +111,15 @@ def evidence(subject: Subject, explorer: Explorer, worst: Found) -> dict[str, An
 
 
 def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
-    """List what went wrong when a job went on after a recovery."""
+    """List what went wrong when a job went on after a recovery.
+
+    Raises NotApplicable where it goes wrong without a crash, too.
+    """
     found: list[str] = []
-    for explorer, report in reports(subject, workloads.QUICK, models):
+    known = list(reports(subject, workloads.usual(subject.budget), models))
+    if not any(explorer.result.control == "" for explorer, _ in known):
+        told = next((explorer.result.control for explorer, _ in known), "")
+        raise NotApplicable(f"without a crash, too, a job does not go on: {told}")
+    for explorer, report in known:
         found += [f"{explorer.result.workload}, {report.name}: {told}" for told in report.unusable]
     return found

@@ -71,6 +71,11 @@ WORKLOADS = {
 QUICK = ("first", "second", "same", "resumed", "rotated")
 
 
+def usual(budget: str) -> tuple[str, ...]:
+    """Give the workloads of a budget: with little of it a resume before the save is left out."""
+    return tuple(WORKLOADS) if budget == "full" else tuple(n for n in QUICK if n != "resumed")
+
+
 def record(subject: Subject, name: str) -> Recorded:
     """Record a workload, once per subject.
 
@@ -111,5 +116,7 @@ def _give_up(work: Workload, told: str) -> None:
     if set(work.before) & {step for _, saves in work.runs for step in saves}:
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
         raise NotApplicable(msg)
-    msg = f"control failed: the workload {work.name!r} that is to be recorded ends: {told}"
-    raise Unknown(msg)
+    msg = f"the workload {work.name!r}, which nothing disturbs, ends: {told}"
+    if work.resume:
+        raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
+    raise Unknown(f"control failed: {msg}")
