@@ -53,10 +53,11 @@ class Limits:
     alone: int = FAR
     jobs: int = 1
     rounds: int = 3  # of shrinking
+    onward: int = 30  # recoveries of one life, beyond one of each kind, after which a job goes on
 
 
-QUICK = Limits(candidates=400, visits=10, alone=4, rounds=1)
-QUICK_COMMAND = Limits(candidates=2000, visits=150, alone=20, rounds=2)
+QUICK = Limits(candidates=400, visits=16, alone=4, rounds=1, onward=2)
+QUICK_COMMAND = Limits(candidates=2000, visits=150, alone=20, rounds=2, onward=8)
 FULL_CHECK = Limits(candidates=2000, visits=300, alone=50)
 FULL = Limits()
 
@@ -115,7 +116,10 @@ class Explorer:
         return found
 
     def choose(self, cases: Sequence[Case]) -> list[Case]:
-        """Choose distinct contents to visit: near names, syncs and markers first, then by seed."""
+        """Choose distinct contents to visit: of each set of names one, then a second, and so on.
+
+        Those near changes of names, syncs and markers come first, the rest by the seed.
+        """
         rng = random.Random(self.subject.seed)  # noqa: S311
         first: dict[str, Case] = {}
         for case in cases:
@@ -126,6 +130,12 @@ class Explorer:
         order = list(first.values())
         rng.shuffle(order)
         order.sort(key=lambda case: case.state.point not in near)
+        turn: dict[tuple[str, ...], int] = {}
+        turns: dict[str, int] = {}
+        for case in order:
+            names = tuple(case.state.names)
+            turns[case.content] = turn[names] = turn.get(names, 0) + 1
+        order.sort(key=lambda case: turns[case.content])
         return sorted(order[: self.limits.visits], key=lambda case: case.state.point)
 
     def complete(self, point: int) -> State:
@@ -210,6 +220,7 @@ class Explorer:
             seed=subject.seed,
             explicit="explicit_step" in subject.info.capabilities,
             limit=self.limits.alone,
+            onward=self.limits.onward,
             fork=fork,
         )
         lines = live(subject, task, self.recorded.options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.states import State
 
 AGAIN = 0.02  # of what was fine in a batch
+FAR = 1 << 30
 DEADLINE = 20.0  # seconds that one recovery may take
 
 
@@ -59,7 +61,8 @@ class Task:
     holds: frozenset[str]
     seed: int = 0
     explicit: bool = False  # the adapter can be asked for a step
-    limit: int = 1 << 30  # how many suspects may have a child of their own
+    limit: int = FAR  # how many suspects may have a child of their own
+    onward: int = 30  # recoveries, beyond one of each kind, after which a job goes on
     fork: bool = True
     deadline: float = DEADLINE
 
@@ -253,14 +256,23 @@ class Visitor:
         self.put({"control": control})
         if control:
             return
-        kinds: set[str] = set()
-        for number, told in screened.items():
-            item = self.task.items[number]
-            kind = item.group + _kind(told)
-            if item.then and kind not in kinds and not self.is_suspect(told):
-                kinds.add(kind)
-                used = self._going_on(item.place, told["step"] or 0, item.then)
-                self.put({"item": number, "used": used})
+        for number in self._onward(screened):
+            item, told = self.task.items[number], screened[number]
+            used = self._going_on(item.place, told["step"] or 0, item.then or (0, 0))
+            self.put({"item": number, "used": used})
+
+    def _onward(self, screened: dict[int, Line]) -> list[int]:
+        """Choose after what a job goes on: one of each kind, and those that hold a rare name."""
+        items = self.task.items
+        fine = [n for n, told in screened.items() if items[n].then and not self.is_suspect(told)]
+        kinds: dict[str, int] = {}
+        for number in fine:
+            kinds.setdefault(items[number].group + _kind(screened[number]), number)
+        names = {number: _names(items[number].place) for number in fine}
+        count = Counter(name for found in names.values() for name in found)
+        rest = [number for number in fine if number not in kinds.values()]
+        rest.sort(key=lambda number: min((count[name] for name in names[number]), default=FAR))
+        return [*kinds.values(), *rest[: self.task.onward]]
 
     def _screen(self) -> dict[int, Line]:
         """Recover from all, in one child after another where one dies of it."""
@@ -328,6 +340,10 @@ def _died(told: Line) -> str:
 
 def _plain(found: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "leaves"}
+
+
+def _names(place: State | str) -> list[str]:
+    return [] if isinstance(place, str) else list(place.names)
 
 
 def _kind(told: Line) -> str:

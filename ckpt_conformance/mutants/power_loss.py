@@ -22,7 +22,7 @@ PROGRESS, PROBE = "progress.bin", "probe"
     "A05",
     url="jundot/omlx#3095",
     change="files are flushed to the kernel, and no file is ever synced",
-    violates={"CKC-DURA-001", "CKC-DURA-002"},
+    violates={"CKC-DURA-001", "CKC-DURA-004"},
 )
 class NeverSyncsFiles(CheckpointManager):
     """Renames what the disk may not have."""
@@ -36,7 +36,7 @@ class NeverSyncsFiles(CheckpointManager):
     "A05-names",
     url="jundot/omlx#3095",
     change="the directory is not synced after a new checkpoint has its names",
-    violates={"CKC-DURA-001"},
+    violates={"CKC-DURA-001", "CKC-DURA-004"},
 )
 class PublishesWithoutSync(CheckpointManager):
     """Acknowledges names that the disk may not have."""
@@ -67,7 +67,7 @@ class PublishesWithoutSync(CheckpointManager):
     "A05-replaced",
     url="jundot/omlx#3095",
     change="the directory is not synced after a step that is there has been replaced",
-    violates={"CKC-DURA-002"},
+    violates={"CKC-DURA-004"},
 )
 class ReplacesWithoutSync(CheckpointManager):
     """Acknowledges the new save of a step while the disk may hold the old one."""
