@@ -249,6 +249,8 @@ class Walk:
         if version is None:
             return
         full = replay.changed(version.full, operation)
+        if full is version.full:
+            return  # the size that it had: nothing is logged
         sure = full if version.sure is version.full else replay.changed(version.sure, operation)
         safe, bare = version.safe, version.bare
         if operation.kind is not Kind.WRITE:

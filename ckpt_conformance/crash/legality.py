@@ -117,12 +117,15 @@ class History:
         """Sort operations by the file whose data they change, and by the inodes they change."""
         sizes = dict(self.before)
         self.grows: set[int] = set()
+        self.idle: set[int] = set()  # asked for the size that the file had: nothing may happen
         for one in self.operations:
             size = sizes.get(one.object, 0)
             if one.kind in DATA:
                 self.data[one.object].append(one)
                 grown = max(size, one.stop)
                 sizes[one.object] = one.size if one.kind is Kind.TRUNCATE else grown
+                if one.kind is not Kind.WRITE and sizes[one.object] == size:
+                    self.idle.add(one.index)
             if one.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE} or (
                 one.kind is Kind.WRITE and one.stop > size
             ):
@@ -281,7 +284,7 @@ class Bytes:
         self.seen = list(self._segments(edges))
         for start, stop, source in self.seen:
             allowed = self._sources(start, stop)
-            if any(low <= start and stop <= high for low, high in self.limits.zeroed):
+            if self._zeroed(start, stop):
                 allowed.add(ZEROS)
             if source not in allowed:
                 return (
@@ -328,12 +331,17 @@ class Bytes:
         """Say where zeros stand before data that was written later, in a part that is new."""
         if not self.limits.prefix:
             return ""
+        ends = [one.size if one.kind is Kind.TRUNCATE else one.stop for one in self._resizes()]
+        least = max([self.low, *(end for end in ends if end <= self.content.size)])
+        synced = {one.index for one, _ in self.ones if one.sync}  # flushed alone, wherever it is
         earliest = NEVER  # of the writes that are there, from here to the end of the file
         for start, stop, source in reversed(self.seen):
+            if source in synced:
+                return ""
             if source >= 0:
                 earliest = min(earliest, source)
-            sure = -(-self.low // PAGE) * PAGE if self.limits.in_block else self.low
-            if source != ZEROS or start < sure:
+            fine = self._begun(start, stop) or self._zeroed(start, stop)
+            if source != ZEROS or start < least or fine:
                 continue
             ones = [one for one, what in self.ones if what != LATE]
             covering = [one.index for one in ones if _covers(one, start, stop)]
@@ -341,6 +349,19 @@ class Bytes:
             if missed and min(missed) <= earliest:
                 return f"file {self.each}: zeros at {start} inside of new data"
         return ""
+
+    def _resizes(self) -> list[Operation]:
+        return [one for one, _ in self.ones if one.kind is not Kind.WRITE]
+
+    def _zeroed(self, start: int, stop: int) -> bool:
+        return any(low <= start and stop <= high for low, high in self.limits.zeroed)
+
+    def _begun(self, start: int, stop: int) -> bool:
+        """Whether zeros are the rest of a block that the file had before."""
+        same = start % PAGE != 0 and (stop - 1) // PAGE == start // PAGE
+        there = any(end == start and source != ZEROS for _, end, source in self.seen)
+        mine = stop <= -(-self.low // PAGE) * PAGE
+        return self.limits.in_block and ((same and there) or mine)
 
     def _tear(self) -> str:
         """Say where the write that was cut goes on behind the cut."""
@@ -369,11 +390,12 @@ def _word(source: int) -> str:
 # ---- journals ------------------------------------------------------------------------------------
 
 
-def moments(history: History, floor: int, point: int) -> Iterator[int]:
+def moments(history: History, floor: int, point: int, *, log: bool = False) -> Iterator[int]:
     """Give how many operations on metadata may be there: up to the point, or to one of them."""
     yield point
     for one in reversed(history.operations[floor:point]):
-        if one.kind not in SYNCING | {Kind.WRITE, Kind.MARK}:
+        sync = one.kind in SYNCING or one.sync
+        if (sync and log) or one.kind not in SYNCING | {Kind.WRITE, Kind.MARK}:
             yield one.index
 
 
@@ -420,7 +442,7 @@ def _ordered(
         if one.kind is not Kind.WRITE:
             if one.index >= moment:
                 return NOT
-            return MAY if one.index in loose else MUST
+            return MAY if one.index in loose | history.idle else MUST
         flushed = [r for r in flushes if one.precedes(r) and r.index not in loose]
         if history.durable_from[one.index] <= point or any(
             not history.doomed(one, r.index) for r in flushed

@@ -17,7 +17,7 @@ def logged(recording: Recording, state: State) -> str:
     whole = [one for one in history.committing(point) if one.kind is Kind.SYNC]
     floor = max((1 + _latest_before(history, one) for one in whole), default=0)
     reason = ""
-    for moment in moments(history, floor, point):
+    for moment in moments(history, floor, point, log=True):
         log = Log(history, moment, point)
         wrong = history.wrong_names(state, log.values)
         fits = not wrong
@@ -51,10 +51,15 @@ class Log:
     def values(self, name: Name) -> set[int]:
         """Give the objects that a name may hold."""
         found: set[int] = set()
-        events = dict(self.history.names.get(name, ()))
+        events = {index for index, _ in self.history.names.get(name, ())}
         for index in reversed(range(self.moment, self.point)):
-            if index in events and self._follows(index):
-                found.add(events[index])
+            if self._follows(index):
+                one = self.history.operations[index]
+                held = self.history.value(name, index + 1)
+                if index in events or held in self._above(one.object, index + 1):
+                    found.add(held)
+                if one.kind is Kind.RENAME and one.replaced and index in events:
+                    found.add(0)  # the log forgets the old file, and never had the new one (seen)
             sync = self.syncs.get(index)
             if sync is None:
                 continue
@@ -71,7 +76,7 @@ class Log:
             sync.index < index
             and (
                 {one.object, one.replaced, one.parent, one.new_parent}
-                & {sync.object, *self._above(sync), *self._entries(sync)}
+                & {sync.object, *self._above(sync.object, sync.index), *self._entries(sync)}
             )
             for sync in self.syncs.values()
         )
@@ -86,18 +91,18 @@ class Log:
         earlier = self.history.value(name, self.moment)
         if name[0] == sync.object or sync.object in {held, earlier} or sync.kind is Kind.SYNC:
             return True
-        return held != 0 and held in self._above(sync)
+        return held != 0 and held in self._above(sync.object, sync.index)
 
-    def _above(self, sync: Operation) -> set[int]:
-        """Give the directories over what was synced."""
+    def _above(self, each: int, count: int) -> set[int]:
+        """Give the directories over an object after the first `count` operations."""
         above: set[int] = set()
-        todo = [sync.object]
+        todo = [each]
         while todo:
-            each = todo.pop()
+            below = todo.pop()
             parents = {
                 name[0]
                 for name in self.history.names
-                if self.history.value(name, sync.index) == each
+                if self.history.value(name, count) == below
             }
             todo.extend(parents - above - {ROOT})
             above |= parents
@@ -119,6 +124,7 @@ class Log:
                 return MUST
             if one.kind is Kind.WRITE:
                 return MAY if one.index < until else NOT
-            return MUST if one.index < self.moment and one.index not in self.loose else MAY
+            unsure = self.loose | self.history.idle
+            return MUST if one.index < self.moment and one.index not in unsure else MAY
 
         return Limits(status, prefix=False)

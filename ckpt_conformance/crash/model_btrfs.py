@@ -84,21 +84,31 @@ class BtrfsWalk(Walk):
     def apply(self, operation: Operation) -> None:
         """Apply an operation; a new name of what was logged goes into the log at once (seen)."""
         super().apply(operation)
-        oldest = self.kept[0] if self.kept else self.live
-        logged = self.logged.get(operation.object, -1) >= oldest.index
-        if logged and operation.kind in {Kind.RENAME, Kind.LINK} and self.kept:
-            position = replace(oldest, slots=dict(oldest.slots), files=dict(oldest.files))
-            log = Replay(self.live, position, self.folders)
+        if not self.kept or operation.kind not in {Kind.RENAME, Kind.LINK}:
+            return
+        oldest = self.kept[0]
+        position = replace(oldest, slots=dict(oldest.slots), files=dict(oldest.files))
+        log = Replay(self.live, position, self.folders)
+        if self.logged.get(operation.object, -1) >= oldest.index:
             log.file(operation.object)
-            position.names = paths(position.slots, self.folders)
-            if not log.whole:
-                self.kept[1:1] = [position]
+        elif (
+            self.logged.get(operation.replaced, -1) >= oldest.index
+            and self.logged.get(operation.new_parent, -1) < oldest.index
+        ):
+            for slot in log.slots_of(position, operation.replaced):
+                del position.slots[slot]  # the log forgets the old file, and lacks the new (seen)
+        else:
+            return
+        position.names = paths(position.slots, self.folders)
+        if not log.whole:
+            self.kept[1:1] = [position]
 
     def raise_floor(self, sync: Operation) -> None:
         """Commit all for sync(2); otherwise replay what this sync logged over older positions."""
         if sync.kind is Kind.SYNC:
             super().raise_floor(sync)
             return
+        self.logged[sync.object] = sync.index
         todo = {sync.object} - {ROOT}
         while todo:
             self.logged |= dict.fromkeys(todo, sync.index)

@@ -24,7 +24,7 @@ MIB = 1 << 20
 NOTHING = bytes(64 * 1024)
 SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 256 * MIB}  # the smallest that mkfs likes
 MKFS = {
-    "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"),
+    "ext4": ("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"),
     "xfs": ("mkfs.xfs", "-q", "-f"),
     "btrfs": ("mkfs.btrfs", "-q", "-f"),
 }

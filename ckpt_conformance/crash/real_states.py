@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import real_fs, replay
 from ckpt_conformance.crash.layout import Source
+from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent, State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+COMBINATIONS = 32  # of objects that may stand at the same inode numbers
 STRANGE = -3  # `source` of bytes that nobody wrote: no model allows them
 FOLDER = "ckpt"  # the manager's directory in the image
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -237,18 +239,25 @@ class Replay:
         modes: dict[str, int],
         crash: Crash,
     ) -> State:
-        """Choose among objects that had the same inode number: the one whose bytes these are."""
-        names: dict[str, int] = {}
-        contents: dict[int, Content] = {}
-        for name, objects in choices.items():
-            tries = [(self.content(each, texts.get(name, b""), crash.point), each) for each in objects]
-            tries.sort(key=lambda one: sum(e.size for e in one[0].extents if e.source == STRANGE))
-            content, names[name] = tries[0]
-            if name in texts:
-                contents[names[name]] = content
+        """Choose among objects that had the same inode number: some choice has to be legal."""
         why = f"seen on {self.images.filesystem}, {real_fs.kernel()}; {crash.why}"
-        by_object = {each: modes[name] for name, each in names.items()}
-        return State(crash.point, names, contents, self._changed(crash.point), by_object, why)
+        first: State | None = None
+        for chosen in itertools.islice(itertools.product(*choices.values()), COMBINATIONS):
+            names = dict(zip(choices, chosen, strict=True))
+            contents = {
+                each: self.content(each, texts[name], crash.point)
+                for name, each in names.items()
+                if name in texts
+            }
+            by_object = {each: modes[name] for name, each in names.items()}
+            changed = self._changed(crash.point)
+            state = State(crash.point, names, contents, changed, by_object, why)
+            if not MODELS[self.images.filesystem].illegal(self.recording, state):
+                return state
+            first = first or state
+        if first is None:
+            raise RuntimeError("no choice of objects at all")
+        return first
 
     def _changed(self, point: int) -> dict[int, int]:
         found: dict[int, int] = {}
