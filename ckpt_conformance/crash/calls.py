@@ -67,7 +67,6 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "umask": (95, 166),
     "execve": (59, 221),
     "execveat": (322, 281),
-    "rt_sigreturn": (15, 139),
     "read": (0, 63),
     "pread64": (17, 67),
     "readv": (19, 65),

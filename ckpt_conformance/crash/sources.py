@@ -2,8 +2,10 @@
 
 While a call waits for its answer, its thread gets a signal. The thread runs `faulthandler`'s
 handler as soon as it is answered, before it returns to the program; the dump goes to a file whose
-writes nobody is asked about. The end of the handler is a system call of its own (rt_sigreturn),
-which the filter shows: then the dump is whole. One dump at a time.
+writes nobody is asked about. The dump is whole when the thread makes its next call, or when the
+kernel says that the signal is neither pending nor blocked by its handler. One dump at a time.
+(The handler's own last system call, rt_sigreturn, must not be asked about: a signal that
+interrupts it there ends the process, seen.)
 """
 
 from __future__ import annotations
@@ -54,11 +56,6 @@ class Sources:
         self.able: dict[int, bool] = {}  # process -> it has our handler
         self.mute: set[int] = set()  # threads that let a signal wait
 
-    @property
-    def busy(self) -> bool:
-        """Tell whether a dump is under way."""
-        return self.wanted is not None
-
     def ask(self, process: int, thread: int, operations: range, number: int) -> None:
         """Signal a thread that waits for its answer."""
         if self.wanted is not None or thread in self.mute or not self._is_able(process):
@@ -88,18 +85,22 @@ class Sources:
         self.read_to, self.wanted = size, None
         return line_of(text)
 
-    def is_late(self) -> bool:
-        """Give up on a thread that does not dump."""
-        if self.wanted is None or time.monotonic() - self.wanted.since < PATIENCE:
-            return False
-        self.mute.add(self.wanted.thread)
-        self.wanted = None
-        return True
-
-    def forget_dead(self) -> None:
-        """Give up on a thread that is gone."""
-        if self.wanted is not None and not Path(f"/proc/{self.wanted.thread}").exists():
-            self.wanted = None
+    def is_ended(self) -> bool:
+        """Tell whether the thread has left the handler, is gone, or lets the signal wait."""
+        wanted = self.wanted
+        if wanted is None:
+            return True
+        try:
+            status = Path(f"/proc/{wanted.thread}/status").read_text()
+        except OSError:
+            return True
+        sets = (status.split(f"{name}:")[1].split(None, 1)[0] for name in ("SigPnd", "SigBlk"))
+        if not any(int(bits, 16) >> (SIGNAL - 1) & 1 for bits in sets):
+            return True
+        if time.monotonic() - wanted.since > PATIENCE:
+            self.mute.add(wanted.thread)
+            return True
+        return False
 
 
 def signal_thread(process: int, thread: int) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PREPARE = {**name_calls.PREPARE, **data_calls.PREPARE}
 MARKS = {"begun", "acknowledged", "failed"}
+SOON = 1  # milliseconds; a stack is dumped in less
 POLL = 100  # milliseconds between looks at whether the caller's tree is still there
 
 
@@ -56,17 +57,16 @@ class Supervisor:
         while not is_over():
             if self.frozen:
                 continue  # `is_over` waits for the end
-            ready = self.listener.ready(0 if self._next() else POLL)
+            call = self._next()
+            ready = self.listener.ready(0 if call else SOON if self.queue else POLL)
             if ready is None:
-                return
+                break
             if ready:
                 self._drain()
-            elif not self.queue:
-                self.sources.forget_dead()
-            call = self._next()
             if call is not None:
                 self.queue.remove(call)
                 self._one(call)
+        self._give_source()
         self.let_all_go()
 
     def let_all_go(self) -> None:
@@ -87,17 +87,21 @@ class Supervisor:
         return self.clock
 
     def _next(self) -> Notification | None:
-        """Choose a call; while a stack is being dumped only those that need no dump."""
-        if not self.sources.busy:
-            return self.queue[0] if self.queue else None
-        if self.sources.is_late():
-            return self.queue[0] if self.queue else None
-        return next((c for c in self.queue if self.names[c.number] in _NO_DUMP), None)
+        """Choose a call; while a stack is being dumped one that needs no dump."""
+        wanted = self.sources.wanted
+        for call in self.queue if wanted is not None else ():
+            if call.thread == wanted.thread or self.names[call.number] in _NO_DUMP:
+                return call
+        if self.queue and wanted is not None and self.sources.is_ended():
+            self._give_source()
+        return self.queue[0] if self.queue and self.sources.wanted is None else None
 
     # -- one call -----------------------------------------------------------------------------
 
     def _one(self, call: Notification) -> None:
         name = self.names[call.number]
+        if self.sources.wanted is not None and self.sources.wanted.thread == call.thread:
+            self._give_source()  # a thread that calls has left its handler
         if name in _OWN:
             self._own(name, call)
             return
@@ -110,9 +114,7 @@ class Supervisor:
 
     def _own(self, name: str, call: Notification) -> None:
         """Take note of calls that concern the supervisor, not the directory."""
-        if name == "rt_sigreturn":
-            self._give_source(call.thread)
-        elif name == "umask":
+        if name == "umask":
             self.umask_known = False
         else:
             self.sources.replaced(call.thread)
@@ -208,16 +210,16 @@ class Supervisor:
     # -- source lines -------------------------------------------------------------------------
 
     def _want_source(self, asked: Asked, action: Action, made: range) -> None:
-        """Have the caller dump its stack when it returns; the answer comes with rt_sigreturn."""
+        """Have the caller dump its stack when it returns."""
         process = self.processes.process_of(asked.thread)
         number = self.operations[made[0]].object if made else action.object
         self.sources.ask(process, asked.thread, made, number)
 
-    def _give_source(self, thread: int) -> None:
+    def _give_source(self) -> None:
         """Write the line that a dump showed into the operations that it was for."""
         wanted = self.sources.wanted
-        if wanted is None or wanted.thread != thread:
-            return  # the end of a handler of the program's own
+        if wanted is None:
+            return
         text = self.sources.dumped()
         for index in wanted.operations:
             self.operations[index] = replace(self.operations[index], source=text)
@@ -225,7 +227,7 @@ class Supervisor:
             self.sources.opener[wanted.object] = text
 
 
-_OWN = frozenset({"rt_sigreturn", "umask", "execve", "execveat"})
+_OWN = frozenset({"umask", "execve", "execveat"})
 _NO_DUMP = frozenset(
     {
         *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
