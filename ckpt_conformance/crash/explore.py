@@ -56,7 +56,7 @@ class Limits:
     onward: int = 30  # recoveries of one life, beyond one of each kind, after which a job goes on
 
 
-QUICK = Limits(candidates=400, visits=16, alone=4, rounds=1, onward=2)
+QUICK = Limits(candidates=400, visits=14, alone=4, rounds=1, onward=2)
 QUICK_COMMAND = Limits(candidates=2000, visits=150, alone=20, rounds=2, onward=8)
 FULL_CHECK = Limits(candidates=2000, visits=300, alone=50)
 FULL = Limits()
@@ -221,6 +221,7 @@ class Explorer:
             explicit="explicit_step" in subject.info.capabilities,
             limit=self.limits.alone,
             onward=self.limits.onward,
+            control=self.result.control,
             fork=fork,
         )
         lines = live(subject, task, self.recorded.options)
@@ -283,7 +284,8 @@ class Explorer:
             elif "used" in line:
                 result.used[cases[line["item"]].content] = line["used"]
             elif "item" in line:
-                self._take_visit(line, cases[line["item"]])
+                at: int = line["item"]
+                self._take_visit(line, cases[at])
             elif "seconds" in line:
                 result.seconds += line["seconds"]
                 result.batch_seconds += line["batch_seconds"]

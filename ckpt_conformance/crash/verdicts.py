@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
 SAME = ("same",)
+CONTROL = "going on without a crash"  # its result, in the subject's notes
 ALL = frozenset(Outcome)
 LOST = frozenset({Outcome.LOST_STEP})  # a whole step is served, and a newer one was acknowledged
 TORN = ALL - LOST  # nothing whole is served
@@ -26,7 +27,7 @@ TORN = ALL - LOST  # nothing whole is served
 
 def saves(subject: Subject) -> tuple[str, ...]:
     """Give the workloads that save new steps."""
-    return tuple(name for name in workloads.usual(subject.budget) if name not in SAME)
+    return tuple(name for name in workloads.usual(subject) if name not in SAME)
 
 
 def explored(subject: Subject, name: str) -> Explorer:
@@ -36,7 +37,9 @@ def explored(subject: Subject, name: str) -> Explorer:
         recorded = workloads.record(subject, name)
         full = subject.budget == "full"
         explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
+        explorer.result.control = None if full else subject.notes.get(CONTROL)
         engine.run(explorer, MODELS)
+        subject.notes[CONTROL] = explorer.result.control
         subject.notes[key] = explorer
     found: Explorer = subject.notes[key]
     if found.result.interrupted:
@@ -116,7 +119,7 @@ def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
     Raises NotApplicable where it goes wrong without a crash, too.
     """
     found: list[str] = []
-    known = list(reports(subject, workloads.usual(subject.budget), models))
+    known = list(reports(subject, workloads.usual(subject), models))
     if not any(explorer.result.control == "" for explorer, _ in known):
         told = next((explorer.result.control for explorer, _ in known), "")
         raise NotApplicable(f"without a crash, too, a job does not go on: {told}")

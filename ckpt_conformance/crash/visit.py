@@ -63,6 +63,7 @@ class Task:
     explicit: bool = False  # the adapter can be asked for a step
     limit: int = FAR  # how many suspects may have a child of their own
     onward: int = 30  # recoveries, beyond one of each kind, after which a job goes on
+    control: str | None = None  # what going on gave without a crash, where that is known
     fork: bool = True
     deadline: float = DEADLINE
 
@@ -179,7 +180,8 @@ class Visitor:
 
     def is_suspect(self, told: Line) -> bool:
         """Tell whether an answer is not one that may be."""
-        item = self.task.items[told["item"]]
+        number: int = told["item"]
+        item = self.task.items[number]
         if item.empty and told["how"] == "ended" and not told["step"]:
             return False
         return told["how"] != "ended" or not set(told["versions"]) & item.fine
@@ -251,28 +253,35 @@ class Visitor:
         wanted = [item for item in self.task.items if item.then]
         if not wanted or not self.legal:
             return
-        _, step, place = self.task.legal[-1]
-        control = self._going_on(place, step, wanted[0].then or (0, 0))
+        control = self.task.control
+        if control is None:
+            _, step, place = self.task.legal[-1]
+            control = self._going_on(place, step, wanted[0].then or (0, 0))
         self.put({"control": control})
-        if control:
-            return
-        for number in self._onward(screened):
+        for number in [] if control else self._onward(screened):
             item, told = self.task.items[number], screened[number]
             used = self._going_on(item.place, told["step"] or 0, item.then or (0, 0))
             self.put({"item": number, "used": used})
 
     def _onward(self, screened: dict[int, Line]) -> list[int]:
-        """Choose after what a job goes on: one of each kind, and those that hold a rare name."""
+        """Choose after what a job goes on: one of each kind, and the rarest and richest leftovers.
+
+        A leftover is a name that no whole checkpoint has.
+        """
         items = self.task.items
         fine = [n for n, told in screened.items() if items[n].then and not self.is_suspect(told)]
         kinds: dict[str, int] = {}
         for number in fine:
             kinds.setdefault(items[number].group + _kind(screened[number]), number)
-        names = {number: _names(items[number].place) for number in fine}
-        count = Counter(name for found in names.values() for name in found)
-        rest = [number for number in fine if number not in kinds.values()]
-        rest.sort(key=lambda number: min((count[name] for name in names[number]), default=FAR))
-        return [*kinds.values(), *rest[: self.task.onward]]
+        whole = {entry.path for entry in self.recording.initial}
+        whole |= {name for _, _, place in self.task.legal for name in _names(place)}
+        left = {number: set(_names(items[number].place)) - whole for number in fine}
+        count = Counter(name for found in left.values() for name in found)
+        rest = [number for number in fine if left[number]]
+        rest.sort(key=lambda number: (min(count[name] for name in left[number]), number))
+        half = (self.task.onward + 1) // 2
+        richest = sorted(rest, key=lambda number: -len(left[number]))[: self.task.onward - half]
+        return list(dict.fromkeys([*kinds.values(), *rest[:half], *richest]))
 
     def _screen(self) -> dict[int, Line]:
         """Recover from all, in one child after another where one dies of it."""

@@ -71,9 +71,15 @@ WORKLOADS = {
 QUICK = ("first", "second", "same", "resumed", "rotated")
 
 
-def usual(budget: str) -> tuple[str, ...]:
-    """Give the workloads of a budget: with little of it a resume before the save is left out."""
-    return tuple(WORKLOADS) if budget == "full" else tuple(n for n in QUICK if n != "resumed")
+def usual(subject: Subject) -> tuple[str, ...]:
+    """Give the workloads of the subject's budget: with little of it one of each kind.
+
+    A save before a rotation is a second save, too.
+    """
+    if subject.budget == "full":
+        return tuple(WORKLOADS)
+    rotates = Capability.RETENTION in subject.info.capabilities
+    return ("first", "rotated" if rotates else "second", "same")
 
 
 def record(subject: Subject, name: str) -> Recorded:
