@@ -45,6 +45,7 @@ class Limits:
     prefix: bool = True  # new data grows from its start: no zeros before what is there
     excused: frozenset[int] = frozenset()  # writes that may be missing in spite of `prefix`
     zeroed: tuple[tuple[int, int], ...] = ()  # [start, stop) that a lost truncate made zeros
+    stale: frozenset[int] = frozenset()  # truncates that may leave the rest of their block as it was
     in_block: bool = False  # a size may grow to the end of its block before the data is there
     reach: Callable[[Operation], int] = lambda _: NEVER  # the offset where a LATE write ends
     torn: int = -1  # this write is there up to some page
@@ -162,6 +163,14 @@ class History:
             and one.precedes(s)
             and self.durable_from[one.index] > s.index
             for s in self.syncs
+        )
+
+    def stale(self, each: int, point: int) -> frozenset[int]:
+        """Give the truncates of a file that no fsync of it has settled: their zeros are data."""
+        return frozenset(
+            one.index
+            for one in self.data.get(each, [])
+            if one.kind is Kind.TRUNCATE and self.durable_from[one.index] > point
         )
 
     def not_returned(self, point: int) -> frozenset[int]:
@@ -321,6 +330,8 @@ class Bytes:
                 found.add(one.index)
             elif one.kind is Kind.TRUNCATE and one.size <= start:
                 found.add(ZEROS)
+                if one.index in self.limits.stale and stop <= -(-one.size // PAGE) * PAGE:
+                    continue
             else:
                 continue
             if what == MUST:
@@ -359,7 +370,10 @@ class Bytes:
     def _begun(self, start: int, stop: int) -> bool:
         """Whether zeros are the rest of a block that the file had before."""
         same = start % PAGE != 0 and (stop - 1) // PAGE == start // PAGE
-        there = any(end == start and source != ZEROS for _, end, source in self.seen)
+        there = any(
+            end <= start and (end - 1) // PAGE == start // PAGE and source != ZEROS
+            for _, end, source in self.seen
+        )
         mine = stop <= -(-self.low // PAGE) * PAGE
         return self.limits.in_block and ((same and there) or mine)
 
@@ -455,8 +469,12 @@ def _ordered(
         return -(-min(ends, default=NEVER) // PAGE) * PAGE
 
     excused = frozenset(one.index for one in ones if history.doomed(one, point))
-    zeroed: list[tuple[int, int]] = []
-    if not replace_flushes:  # XFS writes the zeros behind a new end before it logs the new size
-        ends = [one.size for one in ones if one.kind is Kind.TRUNCATE and one.index >= moment]
-        zeroed = [(end, -(-end // PAGE) * PAGE) for end in ends]
-    return Limits(status, excused=excused, reach=reach, zeroed=tuple(zeroed), in_block=replace_flushes)
+    ends = [one.size for one in ones if one.kind is Kind.TRUNCATE and one.index >= moment]
+    return Limits(
+        status,
+        excused=excused,
+        reach=reach,
+        zeroed=tuple((end, -(-end // PAGE) * PAGE) for end in ends),
+        stale=history.stale(each, point),
+        in_block=replace_flushes,
+    )

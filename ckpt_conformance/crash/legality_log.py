@@ -127,4 +127,4 @@ class Log:
             unsure = self.loose | self.history.idle
             return MUST if one.index < self.moment and one.index not in unsure else MAY
 
-        return Limits(status, prefix=False)
+        return Limits(status, prefix=False, stale=self.history.stale(each, self.point))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.states import State
 
 
-RULES = Rules("ext4", replace_flushes=True, in_block=True)
+RULES = Rules("ext4", replace_flushes=True, in_block=True, zeroes_tail=True)
 
 
 class Ext4:
