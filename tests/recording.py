@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.operations import Kind, Operation, Recording
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DRIVER = """
 import sys
@@ -59,7 +62,9 @@ def replay(recording: Recording, target: Path) -> None:
     shutil.rmtree(nameless)
 
 
-def _replay_one(recording: Recording, op: Operation, root: Path, nameless: Path) -> None:
+def _replay_one(  # noqa: C901  one branch for each kind
+    recording: Recording, op: Operation, root: Path, nameless: Path
+) -> None:
     path = root / op.path if op.path else nameless / str(op.object)
     kind = op.kind
     if kind is Kind.CREATE:
@@ -210,7 +215,8 @@ class Witness:
             new = self.at(args[2], args[3]) if at else self.at("", args[1])
             if new is None:
                 return
-            kind = "exchange" if "RENAME_EXCHANGE" in args[-1] else name[:4].replace("rena", "rename")
+            kind = "link" if name.startswith("link") else "rename"
+            kind = "exchange" if "RENAME_EXCHANGE" in args[-1] else kind
             self.say(kind, "" if "/proc/" in args[1] else old or "", new)
             if kind == "rename":
                 self.move(old or "", new)
@@ -246,7 +252,8 @@ class Witness:
         base = folder.partition("<")[2].rstrip(">") or str(self.root)
         if path == "NULL":
             return self.below(base)
-        return self.below(os.path.normpath(os.path.join(base, path.strip('"'))))
+        joined = os.path.join(base, path.strip('"'))  # noqa: PTH118  it is normalised as text
+        return self.below(os.path.normpath(joined))
 
     def below(self, path: str) -> str | None:
         root = str(self.root)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from recording import Witness, plain, record, replay, tree
 
 from ckpt_conformance.crash.operations import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 needs_strace = pytest.mark.skipif(
     shutil.which("strace") is None, reason="strace is not installed: apt-get install strace"
@@ -83,7 +86,8 @@ kept = os.open("p", W); os.unlink("p"); os.write(kept, b"gone")
 """,
     "children": """
 Path(root / "a").write_bytes(b"a")
-subprocess.run(["sh", "-c", f"cd {root}; echo one > sh; mkdir k; mv sh k/; cp a k/b; sync"], check=True)
+work = f"cd {root}; echo one > sh; mkdir k; mv sh k/; cp a k/b; sync"
+subprocess.run(["sh", "-c", work], check=True)
 if os.fork() == 0:
     Path(root / "forked").write_bytes(b"f" * 100)
     os._exit(0)
@@ -147,7 +151,8 @@ os.open(f"/dev/fd/{fd}", W | os.O_TRUNC); os.write(fd, b"shorter")
     "holes": """
 fd = os.open(root / "a", W | C)
 os.write(fd, b"x" * 20000)
-for mode, at, size in ((3, 4096, 4096), (3, 16384, 9000), (16, 100, 50), (16, 19000, 3000), (1, 0, 99999)):
+holes = (3, 4096, 4096), (3, 16384, 9000), (16, 100, 50), (16, 19000, 3000), (1, 0, 99999)
+for mode, at, size in holes:
     if libc.fallocate(fd, mode, ctypes.c_long(at), ctypes.c_long(size)):
         print("not here", mode)
 """,
@@ -226,7 +231,9 @@ def test_a_command_and_its_children_are_recorded(tmp_path: Path) -> None:
 
 
 def test_signals_do_not_repeat_a_call(tmp_path: Path) -> None:
-    script = HEAD + """
+    script = (
+        HEAD
+        + """
 import signal
 hits = []
 signal.signal(signal.SIGALRM, lambda *_: hits.append(1))
@@ -236,6 +243,7 @@ for i in range(300):
 signal.setitimer(signal.ITIMER_REAL, 0)
 assert hits
 """
+    )
     recording = record(tmp_path, script)
     expected = b"".join(b"%03d " % i for i in range(300))
     assert (tmp_path / "root" / "a").read_bytes() == expected

@@ -75,8 +75,13 @@ def prepare_write(asked: Asked) -> Action | None:
             sync = bool(flags & os.O_DSYNC or more & _RWF_SYNC)
             asked.make(
                 Kind.WRITE,
-                **{"object": number, "path": path, "parent": asked.tree.parent(number)},
-                **{"offset": at, "size": done, "data": start, "sync": sync},
+                object=number,
+                path=path,
+                parent=asked.tree.parent(number),
+                offset=at,
+                size=done,
+                data=start,
+                sync=sync,
             )
         return done
 
@@ -101,8 +106,10 @@ def _cut(pieces: list[tuple[int, int]], limit: int | None) -> list[tuple[int, in
     found: list[tuple[int, int]] = []
     left = _MOST if limit is None else limit
     for address, size in pieces:
-        for start in range(0, min(size, left), CHUNK):
-            found.append((address + start, min(CHUNK, size - start, left - start)))
+        found.extend(
+            (address + start, min(CHUNK, size - start, left - start))
+            for start in range(0, min(size, left), CHUNK)
+        )
         left -= min(size, left)
     return found
 
@@ -152,14 +159,16 @@ def prepare_copy(asked: Asked) -> Action | None:
     path = asked.tree.path(number)
 
     def perform(limit: int | None) -> Result:
-        at = [asked.memory(asked.word(i), "=q")[0] if i >= 0 and asked.word(i) else None
-              for i in (inward, outward)]
+        at = [
+            asked.memory(asked.word(i), "=q")[0] if i >= 0 and asked.word(i) else None
+            for i in (inward, outward)
+        ]
         count = size if limit is None else limit
         try:
             if is_range:
                 done = os.copy_file_range(source, target, count, at[0], at[1])
             else:
-                done = os.sendfile(target, source, at[0], count)  # type: ignore[arg-type]
+                done = os.sendfile(target, source, at[0], count)
         except OSError as error:
             return -(error.errno or errno.EIO)
         for index, before in zip((inward, outward), at, strict=True):
@@ -269,7 +278,7 @@ def prepare_sync(asked: Asked) -> Action | None:
     path, parent = asked.tree.path(number), asked.tree.parent(number)
     kind = Kind.FSYNC if asked.name == "fsync" else Kind.FDATASYNC
     real = os.fsync if kind is Kind.FSYNC else os.fdatasync
-    fields = {"object": number, "path": path, "parent": parent}
+    fields: dict[str, int | str] = {"object": number, "path": path, "parent": parent}
     return Action(path, lambda _: _do_sync(asked, lambda: real(target), kind, fields), number)
 
 
@@ -328,7 +337,7 @@ def _foreign_submit(asked: Asked, why: str) -> None:
 
 
 def prepare_clone(asked: Asked) -> Action | None:
-    """ioctl FICLONE and its like: refused, as a file system without them does; callers copy."""
+    """Handle FICLONE and its like: refused, as by a file system without them; callers copy."""
     found = _opened(asked, 0)
     if found is None:
         return None

@@ -109,9 +109,7 @@ def _nameless(asked: Asked, place: Place, flags: int, mode: int) -> Action | Non
             return -(error.errno or errno.EIO)
         info = os.fstat(asked.keep(made))
         number = asked.tree.add(info, folder, "")
-        asked.make(
-            Kind.CREATE, object=number, parent=folder, mode=stat.S_IMODE(info.st_mode)
-        )
+        asked.make(Kind.CREATE, object=number, parent=folder, mode=stat.S_IMODE(info.st_mode))
         return Given(made, flags & os.O_CLOEXEC)
 
     return Action(asked.tree.path(folder), perform)
@@ -145,9 +143,12 @@ def prepare_mkdir(asked: Asked) -> Action | None:
     at = asked.name == "mkdirat"
     place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
     mode = asked.number(2 if at else 1)
-    return _make(asked, place, Kind.MKDIR, lambda: call_at(
-        "mkdirat", place.folder, place.name, mode & 0o7777
-    ))
+    return _make(
+        asked,
+        place,
+        Kind.MKDIR,
+        lambda: call_at("mkdirat", place.folder, place.name, mode & 0o7777),
+    )
 
 
 def prepare_mknod(asked: Asked) -> Action | None:
@@ -157,9 +158,9 @@ def prepare_mknod(asked: Asked) -> Action | None:
     mode = asked.number(2 if at else 1)
     if stat.S_IFMT(mode) not in {0, stat.S_IFREG}:
         return None
-    return _make(asked, place, Kind.CREATE, lambda: call_at(
-        "mknodat", place.folder, place.name, mode, 0
-    ))
+    return _make(
+        asked, place, Kind.CREATE, lambda: call_at("mknodat", place.folder, place.name, mode, 0)
+    )
 
 
 def prepare_symlink(asked: Asked) -> Action | None:
@@ -189,9 +190,7 @@ def _make(
             info = os.stat(place.plain, dir_fd=place.folder, follow_symlinks=False)
             number = asked.tree.add(info, parent, place.plain)
             mode = 0 if kind is Kind.SYMLINK else stat.S_IMODE(info.st_mode)
-            asked.make(
-                kind, object=number, path=path, parent=parent, mode=mode, target=target
-            )
+            asked.make(kind, object=number, path=path, parent=parent, mode=mode, target=target)
         return value
 
     return Action(path, perform)
@@ -322,9 +321,7 @@ def _note_link(asked: Asked, number: int | None, new: Place) -> None:
     before = tree.path(number) if tree.names[number] else ""
     above = tree.parent(number)
     tree.name(number, parent, new.plain)
-    asked.make(
-        Kind.LINK, object=number, path=before, target=path, parent=above, new_parent=parent
-    )
+    asked.make(Kind.LINK, object=number, path=before, target=path, parent=above, new_parent=parent)
 
 
 # -- modes and times --------------------------------------------------------------------------

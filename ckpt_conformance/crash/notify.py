@@ -10,6 +10,7 @@ its descriptors wherever a parent may attach a debugger to its child (Yama's ptr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -173,10 +174,8 @@ class Listener:
         self.descriptor = descriptor
         self.poller = select.poll()
         self.poller.register(descriptor, select.POLLIN)
-        try:
+        with contextlib.suppress(OSError):  # before Linux 6.6
             fcntl.ioctl(descriptor, _SET_FLAGS, _SYNC_WAKE_UP)
-        except OSError:
-            pass  # before Linux 6.6
 
     def ready(self, milliseconds: int | None = 0) -> bool | None:
         """Tell whether a call waits; None if nobody is left who could make one."""

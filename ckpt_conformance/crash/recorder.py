@@ -170,7 +170,7 @@ def _has_ended(watch: int, milliseconds: int) -> bool:
 def children() -> set[int]:
     """Give the processes whose parent we are; orphans below us are among them."""
     found: set[int] = set()
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208  names are wanted
         if name.isdigit():
             try:
                 text = Path(f"/proc/{name}/stat").read_text()

@@ -89,8 +89,8 @@ class Supervisor:
     def _next(self) -> Notification | None:
         """Choose a call; while a stack is being dumped one that needs no dump."""
         wanted = self.sources.wanted
-        for call in self.queue if wanted is not None else ():
-            if call.thread == wanted.thread or self.names[call.number] in _NO_DUMP:
+        for call in self.queue if wanted else ():
+            if (wanted and call.thread == wanted.thread) or self.names[call.number] in _NO_DUMP:
                 return call
         if self.queue and wanted is not None and self.sources.is_ended():
             self._give_source()

@@ -166,9 +166,7 @@ class Trial:
     log: list[dict[str, Any]]
 
 
-def trial(
-    root: Path, work: Callable[[], object], fault: Fault, *, deadline: float = 60.0
-) -> Trial:
+def trial(root: Path, work: Callable[[], object], fault: Fault, *, deadline: float = 60.0) -> Trial:
     """Run a function in a forked child with one fault armed from its start."""
     recorder, striker = Recorder(root, None, reading=fault.reading), Striker()
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckpt_conformance.crash.operations import ROOT, Entry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Identity = tuple[int, int]  # device, inode
 
@@ -20,7 +17,7 @@ class Tree:
     def __init__(self, root: Path) -> None:
         """Number what is there."""
         self.root = os.path.realpath(root)
-        info = os.stat(self.root)
+        info = Path(self.root).stat()
         self.device = info.st_dev
         self.numbers: dict[Identity, int] = {(info.st_dev, info.st_ino): ROOT}
         self.children: dict[int, dict[str, int]] = {ROOT: {}}  # of directories
@@ -31,14 +28,14 @@ class Tree:
         self._scan("", ROOT)
 
     def _scan(self, folder: str, number: int) -> None:
-        found = sorted(os.scandir(os.path.join(self.root, folder)), key=lambda e: e.name)
+        found = sorted(os.scandir(f"{self.root}/{folder}"), key=lambda e: e.name)
         for entry in found:
             info = entry.stat(follow_symlinks=False)
             path = f"{folder}/{entry.name}" if folder else entry.name
             known = self.numbers.get((info.st_dev, info.st_ino))
             kind, target = "file", ""
             if entry.is_symlink():
-                kind, target = "link", os.readlink(entry.path)
+                kind, target = "link", os.readlink(entry.path)  # noqa: PTH115  a string is wanted
             elif entry.is_dir():
                 kind = "dir"
             one = known or self.add(info, number, entry.name)
@@ -58,7 +55,8 @@ class Tree:
         number = self.numbers.get((info.st_dev, info.st_ino))
         if number is None or number == ROOT or self.names[number] or not link:
             return number
-        return number if os.readlink(link).startswith(self.root + "/") else None
+        leads = os.readlink(link)  # noqa: PTH115  a string is wanted
+        return number if leads.startswith(self.root + "/") else None
 
     def add(self, info: os.stat_result, parent: int, name: str) -> int:
         """Number a new object; `name` is empty for one that has none yet."""
