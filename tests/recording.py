@@ -48,7 +48,8 @@ def record(tmp_path: Path, script: str, *, by: str = "function") -> Recording:
         command = [*trace, str(tmp_path / "strace"), *command]
     driver = [sys.executable, "-B", "-c", DRIVER, str(root), str(tmp_path / "record"), *command]
     done = subprocess.run(driver, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
     return Recording.read(tmp_path / "record")
 
 

@@ -312,6 +312,7 @@ class Processes:
 
     def take(self, thread: int, descriptor: int) -> int:
         """Copy a caller's descriptor: the same open file, offset and flags included."""
+        found = -errno.ESRCH
         for _ in range(2):
             found = syscall(_PIDFD_GETFD, self._group(thread)[1], descriptor, 0)
             if found != -errno.ESRCH:

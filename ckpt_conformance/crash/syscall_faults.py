@@ -105,8 +105,9 @@ class Striker:
         """Arm and disarm as the life's journal says; the report is a file that it names."""
         what = event.get("event")
         if what == "system-calls-armed":
-            given = event["fault"]
-            self.arm(Fault(**{**given, "only": tuple(given.get("only", ()))}))
+            given: dict[str, Any] = dict(event["fault"])
+            only = tuple(str(name) for name in given.pop("only", ()))
+            self.arm(Fault(only=only, **given))
         elif what == "system-calls-disarmed":
             self.armed = False
         else:
