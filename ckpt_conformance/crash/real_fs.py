@@ -31,6 +31,7 @@ MKFS = {
 OPTIONS = {"ext4": "loop,data=ordered,commit=300", "xfs": "loop,nouuid", "btrfs": "loop,commit=300"}
 FILE_SYSTEMS = tuple(MKFS)
 
+TRIES = 50  # copies; another process's sync(2) writes to our images too
 START_SYNC, WAIT_SYNC = 0x80089418, 0x40089416  # of btrfs: commit a transaction, flush no data
 WRITE_AND_WAIT = 7  # sync_file_range: all three of its flags
 
@@ -122,11 +123,15 @@ class Images:
         return self.copy(self.empty)
 
     def copy(self, image: Path) -> Path:
-        """Copy an image as it stands: that is a crash."""
+        """Copy an image as it stands: that is a crash. Nothing may be written to it meanwhile."""
         self.count += 1
         target = self.folder / f"image-{self.count}"
-        copy_sparse(image, target)
-        return target
+        for _ in range(TRIES):
+            before = image.stat().st_mtime_ns
+            copy_sparse(image, target)
+            if image.stat().st_mtime_ns == before:
+                return target
+        raise OSError(f"{image} was written to during each of {TRIES} copies")
 
     @contextlib.contextmanager
     def mounted(self, image: Path) -> Iterator[Path]:
@@ -173,6 +178,16 @@ def commit_transaction(mount: Path) -> None:
         fcntl.ioctl(fd, WAIT_SYNC, bytes(number))
     except OSError:
         commit_by_other(mount)
+    finally:
+        os.close(fd)
+
+
+def sync_all(mount: Path) -> None:
+    """Sync one file system, as sync(2) does all of them."""
+    fd = os.open(mount, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+            raise OSError(ctypes.get_errno(), "syncfs", str(mount))
     finally:
         os.close(fd)
 

@@ -134,7 +134,7 @@ class Replay:
             if entry.mode and entry.kind != "link":
                 path.chmod(entry.mode)
             self._born(path, entry.object, -1)
-        os.sync()
+        real_fs.sync_all(root)
 
     def _born(self, path: Path, each: int, index: int) -> None:
         self.inodes.setdefault(path.lstat().st_ino, []).append(each)
@@ -175,7 +175,7 @@ class Replay:
             case Kind.UTIME:
                 os.utime(path)
             case Kind.SYNC:
-                os.sync()
+                real_fs.sync_all(root)
             case Kind.MARK:
                 pass
 
