@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MODELS = ("kill",)
 
 
-@check("CKC-ATOM-006")
+@check("CKC-ATOM-001")
 def test_every_kill_of_a_save_leaves_a_whole_step(subject: Subject) -> None:
     """After a kill at any system call of a save a load gives that step or the one before it.
 
@@ -27,7 +27,7 @@ def test_every_kill_of_a_save_leaves_a_whole_step(subject: Subject) -> None:
     verdicts.require_clean(subject, verdicts.saves(subject), MODELS)
 
 
-@check("CKC-ATOM-007")
+@check("CKC-ATOM-002")
 def test_every_kill_of_a_second_save_leaves_a_whole_step(subject: Subject) -> None:
     """After a kill at any system call of a save over the same step that step is whole.
 
@@ -38,7 +38,7 @@ def test_every_kill_of_a_second_save_leaves_a_whole_step(subject: Subject) -> No
     verdicts.require_clean(subject, verdicts.SAME, MODELS)
 
 
-@check("CKC-ATOM-008")
+@check("CKC-ATOM-003")
 def test_after_every_kill_the_job_goes_on(subject: Subject) -> None:
     """After a kill at any system call of a save the job saves that step, the next, and restarts.
 

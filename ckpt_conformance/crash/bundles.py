@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import bundle, trees
 from ckpt_conformance.crash import repro
-from ckpt_conformance.crash.explore import live, visit_of
 from ckpt_conformance.crash.judging import Facts, is_fine, judge
 from ckpt_conformance.crash.layout import Layout
 from ckpt_conformance.crash.visit import Item, Task
+from ckpt_conformance.crash.visiting import live, visit_of
 from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:

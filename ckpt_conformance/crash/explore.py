@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,13 +17,14 @@ from ckpt_conformance.client import Client
 from ckpt_conformance.crash import audit
 from ckpt_conformance.crash.enumerate import Rules
 from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport
-from ckpt_conformance.crash.judging import Visit, facts_at, versions_of
+from ckpt_conformance.crash.judging import facts_at, versions_of
 from ckpt_conformance.crash.layout import digest
 from ckpt_conformance.crash.model_kill import KillWalk
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind
-from ckpt_conformance.crash.visit import DEADLINE, Item, Task
-from ckpt_conformance.subject import OTHER_SEED, Subject
+from ckpt_conformance.crash.visit import Item, Task
+from ckpt_conformance.crash.visiting import live, told_of, visit_of, what_it_serves
+from ckpt_conformance.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,9 +230,12 @@ class Explorer:
 
     def _alone(self, task: Task, cases: Sequence[Case], subject: Subject) -> None:
         """Judge suspects of a manager that has threads, each in a life of its own."""
-        for case, item in list(zip(cases, task.items, strict=True)):
+        left = self.limits.alone
+        for case, item in zip(cases, task.items, strict=True):
             visit = self.result.visits.get(case.content)
-            if visit is None or visit.how != "ended" or not set(visit.versions) & item.fine:
+            good = visit and visit.how == "ended" and set(visit.versions) & item.fine
+            if left and not good:
+                left -= 1
                 lines = live(subject, replace(task, items=[item]), self.recorded.options)
                 self._take(lines, [case])
 
@@ -278,7 +280,9 @@ class Explorer:
         result = self.result
         for line in lines:
             if "legal" in line and line["step"] != line["wanted"]:
-                self._unknown(f"control failed: a whole step {line['wanted']} gives {_told(line)}")
+                self._unknown(
+                    f"control failed: a whole step {line['wanted']} gives {told_of(line)}"
+                )
             elif "control" in line:
                 result.control = line["control"]
             elif "used" in line:
@@ -298,7 +302,7 @@ class Explorer:
         visit = visit_of(line)
         known = self.result.visits.get(case.content)
         self.result.visited += not visit.alone
-        if known and visit.alone and _serves(known) != _serves(visit):
+        if known and visit.alone and what_it_serves(known) != what_it_serves(visit):
             self._unknown(
                 f"order dependence: {case.state.why or 'a state'} after operation "
                 f"{case.state.point} gives {known.told} in a batch, and alone {visit.told}"
@@ -316,62 +320,6 @@ def complete(recording: Recording, point: int) -> State:
     for operation in recording.operations[:point]:
         walk.step(operation)
     return walk.state(walk.live, {}, "everything")
-
-
-def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Run a task in one life; give its lines and a last one about the life itself."""
-    out, path = subject.folder / "visits", subject.folder / "task"
-    out.unlink(missing_ok=True)
-    path.write_bytes(pickle.dumps(task))
-    op = {
-        "op": "probe",
-        "probe": "ckpt_conformance.crash.visit:visit",
-        "args": {"task": str(path)},
-    }
-    deadline = DEADLINE * (len(task.items) + len(task.legal) + 2)
-    ending = subject.life(
-        op, root=task.root, seed=OTHER_SEED, deadline=deadline, options=dict(options)
-    )
-    lines = [json.loads(line) for line in _whole_lines(out)]
-    value = ending.result("probe").get("value")
-    if value is None and task.fork:
-        return [*lines, {"failed": f"the life that visits ends: {subject.tell(ending)}"}]
-    return [*_with_death(lines, ending.how), value or {}]
-
-
-def _whole_lines(path: Path) -> list[str]:
-    text = path.read_text() if path.exists() else ""
-    return text.rpartition("\n")[0].splitlines()
-
-
-def _with_death(lines: list[dict[str, Any]], how: str) -> list[dict[str, Any]]:
-    """Name the item that a life without children died of."""
-    if how == "ended" or not lines or "begin" not in lines[-1]:
-        return lines
-    dead = {"item": lines[-1]["begin"], "how": how, "step": None, "error": None}
-    return [*lines, {**dead, "versions": [], "differs": [], "alone": False}]
-
-
-def visit_of(line: dict[str, Any]) -> Visit:
-    """Read what a life said of one recovery."""
-    return Visit(
-        line["how"],
-        line["step"],
-        tuple(line["versions"]),
-        line["error"],
-        tuple(line["differs"]),
-        tuple(line.get("older", ())),
-        line["alone"],
-    )
-
-
-def _serves(visit: Visit) -> tuple[Any, ...]:
-    """Give what must not depend on what was visited before."""
-    return visit.how, visit.step, visit.versions, visit.error is None
-
-
-def _told(line: dict[str, Any]) -> str:
-    return visit_of({**line, "versions": [], "differs": [], "alone": False}).told
 
 
 def _near(recording: Recording) -> set[int]:

@@ -120,7 +120,7 @@ class _SideFile(CheckpointManager):
     "A03-native",
     url="PrimeIntellect-ai/prime-rl#2992",
     change="a native writer keeps a small side file in place, before each new step",
-    violates={"CKC-ATOM-006", "CKC-DURA-001"},
+    violates={"CKC-ATOM-001", "CKC-DURA-001"},
 )
 class NativeSideFile(_SideFile):
     """Is atomic in everything that Python's own calls write."""
@@ -136,7 +136,7 @@ class NativeSideFile(_SideFile):
     "A03-again",
     url="PrimeIntellect-ai/prime-rl#2992",
     change="a native writer writes a small side file in place when a step is saved again",
-    violates={"CKC-ATOM-007", "CKC-DURA-002"},
+    violates={"CKC-ATOM-002", "CKC-DURA-002"},
 )
 class NativeSideFileAgain(_SideFile):
     """Is atomic while no step is saved twice."""
@@ -152,7 +152,7 @@ class NativeSideFileAgain(_SideFile):
     "A12-native",
     url="NVIDIA-NeMo/Automodel#3254",
     change="a native helper tries the directory with a name that is fixed, and must be free",
-    violates={"CKC-ATOM-008", "CKC-DURA-003"},
+    violates={"CKC-ATOM-003", "CKC-DURA-003"},
 )
 class NativeProbe(CheckpointManager):
     """Trips over its dead predecessor's probe."""
