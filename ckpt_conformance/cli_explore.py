@@ -129,7 +129,7 @@ class Run:
         self.found: list[Exploration] = []
         self.aside: list[str] = []
         self.unknown: list[str] = []
-        self.bundles: dict[int, dict[str, str]] = {}
+        self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
         self.interrupted = False
 
     def all(self, subject: Subject, names: Sequence[str]) -> None:
@@ -168,10 +168,8 @@ class Run:
         result = explorer.result
         folder = self.out / "bundles"
         self.bundles[len(self.found) - 1] = {
-            f"{violation.case.model} {violation.outcome}": str(
-                bundles.write(folder, explorer, violation)
-            )
-            for violation in result.violations
+            key: str(bundles.write(folder, explorer, group[0]))
+            for key, group in result.classes().items()
         }
         if self.keep:
             target = self.out / "recordings" / result.workload
@@ -222,13 +220,14 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
         yield f"  {sign} {name:<6} {seen}: {ends}"
         for told in one.unusable:
             yield f"      after the recovery: {told}"
-    for violation in result.violations:
-        yield f"    {violation.case.model} {violation.outcome}: {violation.visit.told}"
+    for key, group in result.classes().items():
+        violation, models = group[0], ", ".join(each.case.model for each in group)
+        yield f"    {models}: {violation.outcome}: {violation.visit.told}"
         yield f"      {violation.where}; {violation.states} states so; {violation.grade}"
         if violation.blame:
             yield f"      audit: {violation.blame.told}"
-        if path := kept.get(f"{violation.case.model} {violation.outcome}"):
-            yield f"      replay: ckpt-conformance replay {path}"
+        if key in kept:
+            yield f"      replay: ckpt-conformance replay {kept[key]}"
     for finding in result.audit:
         yield f"    audit {finding.told}"
 

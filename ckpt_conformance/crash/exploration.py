@@ -137,6 +137,14 @@ class Exploration:
         found = [v for report in self.models.values() for v in report.worst.values()]
         return sorted(found, key=lambda v: -RANK[v.outcome])
 
+    def classes(self) -> dict[str, list[Violation]]:
+        """Group the violations that are one content and one outcome, whichever model allows it."""
+        groups: dict[str, list[Violation]] = {}
+        for violation in self.violations:
+            key = f"{violation.outcome} {violation.case.content}"
+            groups.setdefault(key, []).append(violation)
+        return groups
+
     def tally(self, cases: Iterable[Case]) -> None:
         """Judge every case whose content was visited; keep the simplest violation of a class."""
         for report in self.models.values():
