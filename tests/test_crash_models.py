@@ -39,10 +39,13 @@ def states(model: str, recording: Recording, seed: int = 0, budget: int = BUDGET
 
 
 def told(recording: Recording, state: State) -> str:
-    return f"point {state.point}, {state.why}: {dict(state.names)} {dict(state.contents)}\n" + "\n".join(
-        f"{one.index} {one.kind} {one.object} {one.path} {one.target} {one.offset}+{one.size}"
-        f"{' sync' * one.sync}{' failed' * bool(one.error)}"
-        for one in recording.operations
+    return (
+        f"point {state.point}, {state.why}: {dict(state.names)} {dict(state.contents)}\n"
+        + "\n".join(
+            f"{one.index} {one.kind} {one.object} {one.path} {one.target} {one.offset}+{one.size}"
+            f"{' sync' * one.sync}{' failed' * bool(one.error)}"
+            for one in recording.operations
+        )
     )
 
 

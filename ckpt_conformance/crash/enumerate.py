@@ -31,7 +31,9 @@ class Rules:
     name: str
     replace_flushes: bool = False  # a rename over a file flushes the data of the new one
     truncate_in_order: bool = True  # a truncate is there when the names of its time are
-    zeroes_tail: bool = False  # a truncate that is lost may have zeroed the rest of its block (seen)
+    zeroes_tail: bool = (
+        False  # a truncate that is lost may have zeroed the rest of its block (seen)
+    )
     in_block: bool = False  # a size grows to the end of its block before the data is there (seen)
     holes: bool = False  # later blocks of new data may be there without earlier ones
     carries: bool = True  # data that is durable shows in older positions too
@@ -178,8 +180,7 @@ class Walk:
         )
         if operation.kind is Kind.TRUNCATE and self.rules.zeroes_tail:
             self._zero_tail(self.kept[-1], operation)
-        if len(self.kept) > RECENT + 1:
-            del self.kept[1]
+        del self.kept[1:-RECENT]
 
     @staticmethod
     def _zero_tail(position: Position, operation: Operation) -> None:
@@ -215,12 +216,15 @@ class Walk:
         held = set(self.live.slots.values())
         if operation.kind is Kind.CREATE:
             return
-        gone = {operation.object, operation.replaced} - held - {0}
+        self.drop({operation.object, operation.replaced} - held - {0})
+
+    def drop(self, gone: set[int]) -> None:
+        """Drop objects that can't have a name again."""
+        live = self.live
         for each in gone:
-            for table in (self.live.files, self.pending, self.base, self.touched, self.sized):
+            for table in (live.files, self.pending, self.base, self.touched, self.sized):
                 table.pop(each, None)
         if gone:
-            live = self.live
             live.changed = {k: v for k, v in live.changed.items() if k not in gone}
             live.modes = {k: v for k, v in live.modes.items() if k not in gone}
 
@@ -356,6 +360,9 @@ class Walk:
             table = self.touched if sync.kind is Kind.FSYNC else self.sized
             candidates = table.get(sync.object, [])
         operations = self.recording.operations
+        if sync.kind is Kind.WRITE:  # it flushes its own range: growth by others is not logged
+            grown = [i for i in candidates if operations[i].kind is not Kind.WRITE]
+            candidates = [*grown, *(i for i in candidates if i == sync.index)]
         covered = [i for i in candidates if i == sync.index or operations[i].precedes(sync)]
         self.floor = max([self.floor, *(index + 1 for index in covered)])
         self.kept = [one for one in self.kept if one.index >= self.floor]

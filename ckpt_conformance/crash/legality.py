@@ -45,7 +45,9 @@ class Limits:
     prefix: bool = True  # new data grows from its start: no zeros before what is there
     excused: frozenset[int] = frozenset()  # writes that may be missing in spite of `prefix`
     zeroed: tuple[tuple[int, int], ...] = ()  # [start, stop) that a lost truncate made zeros
-    stale: frozenset[int] = frozenset()  # truncates that may leave the rest of their block as it was
+    stale: frozenset[int] = (
+        frozenset()
+    )  # truncates that may leave the rest of their block as it was
     in_block: bool = False  # a size may grow to the end of its block before the data is there
     reach: Callable[[Operation], int] = lambda _: NEVER  # the offset where a LATE write ends
     torn: int = -1  # this write is there up to some page

@@ -100,9 +100,7 @@ class Log:
         while todo:
             below = todo.pop()
             parents = {
-                name[0]
-                for name in self.history.names
-                if self.history.value(name, count) == below
+                name[0] for name in self.history.names if self.history.value(name, count) == below
             }
             todo.extend(parents - above - {ROOT})
             above |= parents

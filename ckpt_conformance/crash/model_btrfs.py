@@ -101,7 +101,7 @@ class BtrfsWalk(Walk):
             return
         position.names = paths(position.slots, self.folders)
         if not log.whole:
-            self.kept[1:1] = [position]
+            self.kept.append(position)
 
     def raise_floor(self, sync: Operation) -> None:
         """Commit all for sync(2); otherwise replay what this sync logged over older positions."""
@@ -128,6 +128,9 @@ class BtrfsWalk(Walk):
             safe = self.live.files[sync.object].safe
             position.files[sync.object] = Version(safe, safe, safe, safe)
         position.names = paths(position.slots, self.folders)
+        alive = {*position.slots.values(), *self.live.slots.values()}
+        position.files = {each: one for each, one in position.files.items() if each in alive}
+        self.logged = {each: at for each, at in self.logged.items() if each in alive | {ROOT}}
         return not log.whole
 
 

@@ -12,7 +12,7 @@ from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash import replay
 from ckpt_conformance.crash.enumerate import RECENT, Position, Rules, Walk
 from ckpt_conformance.crash.legality import MAY, MUST, NOT, History, Limits, Name
-from ckpt_conformance.crash.operations import Kind, Operation, Recording
+from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random
@@ -72,6 +72,9 @@ class PosixWalk(Walk):
         self.folded = dict(self.settled)
         for one in self.naming[:-RECENT]:
             replay.put(self.folded, one.events)
+        loose = {held for one in self.naming for _, held in one.events}
+        named = loose.union(self.live.slots.values(), self.settled.values(), self.folded.values())
+        self.drop(set(self.live.changed) - named - {ROOT})
 
     def _place(self, slots: dict[replay.Slot, int]) -> Position:
         names = replay.paths(slots, self.folders)
