@@ -114,6 +114,7 @@ class Server:
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
+                supervised.leave()
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)

@@ -197,6 +197,11 @@ def test_what_cannot_be_followed_is_named(call: str, tmp_path: Path) -> None:
     assert recording.unsupported[0].why
 
 
+def test_a_removed_root_is_named(tmp_path: Path) -> None:
+    recording = record(tmp_path, HEAD + "os.rmdir(root); root.mkdir()")
+    assert [(one.call, one.path) for one in recording.unsupported] == [("rmdir", "")]
+
+
 def test_reading_through_a_mapping_is_harmless(tmp_path: Path) -> None:
     script = HEAD + "import mmap\n(root / 'm').write_bytes(b'abc')\n"
     script += "f = open(root / 'm', 'rb'); mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ).close()\n"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash import notify
+from ckpt_conformance.crash.operations import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +90,7 @@ class Asked:
     tree: Tree
     processes: notify.Processes
     made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # operations
+    process: int = 0
     opened: list[int] = field(default_factory=list[int])
     foreign: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # path, why
     other: tuple[int, os.stat_result] | None = None  # a regular file elsewhere that is written
@@ -132,6 +134,10 @@ class Asked:
         """Close a descriptor of ours with this call."""
         self.opened.append(descriptor)
         return descriptor
+
+    def is_root(self, place: Place) -> bool:
+        """Tell whether a name is that of the root itself."""
+        return place.info is not None and self.tree.find(place.info) == ROOT
 
     def close(self) -> None:
         """Close what was opened for this call."""

@@ -6,6 +6,7 @@ O_SYNC hold, and so that a short write is really short.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -159,10 +160,10 @@ def prepare_copy(asked: Asked) -> Action | None:
     path = asked.tree.path(number)
 
     def perform(limit: int | None) -> Result:
-        at = [
-            asked.memory(asked.word(i), "=q")[0] if i >= 0 and asked.word(i) else None
-            for i in (inward, outward)
-        ]
+        try:
+            at = [_offset(asked, index) for index in (inward, outward)]
+        except OSError:
+            return None  # the kernel says it better
         count = size if limit is None else limit
         try:
             if is_range:
@@ -174,13 +175,19 @@ def prepare_copy(asked: Asked) -> Action | None:
         for index, before in zip((inward, outward), at, strict=True):
             if before is not None:
                 moved = (before + done).to_bytes(8, "little", signed=True)
-                notify.write_memory(asked.thread, asked.word(index), moved)
+                with contextlib.suppress(OSError):  # it was killed meanwhile
+                    notify.write_memory(asked.thread, asked.word(index), moved)
         if done:
             start = os.lseek(target, 0, os.SEEK_CUR) - done if at[1] is None else at[1]
             _note_copy(asked, target, number, start, done)
         return done
 
     return Action(path, perform, number, size)
+
+
+def _offset(asked: Asked, index: int) -> int | None:
+    """Read the offset that an argument points at, if it does."""
+    return asked.memory(asked.word(index), "=q")[0] if index >= 0 and asked.word(index) else None
 
 
 def _note_copy(asked: Asked, target: int, number: int, start: int, size: int) -> None:

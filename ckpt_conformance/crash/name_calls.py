@@ -33,6 +33,7 @@ _TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY if hasattr(os, "O_TMPFILE") else 0
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NOREPLACE, EXCHANGE = 1, 2
 MOVED_IN = "it was moved or linked in from outside of the directory, with content that was not seen"
+ITSELF = "the directory itself was removed or renamed"
 MOVED_OUT = "a directory was moved out of the directory"
 
 
@@ -205,6 +206,8 @@ def prepare_unlink(asked: Asked) -> Action | None:
     flags = asked.number(2) if at else AT_REMOVEDIR * (asked.name == "rmdir")
     place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
     if place.parent is None:
+        if asked.is_root(place):
+            asked.cannot("", ITSELF)
         return None
     parent, path = place.parent, asked.tree.join(place.parent, place.plain)
 
@@ -230,6 +233,8 @@ def prepare_rename(asked: Asked) -> Action | None:
         asked.number(2) if at else AT_FDCWD, asked.string(3 if at else 1), follow=False
     )
     if old.parent is None and new.parent is None:
+        if asked.is_root(old) or asked.is_root(new):
+            asked.cannot("", ITSELF)
         return None
     path = asked.tree.join(*_inside(new if old.parent is None else old))
 

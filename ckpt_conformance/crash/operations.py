@@ -53,6 +53,7 @@ NAMING = frozenset(
 )
 DATA = frozenset({Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE})
 SYNCING = frozenset({Kind.FSYNC, Kind.FDATASYNC, Kind.SYNC})
+MARKS = frozenset({"begun", "acknowledged", "failed"})  # events of a journal that become MARKs
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Operation:
         return self.offset + self.size
 
     def precedes(self, other: Operation) -> bool:
-        """Whether this one had returned before the other began; by index where no clock was kept."""
+        """Whether this one had returned before the other began; by index without a clock."""
         if self.end and other.begin:
             return self.end < other.begin
         return self.index < other.index

@@ -24,7 +24,7 @@ from ckpt_conformance import trees
 from ckpt_conformance.crash import calls, notify, sources
 from ckpt_conformance.crash.asked import Sink
 from ckpt_conformance.crash.operations import Recording
-from ckpt_conformance.crash.supervisor import Supervisor
+from ckpt_conformance.crash.supervisor import LOCKED, Supervisor
 from ckpt_conformance.crash.tracked import Tree
 
 if TYPE_CHECKING:
@@ -95,7 +95,12 @@ class Recorder:
                 reap(ours, kill=not outlive)
             return (bool(status) and not outlive) or time.monotonic() > end
 
-        supervisor.run(is_over)
+        try:
+            supervisor.run(is_over)
+        except BaseException:
+            os.close(supervisor.listener.descriptor)  # what still waits fails
+            os.kill(pid, signal.SIGKILL)
+            raise
         if not status:  # past its deadline, or without the filter's last user but not reaped
             if time.monotonic() > end:
                 os.kill(pid, signal.SIGKILL)
@@ -193,10 +198,17 @@ def reap(ours: set[int], *, kill: bool) -> None:
 
 
 def available() -> str:
-    """Say why calls can't be recorded here; empty if they can."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Say why calls can't be recorded here; empty if they can. Tries it; the caller has one thread.
+
+    Costs one fork.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         try:
-            Recorder(Path(folder), None).function(lambda: None)
+            recorder = Recorder(folder / "root", folder / "record")
+            found = recorder.function(lambda: (folder / "root" / "a").write_bytes(b"a"))
         except (notify.NotAvailableError, OSError) as error:
             return str(error)
+        if len(found.operations) < 2:  # noqa: PLR2004  to create and to write
+            return f"system calls can't be recorded here: {LOCKED}: allow both system calls"
     return ""

@@ -116,7 +116,11 @@ def line_of(dump: str) -> str:
 
     A line of torch is followed by the line of whoever called torch.
     """
-    frames = [m.groups() for m in _FRAME.finditer(dump)]
+    return choose([m.groups() for m in _FRAME.finditer(dump)])
+
+
+def choose(frames: list[tuple[str, ...]]) -> str:
+    """Choose from frames (file, line, function), innermost first."""
     own = [f for f in frames if not _is_stdlib(f[0]) and not _OURS.match(f[0])]
     if not own:
         return ""

@@ -9,17 +9,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import syscall_faults
+from ckpt_conformance.crash import notify, syscall_faults
+from ckpt_conformance.crash.patched import PatchedRecorder
 from ckpt_conformance.crash.recorder import Recorder
 
 if TYPE_CHECKING:
     from ckpt_conformance.crash.supervisor import Supervisor
 
 INJECTOR = "fault_injectors.system_call:"
+_PATCHED: list[PatchedRecorder] = []
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -48,8 +52,31 @@ def enter(program: dict[str, Any]) -> None:
     def prepare(supervisor: Supervisor) -> None:
         striker.attach(supervisor)
 
-    recorder.supervise(pid, deadline=program.get("deadline", 600.0), prepare=prepare)
+    try:
+        recorder.supervise(pid, deadline=program.get("deadline", 600.0), prepare=prepare)
+    except notify.NotAvailableError as error:
+        os.waitpid(pid, 0)
+        _fall_back(program, error)
+        return
     _end_as(recorder.code)
+
+
+def leave() -> None:
+    """End a recording by patched entry points, if there is one in this process."""
+    while _PATCHED:
+        _PATCHED.pop().finish()
+
+
+def _fall_back(program: dict[str, Any], error: notify.NotAvailableError) -> None:
+    """Record by patched entry points here; a fault at a system call has no such way out."""
+    if INJECTOR in json.dumps(program["ops"]) or program.get("isolation") == "spawn":
+        raise error
+    print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
+    folder = Path(program["record"])
+    shutil.rmtree(folder)  # what the recorder that could not begin left there
+    patched = PatchedRecorder(Path(program["root"]), folder, Path(program["journal"]))
+    patched.install()
+    _PATCHED.append(patched)
 
 
 def _end_as(code: int) -> None:

@@ -7,6 +7,7 @@ before the other was answered.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import deque
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash import calls, data_calls, name_calls, notify
 from ckpt_conformance.crash.asked import Action, Asked, Given, Result, Sink
-from ckpt_conformance.crash.operations import Kind, Operation, Unsupported
+from ckpt_conformance.crash.operations import MARKS, Kind, Operation, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.sources import Sources
     from ckpt_conformance.crash.tracked import Tree
 
+LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
 PREPARE = {**name_calls.PREPARE, **data_calls.PREPARE}
-MARKS = {"begun", "acknowledged", "failed"}
 SOON = 1  # milliseconds; a stack is dumped in less
 POLL = 100  # milliseconds between looks at whether the caller's tree is still there
 
@@ -122,11 +123,14 @@ class Supervisor:
 
     def _decide(self, asked: Asked) -> None:
         try:
+            asked.process = self.processes.process_of(asked.thread)
             if not self.umask_known:
                 self._take_umask(asked.thread)
             action = PREPARE[asked.name](asked)
-        except OSError:
+        except OSError as error:
             action = None  # a bad path or descriptor: the kernel says so itself
+            if error.errno == errno.EPERM:
+                asked.cannot("", LOCKED)
         if not self.listener.is_valid(asked.note):
             return
         if action is None:
@@ -171,7 +175,7 @@ class Supervisor:
             self.operations.append(
                 Operation(
                     index=len(self.operations),
-                    process=self.processes.process_of(asked.thread),
+                    process=asked.process,
                     thread=asked.thread,
                     begin=asked.note.begin,
                     end=end,
@@ -197,11 +201,11 @@ class Supervisor:
             self._elsewhere[identity] = os.readlink(f"/proc/self/fd/{taken}")  # noqa: PTH115
         if self._elsewhere[identity] != self.journal:
             return
-        line = notify.read_memory(asked.thread, asked.word(1), asked.word(2))
         try:
+            line = notify.read_memory(asked.thread, asked.word(1), asked.word(2))
             event = json.loads(line)
-        except ValueError:
-            return
+        except (OSError, ValueError):
+            return  # killed meanwhile, or no event
         if event.get("event") in MARKS:
             step = event.get("step", -1)
             asked.make(Kind.MARK, mark=event["event"], step=step)
@@ -211,9 +215,8 @@ class Supervisor:
 
     def _want_source(self, asked: Asked, action: Action, made: range) -> None:
         """Have the caller dump its stack when it returns."""
-        process = self.processes.process_of(asked.thread)
         number = self.operations[made[0]].object if made else action.object
-        self.sources.ask(process, asked.thread, made, number)
+        self.sources.ask(asked.process, asked.thread, made, number)
 
     def _give_source(self) -> None:
         """Write the line that a dump showed into the operations that it was for."""
