@@ -112,9 +112,8 @@ def main() -> None:
             figures = f"{alone * 1e3:11.2f} {recorded * 1e3:13.2f} {recorded / alone:7.2f}"
             print(f"{mib:6} {figures} {ratio:16.4f}")
         run, struck = trials(base)
-        print(
-            f"a trial, whose calls are all counted: {(struck - run) * 1e3:.1f} ms above the run itself"
-        )
+        above = (struck - run) * 1e3
+        print(f"a trial, its calls counted: {above:.1f} ms above the run itself")
     finally:
         shutil.rmtree(base)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from recording import replay, tree
 
+from ckpt_conformance import registry
 from ckpt_conformance.client import Client, Server
 from ckpt_conformance.crash.operations import Kind, Recording
 
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
+RECIPES = tuple(
+    name for name in registry.BUNDLED if not name.startswith(("accelerate", "lightning"))
+)  # without those of packages that may not be installed
 SAVE = {"op": "run", "until": 4, "save_at": [2, 4]}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(("torch-save-atomic-per-step",)) as running:
+    with Server(RECIPES) as running:
         yield running
 
 
@@ -51,6 +55,28 @@ def test_a_recorded_life_has_its_marks_in_order(client: Client, tmp_path: Path) 
     assert inside.count(True) == 2
     assert not recording.operations[-1].source
     assert all("torch_save.py" in op.source for op in recording.operations if op.path)
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_recorded_byte_for_byte(name: str, client: Client, tmp_path: Path) -> None:
+    ending = live(client, tmp_path, SAVE, record=str(tmp_path / "record"), adapter=name)
+    assert (ending.how, ending.error) == ("ended", None), ending.output
+    recording = Recording.read(tmp_path / "record")
+    assert recording.unsupported == []
+    assert all(op.source for op in recording.operations if op.kind is not Kind.MARK)
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Path) -> None:
+    record = str(tmp_path / "record")
+    ending = live(client, tmp_path, SAVE, record=record, isolation="spawn")
+    assert (ending.how, ending.error) == ("ended", None), ending.output
+    recording = Recording.read(tmp_path / "record")
+    marks = [op.mark for op in recording.operations if op.kind is Kind.MARK]
+    assert marks == ["begun", "acknowledged"] * 2
     replay(recording, tmp_path / "replayed")
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
 

@@ -16,6 +16,7 @@ import shutil
 import stat
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UNSEEN = "its bytes did not come through Python's own calls"
+STACK = 30  # frames that are looked at for the manager's line
 _SYNC = os.O_SYNC | os.O_DSYNC
 
 
@@ -113,16 +115,21 @@ class PatchedRecorder:
 
     def note(self, kind: Kind, **fields: Any) -> None:  # noqa: ANN401  of Operation
         """Append one operation."""
-        index, frame = len(self.operations), sys._getframe(1)  # noqa: SLF001  its purpose
-        frames: list[tuple[str, ...]] = []
-        at: Any = frame
-        while at is not None:
-            frames.append((at.f_code.co_filename, str(at.f_lineno), at.f_code.co_name))
-            at = at.f_back
-        ticks = {"begin": 2 * index + 1, "end": 2 * index + 2}
-        who = {"process": os.getpid(), "thread": threading.get_native_id()}
-        source = "" if kind is Kind.MARK else sources.choose(frames)
-        self.operations.append(Operation(index, kind, source=source, **fields, **ticks, **who))
+        index = len(self.operations)
+        stack = reversed(traceback.extract_stack(limit=STACK))
+        source = sources.choose([(f.filename, str(f.lineno), f.name) for f in stack])
+        self.operations.append(
+            Operation(
+                index,
+                kind,
+                source="" if kind is Kind.MARK else source,
+                begin=2 * index + 1,
+                end=2 * index + 2,
+                process=os.getpid(),
+                thread=threading.get_native_id(),
+                **fields,
+            )
+        )
 
     def mark(self, event: str, step: int) -> None:
         """Note an event of the journal, and write what is known until now."""
@@ -171,7 +178,7 @@ class PatchedRecorder:
         real = self._undo[0][2]  # io.open
         if not set(mode) & set("wax+"):
             return real(file, mode, *given, **named)
-        opener = named.pop("opener", None) or (lambda path, flags: os.open(path, flags, 0o666))
+        opener = named.pop("opener", None) or _opener
         binary = mode.replace("t", "").replace("b", "")
         raw = _Raw(file, binary, named.get("closefd", True), None if _is_fd(file) else opener)
         buffering = given[0] if given else named.get("buffering", -1)
@@ -291,7 +298,7 @@ class PatchedRecorder:
             path = self.tree.join(*(old or new or (0, "")))
             self.unsupported.append(Unsupported("rename", path, "across the directory's border"))
             return
-        fields = {"path": self.tree.join(*old), "target": self.tree.join(*new)}
+        fields: dict[str, Any] = {"path": self.tree.join(*old), "target": self.tree.join(*new)}
         number, replaced = self.tree.unname(*old), self.tree.unname(*new)
         self.tree.name(number, *new)
         fields |= {"parent": old[0], "new_parent": new[0]}
@@ -324,6 +331,10 @@ class _Raw(io.FileIO):
         wanted = self.tell() if size is None else size
         os.ftruncate(self.fileno(), wanted)
         return wanted
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o666)
 
 
 def _is_fd(file: object) -> bool:
