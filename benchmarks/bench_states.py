@@ -49,7 +49,7 @@ def one_save(recording: Recording, data: bytearray, step: int) -> None:
     note(Kind.CREATE, each, "tmp", mode=0o644)
     for piece in range(PIECES):
         note(Kind.WRITE, each, "tmp", offset=piece * PIECE, size=PIECE, data=len(data))
-        data += random.Random(len(data)).randbytes(PIECE)
+        data += random.Random(len(data)).randbytes(PIECE)  # noqa: S311
     if step % 2:
         note(Kind.FSYNC, each, "tmp")
     note(Kind.RENAME, each, "tmp", target=f"step-{step}", new_parent=ROOT)
@@ -68,7 +68,7 @@ def row(model: str, count: int, per_operation: int) -> str:
         operations = len(recording.operations)
         budget = per_operation * operations
         begun = time.perf_counter()
-        states = list(MODELS[model].states(recording, random.Random(0), budget))
+        states = list(MODELS[model].states(recording, random.Random(0), budget))  # noqa: S311
         made = time.perf_counter()
         distinct = {digest(recording, state): state for state in states}
         named = time.perf_counter()
@@ -100,9 +100,11 @@ def main() -> None:
     parser.add_argument("--per-operation", type=int, default=4, help="budget: states per operation")
     parser.add_argument("--models", default="kill,ext4,posix")
     given = parser.parse_args()
-    print("                                                     microseconds per state")
+    print(f"{'microseconds per state':>76}")
+    heads = ("enumerate", "digest", "lay out", "sum")
     print(
-        "model  operations   budget candidates  distinct    enumerate     digest      lay out      sum"
+        f"{'model':<6} {'operations':>10} {'budget':>8} {'candidates':>10} {'distinct':>9} "
+        f"{heads[0]:>12} {heads[1]:>10} {heads[2]:>11} {heads[3]:>8}"
     )
     for model in given.models.split(","):
         for count in COUNTS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,8 @@ from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.states import Content, Extent, State
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckpt_conformance.crash.operations import Recording
 
 SLOW = settings(
@@ -49,7 +50,7 @@ def there(root: Path) -> dict[str, object]:
         name, about = str(path.relative_to(root)), path.lstat()
         leader = first.setdefault(about.st_ino, name)
         if path.is_symlink():
-            found[name] = ("link", os.readlink(path), 0, leader)
+            found[name] = ("link", str(path.readlink()), 0, leader)
         elif path.is_dir():
             found[name] = ("dir", None, about.st_mode & 0o7777, leader)
         else:
@@ -58,7 +59,7 @@ def there(root: Path) -> dict[str, object]:
 
 
 def some_states(recording: Recording, count: int = 120) -> list[State]:
-    rng = random.Random(1)
+    rng = random.Random(1)  # noqa: S311
     found = [
         state for name in ("posix", "kill") for state in MODELS[name].states(recording, rng, 400)
     ]
@@ -103,7 +104,7 @@ def spoil(root: Path, rng: random.Random) -> None:
 @SLOW
 @given(disk=operation_lists(), seed=st.integers(0, 1000))
 def test_what_a_recovery_did_is_undone(disk: Disk, seed: int) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     layout = Layout(disk.recording, disk.folder / "laid")
     for state in some_states(disk.recording, 30):
         layout.apply(state)
@@ -128,7 +129,7 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def last(disk: Disk) -> State:
-    return list(MODELS["kill"].states(disk.recording, random.Random(0), 1000))[-1]
+    return list(MODELS["kill"].states(disk.recording, random.Random(0), 1000))[-1]  # noqa: S311
 
 
 def test_modes_links_and_shared_inodes_are_as_recorded(disk: Disk) -> None:
@@ -138,7 +139,7 @@ def test_modes_links_and_shared_inodes_are_as_recorded(disk: Disk) -> None:
     assert (root / "old").stat().st_mode & 0o777 == 0o600
     assert (root / "d").stat().st_mode & 0o777 == 0o700
     assert (root / "d/new").stat().st_mode & 0o777 == 0o640
-    assert os.readlink(root / "latest") == "d/new"
+    assert str((root / "latest").readlink()) == "d/new"
     assert (root / "same").samefile(root / "d/new")
     assert (root / "same").stat().st_nlink == 2
 

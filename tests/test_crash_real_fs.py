@@ -122,13 +122,19 @@ def test_btrfs_loses_a_synced_file_to_a_rename_that_was_not(tmp_path: Path) -> N
 
 def test_nothing_is_left_mounted(filesystem: str) -> None:
     """Why: a loop device that stays behind fills the disk of whoever ran this."""
-    with pytest.raises(KeyboardInterrupt), real_fs.Images(filesystem) as images:
-        folder = images.folder
-        with images.mounted(images.fresh()) as mount:
-            (mount / "file").write_bytes(b"x")
-            raise KeyboardInterrupt
-    assert not folder.exists()
-    assert str(folder) not in Path("/proc/self/mounts").read_text()
+    folders: list[Path] = []
+
+    def interrupted() -> None:
+        with real_fs.Images(filesystem) as images:
+            folders.append(images.folder)
+            with images.mounted(images.fresh()) as mount:
+                (mount / "file").write_bytes(b"x")
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not folders[0].exists()
+    assert str(folders[0]) not in Path("/proc/self/mounts").read_text()
 
 
 def test_states_of_random_operations_are_legal(filesystem: str) -> None:

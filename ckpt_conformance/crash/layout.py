@@ -15,6 +15,7 @@ import time
 import weakref
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,7 @@ class Digests:
 
 def _ordered(state: State) -> bool:
     names = list(state.names)
-    return all(one < other for one, other in zip(names, names[1:], strict=False))
+    return all(one < other for one, other in pairwise(names))
 
 
 _known: dict[int, tuple[weakref.ref[Recording], Digests]] = {}
@@ -293,7 +294,7 @@ class Layout:
                 done.add(each)
                 self._fill(self._at(path), each, state.contents[each])
         self.placed.prints = {}
-        for path in reversed(sorted(state.names)):
+        for path in sorted(state.names, reverse=True):
             self._set(path, state)
         for path in state.names:
             self.placed.prints[path] = _print(os.lstat(self._at(path)))

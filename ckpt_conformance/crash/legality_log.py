@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.legality import MAY, MUST, NOT, History, Limits, Name, moments
+from ckpt_conformance.crash.legality import History, Name, moments
+from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
 from ckpt_conformance.crash.operations import ROOT, SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash.enumerate import Position, Rules, Version, Walk
+from ckpt_conformance.crash.enumerate import Position, Walk
 from ckpt_conformance.crash.legality_log import logged
 from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import EMPTY, paths
+from ckpt_conformance.crash.versions import Rules, Version
 
 if TYPE_CHECKING:
     import random

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Rules, Version, Walk
-from ckpt_conformance.crash.legality import MAY, MUST, NOT, History, Limits
+from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
+from ckpt_conformance.crash.legality import History
+from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
 from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import BLOCK, EMPTY
+from ckpt_conformance.crash.versions import Rules, Version
 
 if TYPE_CHECKING:
     import random

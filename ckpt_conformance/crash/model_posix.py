@@ -1,6 +1,6 @@
-"""Only what POSIX promises: a file's data after fsync of the file, a name after fsync of its directory.
+"""Only what POSIX promises: data after fsync of the file, a name after fsync of its directory.
 
-Everything else may be there or not, in any order. A rename is one step within one directory.
+The rest may be there or not, in any order. A rename is one step within one directory.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.enumerate import RECENT, Position, Rules, Walk
-from ckpt_conformance.crash.legality import MAY, MUST, NOT, History, Limits, Name
+from ckpt_conformance.crash.enumerate import RECENT, Position, Walk
+from ckpt_conformance.crash.legality import History, Name
+from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
 from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.crash.versions import Rules
 
 if TYPE_CHECKING:
     import random
@@ -103,14 +105,9 @@ class PosixWalk(Walk):
     def drawn(self, rng: random.Random) -> tuple[str, Position, dict[int, Content]]:
         """Choose names and contents at random."""
         kept = [one for one in self.naming[-RECENT:] if rng.random() < 0.5]  # noqa: PLR2004
-        position = self._chosen(kept)
-        named = set(position.names.values())
-        chosen = {
-            each: one.drawn(rng, holes=True)
-            for each, one in self.live.files.items()
-            if one.loose and each in named
-        }
-        return "random subset", position, chosen
+        loose = {each: one for each, one in self.live.files.items() if one.loose}
+        chosen = {each: one.drawn(rng, holes=True) for each, one in loose.items()}
+        return "random subset", self._chosen(kept), chosen
 
 
 class Posix:
@@ -149,6 +146,5 @@ def _settled(history: History, name: Name, index: int, point: int) -> bool:
 
 
 def _status(history: History, one: Operation, point: int) -> str:
-    if one.index >= point:
-        return NOT
-    return MUST if history.durable_from[one.index] <= point else MAY
+    durable = MUST if history.durable_from[one.index] <= point else MAY
+    return durable if one.index < point else NOT

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash.enumerate import Rules, Walk
+from ckpt_conformance.crash.enumerate import Walk
 from ckpt_conformance.crash.legality import journalled
+from ckpt_conformance.crash.versions import Rules
 
 if TYPE_CHECKING:
     import random

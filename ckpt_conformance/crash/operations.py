@@ -1,4 +1,4 @@
-"""What a recording holds: the operations on one directory, in order, and the bytes that were written.
+"""What a recording holds: the operations on one directory, in order, and the bytes written.
 
 An operation is what a system call did, not how it was spelled: `pwritev`, `sendfile` and a C++
 stream are all WRITE. Objects (files, directories, links) have numbers of the recorder's own, which
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  dataclasses read the annotations
 from typing import Any, Self
 
 ROOT = 1  # the object number of the manager's directory; it has the path ""

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ class Images:
         self.count = 0
         self.places: list[Path] = []
 
-    def __enter__(self) -> Images:
+    def __enter__(self) -> Self:
         """Make the first image."""
         try:
             self.empty = self.folder / "empty"

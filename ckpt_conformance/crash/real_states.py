@@ -18,7 +18,7 @@ from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent, State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 COMBINATIONS = 32  # of objects that may stand at the same inode numbers
 STRANGE = -3  # `source` of bytes that nobody wrote: no model allows them
@@ -150,34 +150,28 @@ class Replay:
             start = rng.randrange(pages) if self.images.filesystem == "btrfs" else 0
             real_fs.write_back(path, start * replay.BLOCK, rng.randint(1, pages) * replay.BLOCK)
         if point in self.plan.commits:
-            whole = rng is not None or len(self.plan.commits) == 1 and point % 2
+            whole = rng is not None or (len(self.plan.commits) == 1 and point % 2)
             (real_fs.commit_transaction if whole else real_fs.commit_by_other)(mount)
 
     def _do(self, root: Path, one: Operation) -> None:
         path, target = root / one.path, root / one.target
-        match one.kind:
-            case Kind.CREATE | Kind.MKDIR | Kind.SYMLINK:
-                self._make(root, one)
-            case Kind.WRITE | Kind.TRUNCATE | Kind.ALLOCATE | Kind.FSYNC | Kind.FDATASYNC:
-                self._on_file(path, one)
-            case Kind.LINK:
-                os.link(path, target)
-            case Kind.RENAME:
-                path.replace(target)
-            case Kind.EXCHANGE:
-                _exchange(path, target)
-            case Kind.UNLINK:
-                path.unlink()
-            case Kind.RMDIR:
-                path.rmdir()
-            case Kind.CHMOD:
-                path.chmod(one.mode)
-            case Kind.UTIME:
-                os.utime(path)
-            case Kind.SYNC:
-                real_fs.sync_all(root)
-            case Kind.MARK:
-                pass
+        acts: dict[Kind, Callable[[], object]] = {
+            Kind.LINK: lambda: os.link(path, target),
+            Kind.RENAME: lambda: path.replace(target),
+            Kind.EXCHANGE: lambda: _exchange(path, target),
+            Kind.UNLINK: path.unlink,
+            Kind.RMDIR: path.rmdir,
+            Kind.CHMOD: lambda: path.chmod(one.mode),
+            Kind.UTIME: lambda: os.utime(path),
+            Kind.SYNC: lambda: real_fs.sync_all(root),
+            Kind.MARK: lambda: None,
+        }
+        if one.kind in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}:
+            self._make(root, one)
+        elif one.kind in acts:
+            acts[one.kind]()
+        else:
+            self._on_file(path, one)
 
     def _make(self, root: Path, one: Operation) -> None:
         if not one.path:
