@@ -77,6 +77,7 @@ def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Pat
     recording = Recording.read(tmp_path / "record")
     marks = [op.mark for op in recording.operations if op.kind is Kind.MARK]
     assert marks == ["begun", "acknowledged"] * 2
+    assert all(op.source for op in recording.operations if op.kind is not Kind.MARK)
     replay(recording, tmp_path / "replayed")
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
 

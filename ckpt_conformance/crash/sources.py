@@ -10,6 +10,7 @@ interrupts it there ends the process, seen.)
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -45,6 +46,13 @@ def register(file: int) -> None:
     faulthandler.register(SIGNAL, file=calls.NOTES, all_threads=False)
 
 
+def register_again() -> None:
+    """In a new interpreter of a recorded process: dump stacks again, where the file came along."""
+    with contextlib.suppress(OSError):
+        if "memfd:stacks" in os.readlink(f"/proc/self/fd/{calls.NOTES}"):  # noqa: PTH115
+            faulthandler.register(SIGNAL, file=calls.NOTES, all_threads=False)
+
+
 class Sources:
     """Asks for dumps and reads them."""
 
@@ -64,7 +72,7 @@ class Sources:
         self.wanted = Wanted(thread, operations, number, time.monotonic())
 
     def _is_able(self, process: int) -> bool:
-        if process not in self.able:
+        if not self.able.get(process):  # a new interpreter may have it in a moment
             try:
                 status = Path(f"/proc/{process}/status").read_text()
             except OSError:
