@@ -96,6 +96,16 @@ def test_what_was_synced_is_there(filesystem: str, tmp_path: Path) -> None:
     assert {tree["ckpt"] for tree in at_the_end(disk, filesystem)} == {new}
 
 
+def test_fdatasync_of_a_directory_commits_its_names(filesystem: str, tmp_path: Path) -> None:
+    disk = Disk(tmp_path, real=False)
+    disk.create("tmp")
+    disk.write("tmp", 5000)
+    disk.fsync("tmp")
+    disk.rename("tmp", "ckpt")
+    disk.fsync("", data=True)
+    assert {tuple(tree) for tree in at_the_end(disk, filesystem)} == {("ckpt",)}
+
+
 def test_a_size_that_was_set_first_leaves_zeros(filesystem: str, tmp_path: Path) -> None:
     disk = Disk(tmp_path, real=False)
     disk.create("tmp")

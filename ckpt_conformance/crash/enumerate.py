@@ -166,9 +166,7 @@ class Walk:
                 continue
             self.touched[each] = [*self.touched.get(each, ())[-RECENT:], operation.index]
             data = operation.kind in {Kind.CREATE, Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE}
-            if (data and each == operation.object) or (
-                self.rules.fdatasync_directory and each in self.folders
-            ):
+            if (data and each == operation.object) or each in self.folders:
                 self.sized[each] = [*self.sized.get(each, ())[-RECENT:], operation.index]
 
     def _grows(self, operation: Operation) -> bool:

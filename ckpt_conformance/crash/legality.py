@@ -125,8 +125,8 @@ class History:
             if one.kind in SYNCING or one.kind is Kind.MARK:
                 continue
             if one.kind is not Kind.WRITE or one.index in self.grows:
-                above = {one.parent, one.new_parent, one.replaced} if one.kind in NAMING else set()
-                for each in {one.object, *above} - {0}:
+                more = (one.parent, one.new_parent, one.replaced) if one.kind in NAMING else ()
+                for each in {one.object, *more} - {0}:
                     self.touching[each].append(one.index)
 
     # ---- what is durable ----
@@ -176,24 +176,28 @@ class History:
             if sync and not one.error and self.returned[one.index] <= point:
                 yield one
 
-    def floor(self, point: int, *, directory_data: bool = False) -> int:
+    def floor(self, point: int) -> int:
         """Give how many operations on metadata a journal holds for certain."""
-        least = 0
-        for sync in self.committing(point):
-            touched: Iterable[int] = self.touching.get(sync.object, ())
-            if sync.kind is Kind.SYNC:
-                touched = range(sync.index)
-            elif sync.kind is not Kind.FSYNC and not (
-                directory_data and sync.object in self.folders
-            ):
-                mine = self.operations
-                touched = [i for i in touched if i in self.grows and mine[i].object == sync.object]
-            before = [i for i in touched if i == sync.index or self._before(i, sync)]
-            least = max([least, *(i + 1 for i in before)])
-        return least
+        found = [
+            index + 1
+            for sync in self.committing(point)
+            for index in self._settled(sync)
+            if index == sync.index or self.operations[index].precedes(sync)
+        ]
+        return max(found, default=0)
 
-    def _before(self, index: int, sync: Operation) -> bool:
-        return self.operations[index].precedes(sync)
+    def _settled(self, sync: Operation) -> Iterable[int]:
+        """Give the operations whose transaction a sync commits, if they came before it."""
+        touched = self.touching.get(sync.object, [])
+        if sync.kind is Kind.SYNC:
+            return range(sync.index)
+        if sync.kind is Kind.FSYNC or sync.object in self.folders:
+            return touched
+        ones = [self.operations[i] for i in touched if i in self.grows]
+        mine = [one for one in ones if one.object == sync.object]
+        if sync.kind is Kind.WRITE:  # it flushes its own range: growth by other writes may wait
+            mine = [one for one in mine if one is sync or one.kind is not Kind.WRITE]
+        return [one.index for one in mine]
 
     # ---- names ----
 
@@ -258,12 +262,11 @@ def journalled(
     state: State,
     *,
     replace_flushes: bool = False,
-    directory_data: bool = False,
 ) -> str:
     """Judge a state of a file system that keeps metadata in order; empty if it is legal."""
     history = History.of(recording)
     missing = history.not_returned(state.point).__contains__
-    floor = history.floor(state.point, directory_data=directory_data)
+    floor = history.floor(state.point)
     reason = ""
     for moment in moments(history, floor, state.point):
         wrong = history.wrong_names(state, partial(history.values, count=moment, loose=missing))

@@ -168,9 +168,7 @@ class Recording:
             root=body["root"],
             folder=folder,
             initial=[Entry(**entry) for entry in body["initial"]],
-            operations=[
-                Operation(**{**one, "kind": Kind(one["kind"])}) for one in body["operations"]
-            ],
+            operations=[_long(one) for one in body["operations"]],
             unsupported=[Unsupported(**call) for call in body["unsupported"]],
             recorder=body["recorder"],
         )
@@ -199,6 +197,12 @@ def returned_at(operations: list[Operation]) -> list[int]:
 
 
 _PLAIN = Operation(0, Kind.MARK)
+
+
+def _long(fields: dict[str, Any]) -> Operation:
+    """Make an operation from what `_short` gave."""
+    values: dict[str, Any] = {**fields, "kind": Kind(fields["kind"])}
+    return Operation(**values)
 
 
 def _short(operation: Operation) -> dict[str, Any]:

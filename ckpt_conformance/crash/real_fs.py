@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 MIB = 1 << 20
 NOTHING = bytes(64 * 1024)
@@ -134,7 +134,7 @@ class Images:
         raise OSError(f"{image} was written to during each of {TRIES} copies")
 
     @contextlib.contextmanager
-    def mounted(self, image: Path) -> Iterator[Path]:
+    def mounted(self, image: Path) -> Generator[Path, None, None]:
         """Mount an image, which replays its log, and unmount it."""
         place = self.folder / f"mount-{image.name}"
         place.mkdir()

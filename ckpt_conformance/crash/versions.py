@@ -27,7 +27,6 @@ class Rules:
     in_block: bool = False  # a size grows to the end of its block before the data is there (seen)
     holes: bool = False  # later blocks of new data may be there without earlier ones
     carries: bool = True  # data that is durable shows in older positions too
-    fdatasync_directory: bool = False  # commits it as fsync does
 
 
 @dataclass(frozen=True)
