@@ -301,8 +301,9 @@ def _ordered(
                 return NOT
             return MAY if one.index in loose | history.idle else MUST
         flushed = [r for r in flushes if one.precedes(r) and r.index not in loose]
+        flushes_it = one.index in history.grows  # only data without blocks is sure to be flushed
         if history.durable_from[one.index] <= point or any(
-            not history.doomed(one, r.index) for r in flushed
+            flushes_it and not history.doomed(one, r.index) for r in flushed
         ):
             return MUST
         return LATE if one.index >= moment else MAY
