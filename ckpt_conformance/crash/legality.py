@@ -84,6 +84,21 @@ class History:
             one.index: self._durable_from(one) for ones in self.data.values() for one in ones
         }
 
+    def _filling(self) -> set[int]:
+        """Give the writes to pages that their file had no bytes in: they need new blocks."""
+        pages = {each: set(range(-(-size // PAGE))) for each, size in self.before.items()}
+        found: set[int] = set()
+        for one in self.operations:
+            had = pages.setdefault(one.object, set())
+            if one.kind is Kind.TRUNCATE:
+                had -= {page for page in had if page * PAGE >= one.size}
+            elif one.kind in {Kind.WRITE, Kind.ALLOCATE} and one.size:
+                mine = set(range(one.offset // PAGE, -(-one.stop // PAGE)))
+                if mine - had:
+                    found.add(one.index)
+                had |= mine
+        return found
+
     @classmethod
     def of(cls, recording: Recording) -> History:
         """Give the history of a recording; it is made once."""
@@ -109,6 +124,7 @@ class History:
         """Sort operations by the file whose data they change, and by the inodes they change."""
         sizes = dict(self.before)
         self.grows: set[int] = set()
+        self.fills = self._filling()
         self.idle: set[int] = set()  # asked for the size that the file had: nothing may happen
         for one in self.operations:
             size = sizes.get(one.object, 0)
@@ -301,7 +317,7 @@ def _ordered(
                 return NOT
             return MAY if one.index in loose | history.idle else MUST
         flushed = [r for r in flushes if one.precedes(r) and r.index not in loose]
-        flushes_it = one.index in history.grows  # only data without blocks is sure to be flushed
+        flushes_it = one.index in history.fills  # only data without blocks is sure to be flushed
         if history.durable_from[one.index] <= point or any(
             flushes_it and not history.doomed(one, r.index) for r in flushed
         ):
