@@ -6,8 +6,10 @@ that tests can compare the two. `operation_lists` is the Hypothesis strategy of 
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE = 4096
+_BASE = tempfile.mkdtemp(prefix="operations-")
+atexit.register(shutil.rmtree, _BASE, ignore_errors=True)
 
 
 def payload(index: int, offset: int, size: int) -> bytes:
@@ -268,7 +272,7 @@ def _do(disk: Disk, what: tuple[str, ...], size: int, offset: int) -> None:
 @st.composite
 def operation_lists(draw: st.DrawFn, *, most: int = 12, real: bool = False) -> Disk:
     """Give a disk with up to `most` valid operations on it."""
-    disk = Disk(Path(tempfile.mkdtemp(prefix="operations-")), real=real)
+    disk = Disk(Path(tempfile.mkdtemp(dir=_BASE)), real=real)
     if draw(st.booleans()):
         disk.before("a", draw(st.sampled_from((0, 100, 2 * PAGE))))
     for _ in range(draw(st.integers(1, most))):
@@ -282,7 +286,7 @@ def operation_lists(draw: st.DrawFn, *, most: int = 12, real: bool = False) -> D
 def random_disk(seed: int, count: int = 14, step: Callable[[Disk], None] | None = None) -> Disk:
     """Give a disk with valid operations chosen by a seed; no syncs of everything."""
     rng = random.Random(seed)  # noqa: S311  no secret
-    disk = Disk(Path(tempfile.mkdtemp(prefix="operations-")), real=False)
+    disk = Disk(Path(tempfile.mkdtemp(dir=_BASE)), real=False)
     if rng.random() < 0.7:
         disk.before("a", rng.choice((100, 2 * PAGE)))
     for _ in range(count):
