@@ -114,7 +114,7 @@ certify-third-party: $(THIRD)/.stamp ## certify accelerate and lightning, in an 
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: test test-all soak mutants bench
+.PHONY: validate-models test test-all soak mutants bench
 test: $(VENV)/.stamp-dev ## the project's own tests (under 10 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
@@ -125,6 +125,9 @@ test-all: $(VENV)/.stamp-dev ## every test, the whole kill matrix, lint, types, 
 
 mutants: $(VENV)/.stamp-use ## the kill matrix: which check catches which broken manager
 	$(BIN)/ckpt-conformance mutants $(ARGS)
+
+validate-models: $(VENV)/.stamp-dev ## the crash models against real ext4, xfs and btrfs (needs root and loop devices)
+	@$(BIN)/python -m pytest -q -rs -s tests/test_crash_real_fs.py $(ARGS)
 
 soak: $(VENV)/.stamp-use ## certify the reference manager SOAK_RUNS=100 times, each with another seed
 	@for seed in $$(seq 1 $(SOAK_RUNS)); do \

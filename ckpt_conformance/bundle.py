@@ -2,7 +2,8 @@
 
 A bundle is a folder: `violation.json` (the outcome and how the check was run), `programs.json`
 (every life of the check, in order) and `checkpoints/` (the manager's directory as the last life
-left it).
+left it). Where a check found a crash state, `crash/` is a bundle of that state alone: see
+`crash/bundles.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.verdicts import CheckOutcome
 
 SCHEMA = "ckpt-conformance/bundle/v1"
+CRASH = "crash"
 
 
 class BundleError(ValueError):
@@ -48,6 +50,8 @@ def write(folder: Path, subject: Subject, outcome: CheckOutcome) -> Path:
     (target / "programs.json").write_text(json.dumps(subject.programs, indent=1))
     if subject.root.is_dir():
         trees.copy(subject.root, target / "checkpoints")
+    if (subject.scratch / CRASH).is_dir():
+        trees.copy(subject.scratch / CRASH, target / CRASH)
     return target
 
 

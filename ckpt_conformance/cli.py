@@ -1,4 +1,4 @@
-"""The command line: `certify`, `mutants` and `list`.
+"""The command line: `certify`, `mutants` and `list`; `explore` and `replay` are in `cli_explore`.
 
 Exit status: 0 certified, 1 violations, 2 usage error, 3 undecided (UNKNOWN, or the harness itself
 failed), 130 stopped by hand. Results go to stdout, progress and errors to stderr.
@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, TextIO
 
-from ckpt_conformance import __version__, environment, registry
+from ckpt_conformance import __version__, bundle, environment, registry
 from ckpt_conformance.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
@@ -26,7 +26,8 @@ try:
     import typer
     from rich import progress as bars
 
-    from ckpt_conformance import baseline, certificate, report
+    from ckpt_conformance import baseline, certificate, cli_explore, report
+    from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed, Spending, whole
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
         raise
@@ -37,7 +38,7 @@ except ModuleNotFoundError as missing:
     raise SystemExit(2) from None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.certificate import Json
     from ckpt_conformance.registry import AdapterInfo
@@ -46,7 +47,10 @@ if TYPE_CHECKING:
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 INTERRUPTED = 130
 QUIET_SECONDS, LINE_SECONDS = 2.0, 10.0
-USAGE_ERRORS = (certificate.RequestError, environment.OutputError, registry.AdapterError)
+USAGE_ERRORS = (
+    *(certificate.RequestError, environment.OutputError, registry.AdapterError),
+    bundle.BundleError,
+)
 MEANINGS = {0: "certified", 1: "violated", 3: "undecided"}
 
 app = typer.Typer(
@@ -59,20 +63,7 @@ app = typer.Typer(
 
 
 # Values are the names in lower case.
-Budget = StrEnum("Budget", ["QUICK", "FULL"])
 Listed = StrEnum("Listed", ["ADAPTERS", "INVARIANTS", "PROFILES", "FAULTS", "MUTANTS"])
-
-
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """Make a parser of whole numbers that shows the value it refuses."""
-
-    def parse(value: object) -> int:
-        text = str(value)
-        if not (text.isdecimal() and low <= int(text) <= high):
-            raise typer.BadParameter(f"{text!r} is no whole number from {low} to {high}")
-        return int(text)
-
-    return parse
 
 
 class Progress:
@@ -157,18 +148,6 @@ def run(options: SessionOptions, what: str) -> Ran:
 
 def _unique(given: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given or ()))
-
-
-Names = list[str] | None
-Jobs = Annotated[
-    int | None,
-    typer.Option(parser=whole(1, 1024), metavar="N", help="Processes; default: one a core."),
-]
-Spending = Annotated[Budget, typer.Option(help="quick: 12 core-seconds an adapter.")]
-Seed = Annotated[
-    int,
-    typer.Option(parser=whole(0, 2**32 - 1), metavar="N", help="Every choice follows from it."),
-]
 
 
 @app.command()
@@ -369,6 +348,9 @@ def top(
     if version:
         typer.echo(f"ckpt-conformance {__version__}")
         raise typer.Exit
+
+
+cli_explore.register(app)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import torch
 
 from ckpt_conformance import registry, trees
 from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance.crash import sources
 from ckpt_conformance.gate import Gate
 from ckpt_conformance.job import Job
 from ckpt_conformance.journal import LifeJournal
@@ -329,6 +330,7 @@ def live(program: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run the program of a file: `python -m ckpt_conformance.life PROGRAM`."""
+    sources.register_again()
     live(json.loads(Path(sys.argv[1]).read_text()))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_conformance import hugepages
+from ckpt_conformance.crash import supervised
 from ckpt_conformance.preload import import_named, kill_group, preload
 
 DEADLINE = 60.0  # seconds
@@ -95,6 +96,8 @@ class Server:
             self.listener.close()
             if reason := self.refused.get(program["adapter"]):
                 sys.exit(reason)
+            if supervised.is_wanted(program):
+                supervised.enter(program)  # goes on in a child of this process
             if program.get("isolation") == "spawn":
                 source = Path(program["result"]).with_suffix(".program")
                 source.write_text(json.dumps(program))
@@ -111,6 +114,7 @@ class Server:
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
+                supervised.leave()
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)

@@ -17,8 +17,11 @@ def clear(root: Path) -> None:
     root.mkdir(parents=True)
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a tree; `target` must not exist. Hard links inside the tree stay hard links."""
+def copy(source: Path, target: Path, *, into: bool = False) -> None:
+    """Copy a tree; `target` must not exist, unless the copy goes `into` an empty directory.
+
+    Hard links inside the tree stay hard links.
+    """
     seen: dict[tuple[int, int], str] = {}
 
     def copy_file(src: str, dst: str) -> str:
@@ -29,7 +32,17 @@ def copy(source: Path, target: Path) -> None:
             return dst
         return shutil.copy2(src, dst, follow_symlinks=False)
 
-    shutil.copytree(source, target, symlinks=True, copy_function=copy_file)
+    shutil.copytree(source, target, symlinks=True, copy_function=copy_file, dirs_exist_ok=into)
+
+
+def empty(root: Path) -> None:
+    """Remove what is in a directory and keep the directory: it may be a mount."""
+    root.mkdir(parents=True, exist_ok=True)
+    for path in root.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def lay_out(snapshot: Path, root: Path) -> None:

@@ -1,0 +1,66 @@
+"""States that the explorer recovers and compares per second, beside the manager's own loads.
+
+Both on one core, in one run, on the same checkpoint: a warm process that loads it again and again,
+and the batches of `explore` on the recording of its save.
+
+    python benchmarks/bench_explore.py [--seconds S]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from ckpt_conformance import facts
+from ckpt_conformance.client import Client
+from ckpt_conformance.crash import explore, workloads
+from ckpt_conformance.subject import Subject
+
+ADAPTERS = ("torch-save-atomic-per-step", "reference", "reference-dcp", "dcp-per-step")
+GOAL = 0.5  # of the rate of the manager's own loads
+MODELS = ("kill", "ext4", "xfs", "btrfs")
+
+
+def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, float, float]:
+    """Give operations, candidates, visited, states per second, loads per second."""
+    with (
+        facts.serve((name,)) as (server, infos),
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+        closing(Client(server)) as client,
+    ):
+        subject = Subject(infos[name], client, Path(folder))
+        recorded = workloads.record(subject, "second")
+        probe = {
+            "op": "probe",
+            "probe": "ckpt_conformance.crash.visit:loads",
+            "args": {"seconds": seconds},
+        }
+        ending = subject.life({"op": "load"}, probe)
+        rate = ending.result("probe")["value"]
+        limits = explore.Limits(candidates=4000, visits=visits, alone=0, rounds=0)
+        result = explore.explore(subject, recorded, MODELS, limits)
+        candidates = sum(report.candidates for report in result.models.values())
+        states = result.visited / result.batch_seconds
+        return len(recorded.recording.operations), candidates, result.visited, states, rate
+
+
+def main() -> None:
+    """Print one row for each adapter."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=2.0, help="of loading, for each adapter")
+    parser.add_argument("--visits", type=int, default=200, help="distinct contents for each model")
+    given = parser.parse_args()
+    head = ("operations", "candidates", "visited", "states/s", "loads/s", "ratio")
+    print(f"{'adapter':<28}" + "".join(f"{each:>12}" for each in head))
+    for name in ADAPTERS:
+        operations, candidates, visited, states, rate = measure(name, given.seconds, given.visits)
+        ratio = states / rate
+        note = "" if ratio >= GOAL else f"  below the goal of {GOAL}"
+        row = f"{operations:>12}{candidates:>12}{visited:>12}{states:>12.0f}{rate:>12.0f}"
+        print(f"{name:<28}{row}{ratio:>12.2f}{note}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Values are the names in lower case.
+Budget = StrEnum("Budget", ["QUICK", "FULL"])
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Make a parser of whole numbers that shows the value it refuses."""
+
+    def parse(value: object) -> int:
+        text = str(value)
+        if not (text.isdecimal() and low <= int(text) <= high):
+            raise typer.BadParameter(f"{text!r} is no whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+Names = list[str] | None
+Jobs = Annotated[
+    int | None,
+    typer.Option(parser=whole(1, 1024), metavar="N", help="Processes; default: one a core."),
+]
+Spending = Annotated[Budget, typer.Option(help="quick: 12 core-seconds an adapter.")]
+Seed = Annotated[
+    int,
+    typer.Option(parser=whole(0, 2**32 - 1), metavar="N", help="Every choice follows from it."),
+]

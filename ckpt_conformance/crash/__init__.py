@@ -1,0 +1,5 @@
+"""The crash-state explorer: record one save, then visit every legal content of the disk after a crash.
+
+Reading order: `operations` (what was recorded), `recorder` (how), `states` (what a crash can leave),
+one module per persistence model, `explore` (visit and judge), `audit` (the trace itself).
+"""

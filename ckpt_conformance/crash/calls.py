@@ -1,0 +1,133 @@
+"""Which system calls the supervisor is asked about, by name, for both architectures.
+
+Modelled: done by the supervisor in place of the caller, so that its result is known. Unsupported:
+let through and named. Harmless: everything else; the kernel's filter never asks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from ckpt_conformance.crash.notify import Rule, Test
+
+NOTES = 1009  # the descriptor that stack dumps go to; writes to it are not asked about
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_FICLONE, _FICLONERANGE, _FIDEDUPERANGE = 0x40049409, 0x4020940D, 0xC0189436
+_SHARED, _ANONYMOUS = 1, 0x20
+
+# name: (x86-64, aarch64); -1 where there is none
+NUMBERS: dict[str, tuple[int, int]] = {
+    "write": (1, 64),
+    "pwrite64": (18, 68),
+    "writev": (20, 66),
+    "pwritev": (296, 70),
+    "pwritev2": (328, 287),
+    "open": (2, -1),
+    "creat": (85, -1),
+    "openat": (257, 56),
+    "openat2": (437, 437),
+    "rename": (82, -1),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "mkdir": (83, -1),
+    "mkdirat": (258, 34),
+    "rmdir": (84, -1),
+    "unlink": (87, -1),
+    "unlinkat": (263, 35),
+    "link": (86, -1),
+    "linkat": (265, 37),
+    "symlink": (88, -1),
+    "symlinkat": (266, 36),
+    "mknod": (133, -1),
+    "mknodat": (259, 33),
+    "truncate": (76, 45),
+    "ftruncate": (77, 46),
+    "fallocate": (285, 47),
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
+    "copy_file_range": (326, 285),
+    "sendfile": (40, 71),
+    "splice": (275, 76),
+    "mmap": (9, 222),
+    "io_submit": (209, 2),
+    "io_uring_enter": (426, 426),
+    "open_by_handle_at": (304, 265),
+    "ioctl": (16, 29),
+    "umask": (95, 166),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "read": (0, 63),
+    "pread64": (17, 67),
+    "readv": (19, 65),
+    "preadv": (295, 69),
+    "preadv2": (327, 286),
+    "getdents64": (217, 61),
+}
+READING = ("read", "pread64", "readv", "preadv", "preadv2", "getdents64")
+# Let through and named where they touch a file below the directory.
+UNSUPPORTED = {
+    "splice": "bytes that come through a pipe are not seen",
+    "mmap": "bytes written through a shared mapping are not seen",
+    "io_submit": "asynchronous writes are not seen",
+    "io_uring_enter": "what an io_uring does is not seen",
+    "open_by_handle_at": "a file that is opened by its handle is not seen",
+}
+# Changes nothing that a crash state keeps: named here so that the table is whole.
+HARMLESS = frozenset(
+    {
+        *("close", "dup", "dup2", "dup3", "fcntl", "flock", "lseek", "chdir", "fchdir"),
+        *("stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2"),
+        *("readlink", "readlinkat", "fadvise64", "readahead", "sync_file_range"),
+        *("chown", "fchown", "fchownat", "lchown", "msync", "munmap"),
+        *("setxattr", "fsetxattr", "lsetxattr", "removexattr"),
+    }
+)
+# Calls with these conditions only; a name may have several, of which one has to hold.
+CONDITIONS: dict[str, list[tuple[Test, ...]]] = {
+    "write": [(Test(0, "not", NOTES),)],
+    "open": [(Test(1, "any", _WRITES),)],
+    "openat": [(Test(2, "any", _WRITES),)],
+    "open_by_handle_at": [(Test(2, "any", _WRITES),)],
+    "mmap": [(Test(3, "any", _SHARED), Test(3, "no", _ANONYMOUS))],
+    "ioctl": [(Test(1, "is", code),) for code in (_FICLONE, _FICLONERANGE, _FIDEDUPERANGE)],
+}
+
+
+def _column() -> int:
+    return 1 if platform.machine() == "aarch64" else 0
+
+
+def number_of(name: str) -> int:
+    """Give the number of a call on this machine; -1 if it has none."""
+    return NUMBERS[name][_column()]
+
+
+def names() -> dict[int, str]:
+    """Map numbers on this machine to names."""
+    column = _column()
+    return {numbers[column]: name for name, numbers in NUMBERS.items() if numbers[column] >= 0}
+
+
+def rules(*, reading: bool = False) -> list[Rule]:
+    """Give the filter's rules; with `reading` also for opening to read, and for reading."""
+    found: list[Rule] = []
+    for name in NUMBERS:
+        number = number_of(name)
+        if number < 0 or (name in READING and not reading):
+            continue
+        conditions = CONDITIONS.get(name, [()])
+        if reading and name in {"open", "openat"}:
+            conditions = [()]
+        found += [Rule(number, tests) for tests in conditions]
+    return found

@@ -1,0 +1,111 @@
+"""Children of one life: each does one thing, says so in lines, and may die of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Line = dict[str, Any]
+    Put = Callable[[Line], None]
+
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+LAST_WORD, DEATH = b'{"end": "ended"}', b'{"end": "died"}'
+
+
+def put_into(out: Any) -> Put:  # noqa: ANN401  a text file
+    """Give a function that writes one line at once, so that a death loses none."""
+
+    def put(line: Line) -> None:
+        out.write(json.dumps(line, default=str) + "\n")
+        out.flush()
+
+    return put
+
+
+def run(work: Callable[[Put], None], deadline: float) -> Iterator[Line]:
+    """Fork a child that works; give its lines, and a last one that says how it ended.
+
+    A child that says nothing for `deadline` seconds is killed: {"end": "hang"}. The caller has one
+    thread.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        _work(work, write)
+    os.close(write)
+    how = "hang"
+    for line in _lines(read, pid, deadline):
+        told: Line = json.loads(line)
+        how = told.get("end", how)
+        if "end" not in told:
+            yield told
+    os.close(read)
+    _kill(pid)  # and what it started: loader workers
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if how == "died":
+        how = "killed" if code == -signal.SIGKILL else "crashed"
+    yield {"end": how}
+
+
+def _work(work: Callable[[Put], None], write: int) -> None:
+    """Be the child; never returns."""
+    code = 0
+    try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+        put = put_into(os.fdopen(write, "w"))
+        work(put)
+        put({"end": "ended"})
+    except BaseException:  # noqa: BLE001  a child must never return into the life
+        traceback.print_exc()
+        code = 70
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _lines(read: int, pid: int, deadline: float) -> Iterator[bytes]:
+    """Give lines as they come, until the last word, the death, or a silence that is too long."""
+    left = b""
+    os.set_blocking(read, False)
+    watch = os.pidfd_open(pid)
+    with selectors.DefaultSelector() as selector:
+        selector.register(read, selectors.EVENT_READ)
+        selector.register(watch, selectors.EVENT_READ)
+        while ready := selector.select(deadline):
+            dead = any(key.fd == watch for key, _ in ready)
+            *lines, left = (left + _read(read)).split(b"\n")
+            yield from lines
+            if dead or lines[-1:] == [LAST_WORD]:
+                yield from [DEATH] if lines[-1:] != [LAST_WORD] else []
+                break
+    os.close(watch)
+
+
+def _read(read: int) -> bytes:
+    """Read all that is there now."""
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(read, 1 << 16):
+            found += data
+    return found
+
+
+def _kill(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)

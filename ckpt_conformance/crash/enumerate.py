@@ -1,0 +1,342 @@
+"""Walks over a recording and gives the states of each crash point; models set its rules.
+
+At each point there are positions: what the names were before each of the last 8 operations on
+metadata, and at the oldest point that a sync did not settle. At each position the files choose
+between their versions. A step costs what is alive, never what was recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import replay
+from ckpt_conformance.crash.operations import SYNCING, Kind, Operation, Recording, returned_at
+from ckpt_conformance.crash.replay import BLOCK, EMPTY
+from ckpt_conformance.crash.states import Content, State
+from ckpt_conformance.crash.versions import Rules, Version
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Choice", "Pending", "Position", "Rules", "Version", "Walk"]
+
+RECENT = 8  # positions, and files whose data is varied, at one crash point
+DRAWS = 64  # random states at one crash point, at most
+
+
+@dataclass
+class Pending:
+    """An operation on data that no sync has settled."""
+
+    operation: Operation
+    durable: bool = False
+    doomed: bool = False  # a failed fsync dropped it; later ones do not bring it back
+
+
+@dataclass
+class Position:
+    """What the names and files are when the operations on metadata before `index` are there."""
+
+    index: int
+    slots: dict[replay.Slot, int]
+    names: dict[str, int]
+    files: dict[int, Version]
+    modes: dict[int, int]
+    changed: dict[int, int]
+
+
+Choice = tuple[str, Position, dict[int, Content]]  # why, where, and the contents that differ
+
+
+@dataclass
+class Walk:
+    """The state of a walk: all that the operations so far made, and what is still loose."""
+
+    recording: Recording
+    rules: Rules
+    point: int = 0
+    floor: int = 0  # operations on metadata before this index are there
+    kept: list[Position] = field(default_factory=list[Position])
+    waiting: list[Operation] = field(default_factory=list[Operation])
+
+    def __post_init__(self) -> None:
+        """Start from what was there before."""
+        self.folders = replay.directories(self.recording)
+        self.returned = returned_at(self.recording.operations)
+        slots = replay.initial_slots(self.recording)
+        contents = replay.initial_contents(self.recording)
+        modes = {entry.object: entry.mode for entry in self.recording.initial if entry.mode}
+        files = {each: Version(one, one, one, one) for each, one in contents.items()}
+        self.live = Position(0, slots, replay.paths(slots, self.folders), files, modes, {})
+        self.base = dict(contents)
+        self.pending: dict[int, list[Pending]] = {each: [] for each in contents}
+        self.touched: dict[int, list[int]] = {}  # by object: its latest changes of any kind
+        self.sized: dict[int, list[int]] = {}  # and those that fdatasync commits
+
+    # ---- one step ----
+
+    def step(self, operation: Operation) -> None:
+        """Apply one operation."""
+        self.point = operation.index + 1
+        self._settle_returned()
+        if replay.is_metadata(operation):
+            self.keep(operation)
+        self._note(operation)
+        if operation.kind in SYNCING and operation.error:
+            self._doom(operation)
+        elif operation.kind in SYNCING:
+            self.waiting.append(operation)
+            self._settle_returned()
+        else:
+            self.apply(operation)
+
+    def _settle_returned(self) -> None:
+        for sync in [one for one in self.waiting if self.returned[one.index] <= self.point]:
+            self.waiting.remove(sync)
+            self.settle(sync)
+
+    def keep(self, operation: Operation) -> None:
+        """Keep the position before an operation on metadata: the oldest, and the last few."""
+        live = self.live
+        self.kept.append(
+            Position(
+                operation.index, live.slots, live.names, dict(live.files), live.modes, live.changed
+            )
+        )
+        if operation.kind is Kind.TRUNCATE and self.rules.zeroes_tail:
+            self._zero_tail(self.kept[-1], operation)
+        del self.kept[1:-RECENT]
+
+    @staticmethod
+    def _zero_tail(position: Position, operation: Operation) -> None:
+        """Let the bytes behind the new end be zeros, although the file is not shorter yet."""
+        version = position.files.get(operation.object)
+        end = -(-operation.size // BLOCK) * BLOCK
+        if version is not None and operation.size < min(end, version.safe.size):
+            safe = replay.without(EMPTY, version.safe, operation.size, end)
+            position.files[operation.object] = Version(version.full, version.sure, safe, safe)
+
+    def apply(self, operation: Operation) -> None:
+        """Apply an operation that is no sync."""
+        live = self.live
+        if operation.kind in {Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE}:
+            self._write(operation)
+        elif operation.kind in {Kind.CREATE, Kind.MKDIR, Kind.CHMOD}:
+            live.modes = {**live.modes, operation.object: operation.mode}
+        if operation.kind is Kind.CREATE:
+            live.files[operation.object] = Version(EMPTY, EMPTY, EMPTY, EMPTY)
+            self.base[operation.object] = EMPTY
+            self.pending[operation.object] = []
+        if operation.kind is Kind.RENAME and operation.replaced and self.rules.replace_flushes:
+            self._flush(operation.object, operation)
+        events = replay.slot_events(operation)
+        if events:
+            live.slots = dict(live.slots)
+            replay.put(live.slots, events)
+            live.names = replay.paths(live.slots, self.folders)
+            self.forget(operation)
+
+    def forget(self, operation: Operation) -> None:
+        """Drop what an operation left without a name; older positions have their own."""
+        held = set(self.live.slots.values())
+        if operation.kind is Kind.CREATE:
+            return
+        self.drop({operation.object, operation.replaced} - held - {0})
+
+    def drop(self, gone: set[int]) -> None:
+        """Drop objects that can't have a name again."""
+        live = self.live
+        for each in gone:
+            for table in (live.files, self.pending, self.base, self.touched, self.sized):
+                table.pop(each, None)
+        if gone:
+            live.changed = {k: v for k, v in live.changed.items() if k not in gone}
+            live.modes = {k: v for k, v in live.modes.items() if k not in gone}
+
+    def _note(self, operation: Operation) -> None:
+        """Note which inodes an operation changes."""
+        inodes = replay.inodes(operation)
+        if not inodes:
+            return
+        self.live.changed = self.live.changed | dict.fromkeys(inodes, operation.index)
+        for each in inodes:
+            if operation.kind is Kind.WRITE and not self._grows(operation):
+                continue
+            self.touched[each] = [*self.touched.get(each, ())[-RECENT:], operation.index]
+            data = operation.kind in {Kind.CREATE, Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE}
+            if (data and each == operation.object) or each in self.folders:
+                self.sized[each] = [*self.sized.get(each, ())[-RECENT:], operation.index]
+
+    def _grows(self, operation: Operation) -> bool:
+        version = self.live.files.get(operation.object)
+        return version is not None and operation.stop > version.full.size
+
+    def _write(self, operation: Operation) -> None:
+        version = self.live.files.get(operation.object)
+        if version is None:
+            return
+        full = replay.changed(version.full, operation)
+        if full is version.full:
+            return  # the size that it had: nothing is logged
+        sure = full if version.sure is version.full else replay.changed(version.sure, operation)
+        safe, bare = version.safe, version.bare
+        if operation.kind is not Kind.WRITE:
+            ordered = self.rules.truncate_in_order
+            bare = replay.changed(bare, operation)
+            safe = bare if ordered else safe
+        self.live.files[operation.object] = Version(full, sure, safe, bare)
+        journal = self.rules.truncate_in_order and self.rules.carries
+        if journal and operation.kind is Kind.WRITE:
+            self._write_in_place(operation)
+        self.pending[operation.object].append(Pending(operation))
+        if operation.sync:
+            self.waiting.append(operation)
+
+    def _write_in_place(self, operation: Operation) -> None:
+        """Let blocks that a file has already show a write, whatever the names are."""
+        cuts = [one.operation.index for one in self.pending[operation.object]]
+        sizes = [one for one in cuts if self.recording.operations[one].kind is not Kind.WRITE]
+        for position in self.kept:
+            version = position.files.get(operation.object)
+            if version is None or operation.stop > version.safe.size:
+                continue
+            if not sizes or sizes[-1] < position.index:
+                full = replay.written(version.full, operation)
+                position.files[operation.object] = replace(version, full=full)
+
+    # ---- what is durable ----
+
+    def _doom(self, sync: Operation) -> None:
+        """Drop what a failed sync had to write: it may be gone, whatever later ones return."""
+        for each in self._objects(sync):
+            for one in self.pending[each]:
+                if one.operation.kind is Kind.WRITE and one.operation.precedes(sync):
+                    one.doomed = one.doomed or not one.durable
+            self._refresh(each)
+
+    def _objects(self, sync: Operation) -> list[int]:
+        if sync.kind is Kind.SYNC:
+            return list(self.pending)
+        return [sync.object] if sync.object in self.pending else []
+
+    def settle(self, sync: Operation) -> None:
+        """Make durable what a sync, or a WRITE through O_SYNC, covers."""
+        for each in self._objects(sync):
+            self._flush(each, sync)
+        self.raise_floor(sync)
+
+    def _flush(self, each: int, sync: Operation) -> None:
+        for one in self.pending.get(each, ()):
+            mine = (
+                one.operation is sync if sync.kind is Kind.WRITE else one.operation.precedes(sync)
+            )
+            one.durable = one.durable or (mine and not one.doomed)
+        before = self.live.files.get(each)
+        self._refresh(each)
+        if sync.kind is not Kind.RENAME and before is not None:
+            self.kept = [
+                one
+                for one in self.kept
+                if (one.index <= sync.index and not self.rules.carries)
+                or self._carry(one, each, before)
+            ]
+
+    def _carry(self, position: Position, each: int, before: Version) -> bool:
+        """Give an older position the durable data; False if it can't stand any more."""
+        if each not in position.files:
+            return True
+        orders = any(
+            one.operation.kind is not Kind.WRITE and one.operation.index >= position.index
+            for one in self.pending[each]
+        )
+        if position.files[each] is not before and orders:
+            return False
+        position.files[each] = self.live.files[each]
+        return True
+
+    def _refresh(self, each: int) -> None:
+        """Work the version of a file out again from what is pending."""
+        pending = self.pending.get(each)
+        if not pending:
+            return
+        full = self.live.files[each].full
+        if all(one.durable for one in pending):
+            self.base[each], self.pending[each] = full, []
+            self.live.files[each] = Version(full, full, full, full)
+            return
+        sure = safe = bare = self.base[each]
+        for one in pending:
+            data = one.operation.kind is Kind.WRITE
+            sure = sure if one.doomed else replay.changed(sure, one.operation)
+            if one.durable or not data:
+                bare = replay.changed(bare, one.operation)
+            if one.durable or (not data and self.rules.truncate_in_order):
+                safe = replay.changed(safe, one.operation)
+        safe = bare if safe == bare else safe
+        self.live.files[each] = Version(full, sure, safe, bare)
+
+    def raise_floor(self, sync: Operation) -> None:
+        """Say which operations on metadata a sync commits: those of its inode and all before."""
+        if sync.kind is Kind.SYNC:
+            candidates = list(range(max(0, sync.index - 64), sync.index))
+        else:
+            table = self.touched if sync.kind is Kind.FSYNC else self.sized
+            candidates = table.get(sync.object, [])
+        operations = self.recording.operations
+        if sync.kind is Kind.WRITE:  # it flushes its own range: growth by others is not logged
+            grown = [i for i in candidates if operations[i].kind is not Kind.WRITE]
+            candidates = [*grown, *(i for i in candidates if i == sync.index)]
+        covered = [i for i in candidates if i == sync.index or operations[i].precedes(sync)]
+        self.floor = max([self.floor, *(index + 1 for index in covered)])
+        self.kept = [one for one in self.kept if one.index >= self.floor]
+
+    # ---- states of one point ----
+
+    def positions(self) -> list[tuple[str, Position]]:
+        """Give what the names may be, newest first."""
+        older = [(f"names as before operation {one.index}", one) for one in reversed(self.kept)]
+        return [("", self.live), *older]
+
+    def choices(self, position: Position) -> Iterator[tuple[str, dict[int, Content]]]:
+        """Give what differs from "everything is there" at a position; simplest first."""
+        named = set(position.names.values())
+        loose = {each: one for each, one in position.files.items() if one.loose and each in named}
+        safe = {each: one.safe for each, one in loose.items()}
+        yield "everything", {}
+        if not loose:
+            return
+        yield "only what was synced", safe
+        label = {held: path for path, held in position.names.items()}
+        for each in list(loose)[-RECENT:]:
+            for why, content in loose[each].variants(self.rules):
+                yield f"{why} {label[each]}", {each: content}
+            if len(loose) > 1:
+                yield f"only {label[each]}", {k: v for k, v in safe.items() if k != each}
+
+    def systematic(self) -> Iterator[Choice]:
+        """Give the choices of this crash point, simplest first."""
+        for where, position in self.positions():
+            for why, differs in self.choices(position):
+                yield f"{why}; {where}" if where else why, position, differs
+
+    def drawn(self, rng: random.Random) -> Choice:
+        """Choose a position and the contents at random."""
+        why, position = rng.choice(self.positions())
+        chosen = {
+            each: one.drawn(rng, holes=self.rules.holes)
+            for each, one in position.files.items()
+            if one.loose
+        }
+        return f"random subset {why}".strip(), position, chosen
+
+    def state(self, position: Position, differs: Mapping[int, Content], why: str) -> State:
+        """Make a state."""
+        files = position.files
+        contents = {
+            each: differs.get(each, files[each].full)
+            for each in position.names.values()
+            if each in files
+        }
+        return State(self.point, position.names, contents, position.changed, position.modes, why)

@@ -1,0 +1,197 @@
+"""What an exploration found: for each model the outcomes by crash point, and the worst states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash.judging import RANK, Facts, Version, Visit, facts_at, is_fine, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckpt_conformance.crash.audit import Finding
+    from ckpt_conformance.crash.operations import Operation, Recording
+    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.verdicts import Outcome
+
+BY_MODEL = "allowed by the model only"  # the evidence grade of a state that was made, not seen
+
+
+@dataclass(frozen=True)
+class Case:
+    """A state that a model allows, and the digest of its content."""
+
+    model: str
+    state: State
+    content: str
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One violating state: what came of it, and the operation to blame."""
+
+    case: Case
+    outcome: Outcome
+    visit: Visit
+    guilty: Operation | None = None
+    shrunk: bool = False
+    grade: str = BY_MODEL
+    states: int = 1  # how many visited states end so
+    blame: Finding | None = None  # of the audit: what is missing there
+
+    @property
+    def source(self) -> str:
+        """The manager's line that issued the guilty operation."""
+        return self.guilty.source if self.guilty else ""
+
+    @property
+    def where(self) -> str:
+        """Say where the crash was and what is to blame, in one line."""
+        after = f"a crash after operation {self.case.state.point}"
+        guilty = f"; guilty: {self.guilty.kind} {self.guilty.path}" if self.guilty else ""
+        line = f" ({self.source})" if self.source else ""
+        return f"{after}, {self.case.state.why or 'all of it kept'}{guilty}{line}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values; the state itself stands in the bundle."""
+        return {
+            "model": self.case.model,
+            "outcome": str(self.outcome),
+            "point": self.case.state.point,
+            "why": self.case.state.why,
+            "content": self.case.content,
+            "told": self.visit.told,
+            "differs": list(self.visit.differs),
+            "older whole": list(self.visit.older),
+            "guilty": self.guilty.index if self.guilty else None,
+            "operation": f"{self.guilty.kind} {self.guilty.path}" if self.guilty else "",
+            "source": self.source,
+            "blame": self.blame.told if self.blame else "",
+            "states": self.states,
+            "shrunk": self.shrunk,
+            "alone": self.visit.alone,
+            "grade": self.grade,
+        }
+
+
+@dataclass
+class ModelReport:
+    """One model: how many states, what came of them, where."""
+
+    name: str
+    candidates: int = 0
+    distinct: int = 0
+    visited: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter[str])  # by visited candidate
+    points: dict[int, Counter[str]] = field(default_factory=dict[int, Counter[str]])
+    worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
+    unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
+
+    @property
+    def is_clean(self) -> bool:
+        """Tell whether no visited state violates."""
+        return not self.worst
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values; `points` is what the crash map draws."""
+        return {
+            "candidates": self.candidates,
+            "distinct": self.distinct,
+            "visited": self.visited,
+            "outcomes": dict(self.outcomes),
+            "points": {str(point): dict(found) for point, found in sorted(self.points.items())},
+            "violations": [violation.to_json() for violation in self.worst.values()],
+            "unusable": self.unusable,
+        }
+
+
+@dataclass
+class Exploration:
+    """One recording explored. `unknown` lists why parts of it say nothing."""
+
+    workload: str
+    recording: Recording
+    versions: list[Version]
+    models: dict[str, ModelReport]
+    audit: list[Finding] = field(default_factory=list["Finding"])
+    unknown: list[str] = field(default_factory=list[str])
+    visits: dict[str, Visit] = field(default_factory=dict[str, Visit])
+    used: dict[str, str] = field(default_factory=dict[str, str])  # content -> what went wrong after
+    control: str | None = None  # what goes wrong when a job goes on without a crash; "": nothing
+    trees: Mapping[int, str] = field(default_factory=dict[int, str])  # version -> tree on disk
+    visited: int = 0  # recoveries in batches
+    seconds: float = 0.0  # that the lives took, alone recoveries included
+    batch_seconds: float = 0.0  # that screening alone took
+    private: bool = False  # in memory of its own
+    interrupted: bool = False
+
+    def facts(self, point: int) -> Facts:
+        """Give what was promised at a crash point."""
+        return facts_at(self.versions, point)
+
+    @property
+    def violations(self) -> list[Violation]:
+        """List the worst violation of each class of each model, worst first."""
+        found = [v for report in self.models.values() for v in report.worst.values()]
+        return sorted(found, key=lambda v: -RANK[v.outcome])
+
+    def classes(self) -> dict[str, list[Violation]]:
+        """Group the violations that are one content and one outcome, whichever model allows it."""
+        groups: dict[str, list[Violation]] = {}
+        for violation in self.violations:
+            key = f"{violation.outcome} {violation.case.content}"
+            groups.setdefault(key, []).append(violation)
+        return groups
+
+    def tally(self, cases: Iterable[Case]) -> None:
+        """Judge every case whose content was visited; keep the simplest violation of a class."""
+        for report in self.models.values():
+            report.outcomes.clear()
+            report.points.clear()
+            report.worst.clear()
+        for case in cases:
+            visit = self.visits.get(case.content)
+            if visit is None:
+                continue
+            report, point = self.models[case.model], case.state.point
+            facts = self.facts(point)
+            outcome = judge(visit, facts)
+            report.outcomes[outcome] += 1
+            report.points.setdefault(point, Counter())[outcome] += 1
+            if not is_fine(outcome, facts):
+                known = report.worst.get(outcome)
+                count = known.states + 1 if known else 1
+                first = known or Violation(case, outcome, visit)
+                report.worst[outcome] = Violation(
+                    first.case, outcome, first.visit, states=count, grade=first.grade
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values."""
+        operations = self.recording.operations
+        return {
+            "workload": self.workload,
+            "recorder": self.recording.recorder,
+            "operations": [
+                {
+                    "index": o.index,
+                    "kind": str(o.kind),
+                    "path": o.path,
+                    "target": o.target,
+                    "size": o.size,
+                    "mark": o.mark,
+                    "step": o.step,
+                    "source": o.source,
+                }
+                for o in operations
+            ],
+            "unsupported": [vars(call) for call in self.recording.unsupported],
+            "models": {name: report.to_json() for name, report in self.models.items()},
+            "audit": [finding.to_json() for finding in self.audit],
+            "unknown": self.unknown,
+            "visited": self.visited,
+            "seconds": round(self.seconds, 3),
+            "interrupted": self.interrupted,
+        }

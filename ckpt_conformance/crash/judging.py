@@ -1,0 +1,146 @@
+"""What may be served at a crash point, and what one recovery came to.
+
+A version is one save of a step: saving a step over itself makes a second version of it. Which
+versions are legal at a point follows from the journal's markers alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.verdicts import REFUSALS, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckpt_conformance.crash.operations import Recording
+
+# From best to worst; a crash map shows the worst outcome of a point.
+ORDER = (
+    Outcome.NEW,
+    Outcome.PREVIOUS,
+    Outcome.REFUSED_TYPED,
+    Outcome.REFUSED_UNTYPED,
+    Outcome.LOST_STEP,
+    Outcome.OUT_OF_MEMORY,
+    Outcome.CRASHED,
+    Outcome.HANG,
+    Outcome.COLD_START,
+    Outcome.LOST_ALL,
+    Outcome.SILENT_WRONG,
+)
+RANK = {outcome: rank for rank, outcome in enumerate(ORDER)}
+DIED = {
+    "hang": Outcome.HANG,
+    "memory": Outcome.OUT_OF_MEMORY,
+    "crashed": Outcome.CRASHED,
+    "killed": Outcome.CRASHED,
+}
+BEFORE = -1  # begun and acknowledged before the recording
+
+
+@dataclass(frozen=True)
+class Version:
+    """One save of a step; `begun` and `acknowledged` are indices of markers, None: never."""
+
+    number: int
+    step: int
+    begun: int = BEFORE
+    acknowledged: int | None = BEFORE
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was promised at a crash point.
+
+    `floor` is the newest version that was acknowledged, None if nothing was; `older` are those
+    before it; `flying` were begun and not acknowledged.
+    """
+
+    floor: int | None
+    older: tuple[int, ...]
+    flying: tuple[int, ...]
+
+    @property
+    def fine(self) -> frozenset[int]:
+        """The versions that may be served."""
+        floor = () if self.floor is None else (self.floor,)
+        return frozenset((*self.flying, *floor))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one recovery gave: how it ended, the step, which versions that is, the error.
+
+    `older` lists versions that an explicit load still gives although the newest one is refused.
+    """
+
+    how: str  # ended, or as `Ending.how`
+    step: int | None = None
+    versions: tuple[int, ...] = ()
+    error: Mapping[str, Any] | None = None
+    differs: tuple[str, ...] = ()
+    older: tuple[int, ...] = ()
+    alone: bool = False  # judged in a process of its own
+
+    @property
+    def told(self) -> str:
+        """Say in one line what it gave."""
+        if self.how != "ended":
+            return self.how
+        if self.error:
+            return f"{self.error['type']}: {self.error['message'][:200]}"
+        return f"step {self.step}" if self.step else "no checkpoint: it began anew"
+
+
+def versions_of(recording: Recording, before: Sequence[int] = ()) -> list[Version]:
+    """List the versions: steps that were there before, oldest first, then the recorded saves."""
+    found = [Version(number, step) for number, step in enumerate(before)]
+    marks = [operation for operation in recording.operations if operation.kind is Kind.MARK]
+    for mark in marks:
+        if mark.mark == "begun":
+            later = (m for m in marks if m.index > mark.index and m.step == mark.step)
+            done = next((m for m in later if m.mark in {"acknowledged", "failed"}), None)
+            index = done.index if done and done.mark == "acknowledged" else None
+            found.append(Version(len(found), mark.step, mark.index, index))
+    return found
+
+
+def facts_at(versions: Sequence[Version], point: int) -> Facts:
+    """Give the facts when the first `point` operations had been issued."""
+    done = [v for v in versions if v.acknowledged is not None and v.acknowledged < point]
+    done.sort(key=lambda v: (v.acknowledged, v.number))
+    begun = [v.number for v in versions if v.begun < point and v not in done]
+    numbers = [v.number for v in done]
+    return Facts(numbers[-1] if numbers else None, tuple(numbers[:-1]), tuple(begun))
+
+
+def judge(visit: Visit, facts: Facts) -> Outcome:
+    """Classify one recovery (DESIGN section 2)."""
+    if visit.how == "ended" and visit.error is None and visit.step:
+        return _served(set(visit.versions), facts)
+    if visit.how in DIED:
+        return DIED[visit.how]
+    if visit.error is not None:
+        if facts.floor is not None and not visit.older:
+            return Outcome.LOST_ALL
+        return Outcome.REFUSED_TYPED if visit.error["typed"] else Outcome.REFUSED_UNTYPED
+    return Outcome.COLD_START
+
+
+def _served(served: set[int], facts: Facts) -> Outcome:
+    """Classify what was served by its versions."""
+    if served & set(facts.flying):
+        return Outcome.NEW
+    if facts.floor in served:
+        return Outcome.PREVIOUS if facts.flying else Outcome.NEW
+    return Outcome.LOST_STEP if served & set(facts.older) else Outcome.SILENT_WRONG
+
+
+def is_fine(outcome: Outcome, facts: Facts) -> bool:
+    """Tell whether an outcome keeps the promise; before the first one a job may begin anew."""
+    if facts.floor is None and outcome in REFUSALS | {Outcome.COLD_START}:
+        return True
+    return outcome in {Outcome.NEW, Outcome.PREVIOUS}

@@ -1,0 +1,149 @@
+"""btrfs: an fsync logs one file, with its names; the rest waits for the next transaction.
+
+A transaction holds all metadata before some moment. What was logged since then is replayed over it
+at mount. New data may lack earlier blocks while later ones are there; they read as zeros then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import budget as spread
+from ckpt_conformance.crash.enumerate import Position, Walk
+from ckpt_conformance.crash.legality_log import logged
+from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.crash.replay import EMPTY, paths
+from ckpt_conformance.crash.versions import Rules, Version
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from ckpt_conformance.crash.replay import Slot
+    from ckpt_conformance.crash.states import State
+
+RULES = Rules("btrfs", holes=True, carries=False)
+
+
+@dataclass
+class Replay:
+    """What the log makes of one older position; `whole` if that takes a whole transaction."""
+
+    live: Position
+    position: Position
+    folders: frozenset[int]
+    whole: bool = False
+
+    def slots_of(self, position: Position, each: int) -> set[Slot]:
+        """Give the names of an object."""
+        return {slot for slot, held in position.slots.items() if held == each}
+
+    def file(self, each: int) -> None:
+        """Log the names of an object, those of its directories, and of what it displaced."""
+        now, then = self.slots_of(self.live, each), self.slots_of(self.position, each)
+        if then and {slot[0] for slot in now} != {slot[0] for slot in then}:
+            self.whole = True
+        slots = self.position.slots
+        for slot in then - now:
+            del slots[slot]
+        for slot in now:
+            displaced = slots.get(slot, 0)
+            slots[slot] = each
+            if displaced not in {0, each}:
+                self.displaced(displaced)
+            if slot[0] not in self.position.slots.values() and slot[0] in self.live.slots.values():
+                self.file(slot[0])
+        if each in self.live.files:
+            self.position.files.setdefault(each, Version(EMPTY, EMPTY, EMPTY, EMPTY))
+
+    def displaced(self, each: int) -> None:
+        """Log where an object went whose name was taken; drop it if it has none any more."""
+        if self.slots_of(self.live, each):
+            self.file(each)
+
+    def directory(self, folder: int) -> None:
+        """Log every entry of a directory."""
+        slots = self.position.slots
+        for slot in [slot for slot in slots if slot[0] == folder and slot not in self.live.slots]:
+            gone = slots.pop(slot)
+            moved = any(other[0] != folder for other in self.slots_of(self.live, gone))
+            self.whole = self.whole or gone in self.folders or moved
+        for slot, held in self.live.slots.items():
+            if slot[0] == folder and slots.get(slot) != held:
+                self.file(held)
+
+
+class BtrfsWalk(Walk):
+    """Older positions get what was logged since."""
+
+    def __post_init__(self) -> None:
+        """Start with an empty log."""
+        super().__post_init__()
+        self.logged: dict[int, int] = {}  # by object: the latest sync that logged it
+
+    def apply(self, operation: Operation) -> None:
+        """Apply an operation; a new name of what was logged goes into the log at once (seen)."""
+        super().apply(operation)
+        if not self.kept or operation.kind not in {Kind.RENAME, Kind.LINK}:
+            return
+        oldest = self.kept[0]
+        position = replace(oldest, slots=dict(oldest.slots), files=dict(oldest.files))
+        log = Replay(self.live, position, self.folders)
+        if self.logged.get(operation.object, -1) >= oldest.index:
+            log.file(operation.object)
+        elif (
+            self.logged.get(operation.replaced, -1) >= oldest.index
+            and self.logged.get(operation.new_parent, -1) < oldest.index
+        ):
+            for slot in log.slots_of(position, operation.replaced):
+                del position.slots[slot]  # the log forgets the old file, and lacks the new (seen)
+        else:
+            return
+        position.names = paths(position.slots, self.folders)
+        if not log.whole:
+            self.kept.append(position)
+
+    def raise_floor(self, sync: Operation) -> None:
+        """Commit all for sync(2); otherwise replay what this sync logged over older positions."""
+        if sync.kind is Kind.SYNC:
+            super().raise_floor(sync)
+            return
+        self.logged[sync.object] = sync.index
+        todo = {sync.object} - {ROOT}
+        while todo:
+            self.logged |= dict.fromkeys(todo, sync.index)
+            above = {slot[0] for slot, held in self.live.slots.items() if held in todo}
+            todo = above - {ROOT}
+        self.kept = [one for one in self.kept if self._log(one, sync)]
+
+    def _log(self, position: Position, sync: Operation) -> bool:
+        if position.index > sync.index:
+            return True
+        position.slots, position.files = dict(position.slots), dict(position.files)
+        log = Replay(self.live, position, self.folders)
+        log.file(sync.object)
+        if sync.object in self.folders:
+            log.directory(sync.object)
+        elif sync.object in self.live.files:
+            safe = self.live.files[sync.object].safe
+            position.files[sync.object] = Version(safe, safe, safe, safe)
+        position.names = paths(position.slots, self.folders)
+        alive = {*position.slots.values(), *self.live.slots.values()}
+        position.files = {each: one for each, one in position.files.items() if each in alive}
+        self.logged = {each: at for each, at in self.logged.items() if each in alive | {ROOT}}
+        return not log.whole
+
+
+class Btrfs:
+    """The model."""
+
+    name = "btrfs"
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each."""
+        return spread.explore(BtrfsWalk(recording, RULES), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        return logged(recording, state)

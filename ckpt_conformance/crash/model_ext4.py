@@ -1,0 +1,39 @@
+"""ext4 with data=ordered, delayed allocation, auto_da_alloc, no fast_commit.
+
+Operations on metadata are kept in order up to the last transaction that was committed. An fsync
+commits the transaction that last changed its inode. New data is absent or a prefix in blocks of
+4 KiB; a rename over a file, or a new size, is committed only with the data that it stands for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import budget as spread
+from ckpt_conformance.crash.enumerate import Walk
+from ckpt_conformance.crash.legality import journalled
+from ckpt_conformance.crash.versions import Rules
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.crash.states import State
+
+
+RULES = Rules("ext4", replace_flushes=True, in_block=True, zeroes_tail=True)
+
+
+class Ext4:
+    """The model."""
+
+    name = "ext4"
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each."""
+        return spread.explore(Walk(recording, RULES), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        return journalled(recording, state, replace_flushes=True)

@@ -1,0 +1,141 @@
+"""The process was killed: everything that the kernel was given is kept.
+
+A write is cut only at 4 KiB offsets of the file, because Linux looks for fatal signals between
+pages. Operations of several threads that overlap may be there in either order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import budget as spread
+from ckpt_conformance.crash import replay
+from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
+from ckpt_conformance.crash.legality import History
+from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
+from ckpt_conformance.crash.replay import BLOCK, EMPTY
+from ckpt_conformance.crash.versions import Rules, Version
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Iterator
+
+    from ckpt_conformance.crash.states import Content, State
+
+CUTS = 4  # of one write, in its systematic states
+
+
+def _cuts(operation: Operation) -> list[int]:
+    """Give where a WRITE can be cut: its first, last and some middle page boundaries."""
+    first = (operation.offset // BLOCK + 1) * BLOCK
+    cuts = range(first, operation.stop, BLOCK)
+    if len(cuts) <= CUTS:
+        return list(cuts)
+    return [cuts[len(cuts) * each // CUTS] for each in range(CUTS - 1)] + [cuts[-1]]
+
+
+class KillWalk(Walk):
+    """Everything that was issued, less the rest of the last write, less what overlaps it."""
+
+    def __post_init__(self) -> None:
+        """Keep the latest positions, for operations that overlap."""
+        super().__post_init__()
+        self.latest: deque[Position] = deque(maxlen=2 * RECENT)
+        operations = self.recording.operations
+        self.overlaps = any(
+            self.returned[one.index] > one.index + (2 if one.sync else 1) for one in operations
+        )
+        self.torn: Content | None = None  # the file before the last write
+
+    def keep(self, operation: Operation) -> None:
+        """No earlier position is legal."""
+
+    def step(self, operation: Operation) -> None:
+        """Apply one operation."""
+        live = self.live
+        if self.overlaps:
+            old = (live.slots, live.names, dict(live.files), live.modes, live.changed)
+            self.latest.append(Position(operation.index, *old))
+        before = live.files.get(operation.object)
+        self.torn = before.full if before and operation.kind is Kind.WRITE else None
+        super().step(operation)
+
+    def systematic(self) -> Iterator[Choice]:
+        """Give the choices of this crash point, simplest first."""
+        yield "everything", self.live, {}
+        last = self.recording.operations[self.point - 1] if self.point else None
+        if last is not None and self.torn is not None:
+            for cut in _cuts(last):
+                content = replay.written(self.torn, last, cut)
+                yield f"write {last.index} cut at {cut}", self.live, {last.object: content}
+        if last is not None and self.overlaps:
+            yield from self._unordered()
+
+    def _unordered(self) -> Iterator[Choice]:
+        """Give the states in which operations that overlap the last one are not there yet."""
+        operations = self.recording.operations
+        for place in self.latest:
+            one = operations[place.index]
+            if self.returned[place.index] <= self.point or one.index == self.point - 1:
+                continue
+            missing = {one.index}
+            missing |= {k for k in range(one.index, self.point) if one.precedes(operations[k])}
+            if self.point - 1 not in missing:
+                why = f"without operation {one.index}, which overlaps {self.point - 1}"
+                yield why, self._rebuilt(place, missing), {}
+
+    def _rebuilt(self, place: Position, missing: Collection[int]) -> Position:
+        slots, contents = dict(place.slots), {k: v.full for k, v in place.files.items()}
+        for one in self.recording.operations[place.index : self.point]:
+            if one.index in missing:
+                continue
+            if one.kind in DATA and one.object in contents:
+                contents[one.object] = replay.changed(contents[one.object], one)
+            elif one.kind is Kind.CREATE:
+                contents[one.object] = EMPTY
+            replay.put(slots, replay.slot_events(one))
+        files = {each: Version(one, one, one, one) for each, one in contents.items()}
+        names = replay.paths(slots, self.folders)
+        return Position(place.index, slots, names, files, self.live.modes, self.live.changed)
+
+    def drawn(self, rng: random.Random) -> Choice:
+        """Cut the last write at random."""
+        if self.torn is None:
+            return "everything", self.live, {}
+        last = self.recording.operations[self.point - 1]
+        pages = (last.stop - 1) // BLOCK - last.offset // BLOCK
+        cut = (last.offset // BLOCK + 1 + rng.randrange(max(1, pages))) * BLOCK
+        content = replay.written(self.torn, last, cut)
+        return f"write {last.index} cut at {cut}", self.live, {last.object: content}
+
+
+class Kill:
+    """The model."""
+
+    name = "kill"
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each."""
+        return spread.explore(KillWalk(recording, Rules(self.name)), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        history = History.of(recording)
+        point, last = state.point, state.point - 1
+        loose = history.not_returned(point)
+        wrong = history.wrong_names(
+            state, lambda name: history.values(name, point, lambda index: index in loose)
+        )
+        limits = Limits(lambda one: _status(one, point, loose), torn=last)
+        for each, content in state.contents.items():
+            wrong = wrong or history.wrong_content(each, content, limits)
+        return wrong
+
+
+def _status(one: Operation, point: int, loose: Collection[int]) -> str:
+    if one.index >= point:
+        return NOT
+    cut = one.kind is Kind.WRITE and one.index == point - 1
+    return MAY if cut or one.index in loose else MUST

@@ -1,0 +1,150 @@
+"""Only what POSIX promises: data after fsync of the file, a name after fsync of its directory.
+
+The rest may be there or not, in any order. A rename is one step within one directory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import budget as spread
+from ckpt_conformance.crash import replay
+from ckpt_conformance.crash.enumerate import RECENT, Position, Walk
+from ckpt_conformance.crash.legality import History, Name
+from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.crash.versions import Rules
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Iterator
+
+    from ckpt_conformance.crash.states import Content, State
+
+RULES = Rules("posix", truncate_in_order=False, holes=True)
+
+
+@dataclass
+class Naming:
+    """What is still loose of an operation on names: the slots that no fsync has settled."""
+
+    operation: Operation
+    events: list[tuple[replay.Slot, int]]
+
+
+class PosixWalk(Walk):
+    """Names and data are independent."""
+
+    def __post_init__(self) -> None:
+        """Start with everything settled."""
+        super().__post_init__()
+        self.settled = dict(self.live.slots)  # only what must be there
+        self.folded = dict(self.live.slots)  # and all loose operations but the last few
+        self.naming: list[Naming] = []
+
+    def keep(self, operation: Operation) -> None:
+        """No order of metadata, so there are no earlier positions."""
+
+    def forget(self, operation: Operation) -> None:
+        """A file without a name may have it back after the crash."""
+
+    def apply(self, operation: Operation) -> None:
+        """Apply an operation that is no sync."""
+        super().apply(operation)
+        events = replay.slot_events(operation)
+        if events:
+            self.naming.append(Naming(operation, events))
+        if len(self.naming) > RECENT:
+            replay.put(self.folded, self.naming[-RECENT - 1].events)
+
+    def settle(self, sync: Operation) -> None:
+        """Make names durable: those in a directory that was synced."""
+        super().settle(sync)
+        if sync.kind is not Kind.SYNC and sync.object not in self.folders:
+            return
+        for one in self.naming:
+            if one.operation.precedes(sync):
+                every = sync.kind is Kind.SYNC or one.operation.object in self.folders
+                mine = [event for event in one.events if event[0][0] == sync.object]
+                mine = one.events if every and (mine or sync.kind is Kind.SYNC) else mine
+                replay.put(self.settled, mine)
+                one.events = [event for event in one.events if event not in mine]
+        self.naming = [one for one in self.naming if one.events]
+        self.folded = dict(self.settled)
+        for one in self.naming[:-RECENT]:
+            replay.put(self.folded, one.events)
+        loose = {held for one in self.naming for _, held in one.events}
+        named = loose.union(self.live.slots.values(), self.settled.values(), self.folded.values())
+        self.drop(set(self.live.changed) - named - {ROOT})
+
+    def _place(self, slots: dict[replay.Slot, int]) -> Position:
+        names = replay.paths(slots, self.folders)
+        return replace(self.live, slots=slots, names=names)
+
+    def _chosen(self, operations: Collection[Naming]) -> Position:
+        slots = dict(self.folded)
+        for one in operations:
+            replay.put(slots, one.events)
+        return self._place(slots)
+
+    def positions(self) -> list[tuple[str, Position]]:
+        """Give what the names may be: all, prefixes, all but one, only what was synced."""
+        recent = self.naming[-RECENT:]
+        found = [("", self.live)]
+        for count in reversed(range(len(recent))):
+            index = recent[count].operation.index
+            found.append((f"names as before operation {index}", self._chosen(recent[:count])))
+        for one in recent[:-1]:
+            rest = [each for each in recent if each is not one]
+            found.append((f"without operation {one.operation.index}", self._chosen(rest)))
+        if recent:
+            found.append(("only the names that were synced", self._place(self.settled)))
+        return found
+
+    def drawn(self, rng: random.Random) -> tuple[str, Position, dict[int, Content]]:
+        """Choose names and contents at random."""
+        kept = [one for one in self.naming[-RECENT:] if rng.random() < 0.5]  # noqa: PLR2004
+        loose = {each: one for each, one in self.live.files.items() if one.loose}
+        chosen = {each: one.drawn(rng, holes=True) for each, one in loose.items()}
+        return "random subset", self._chosen(kept), chosen
+
+
+class Posix:
+    """The model."""
+
+    name = "posix"
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each."""
+        return spread.explore(PosixWalk(recording, RULES), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        history, point = History.of(recording), state.point
+
+        def allowed(name: Name) -> set[int]:
+            return history.values(
+                name, point, lambda index: not _settled(history, name, index, point)
+            )
+
+        wrong = history.wrong_names(state, allowed)
+        limits = Limits(lambda one: _status(history, one, point), aligned=False, prefix=False)
+        for each, content in state.contents.items():
+            wrong = wrong or history.wrong_content(each, content, limits)
+        return wrong
+
+
+def _settled(history: History, name: Name, index: int, point: int) -> bool:
+    """Whether the directory of a name was synced after the operation that changed it."""
+    one = history.operations[index]
+    return any(
+        (sync.kind is Kind.SYNC or sync.object == name[0]) and one.precedes(sync)
+        for sync in history.committing(point)
+        if sync.kind is not Kind.WRITE
+    )
+
+
+def _status(history: History, one: Operation, point: int) -> str:
+    durable = MUST if history.durable_from[one.index] <= point else MAY
+    return durable if one.index < point else NOT

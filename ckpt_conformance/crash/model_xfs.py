@@ -1,0 +1,34 @@
+"""XFS: metadata in order, as on ext4, but a rename over a file does not flush the new one.
+
+Old and new content can both be gone then. The size of a file is logged when its data was written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import budget as spread
+from ckpt_conformance.crash.enumerate import Walk
+from ckpt_conformance.crash.legality import journalled
+from ckpt_conformance.crash.versions import Rules
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.crash.states import State
+
+
+class Xfs:
+    """The model."""
+
+    name = "xfs"
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each."""
+        return spread.explore(Walk(recording, Rules(self.name, zeroes_tail=True)), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        return journalled(recording, state)

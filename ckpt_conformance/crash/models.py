@@ -1,0 +1,18 @@
+"""The persistence models by name, from the one that promises most to the one that does least."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash.model_btrfs import Btrfs
+from ckpt_conformance.crash.model_ext4 import Ext4
+from ckpt_conformance.crash.model_kill import Kill
+from ckpt_conformance.crash.model_posix import Posix
+from ckpt_conformance.crash.model_xfs import Xfs
+
+if TYPE_CHECKING:
+    from ckpt_conformance.crash.states import Model
+
+MODELS: dict[str, Model] = {
+    model.name: model for model in (Kill(), Ext4(), Xfs(), Btrfs(), Posix())
+}

@@ -1,0 +1,399 @@
+"""Calls that open, name, rename and remove: done by the supervisor in place of the caller.
+
+Each function prepares: it finds out what the call is about and gives an Action, or None for a call
+that is not about the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import calls, notify
+from ckpt_conformance.crash.asked import (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_REMOVEDIR,
+    AT_SYMLINK_FOLLOW,
+    AT_SYMLINK_NOFOLLOW,
+    Action,
+    Asked,
+    Given,
+    Place,
+    Result,
+)
+from ckpt_conformance.crash.operations import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY if hasattr(os, "O_TMPFILE") else 0
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+NOREPLACE, EXCHANGE = 1, 2
+MOVED_IN = "it was moved or linked in from outside of the directory, with content that was not seen"
+ITSELF = "the directory itself was removed or renamed"
+MOVED_OUT = "a directory was moved out of the directory"
+
+
+def call_at(name: str, *arguments: object) -> int:
+    """Make a call by its name; gives its value, or minus the errno."""
+    return notify.syscall(calls.number_of(name), *arguments)
+
+
+# -- opening ----------------------------------------------------------------------------------
+
+
+def prepare_open(asked: Asked) -> Action | None:
+    """open, creat, openat, openat2."""
+    if asked.name == "openat2":
+        flags, mode, _ = asked.memory(asked.word(2), "=QQQ")
+        return _open(asked, asked.number(0), asked.string(1), flags, mode)
+    if asked.name == "openat":
+        return _open(asked, asked.number(0), asked.string(1), asked.number(2), asked.number(3))
+    if asked.name == "creat":
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+        return _open(asked, AT_FDCWD, asked.string(0), flags, asked.number(1))
+    return _open(asked, AT_FDCWD, asked.string(0), asked.number(1), asked.number(2))
+
+
+def _open(asked: Asked, dirfd: int, path: bytes, flags: int, mode: int) -> Action | None:
+    if flags & os.O_PATH:
+        return None
+    exclusive = flags & os.O_CREAT and flags & os.O_EXCL
+    place = asked.place(dirfd, path, follow=not (exclusive or flags & os.O_NOFOLLOW))
+    if place.magic:
+        return _reopen(asked, place, flags)
+    if _TMPFILE and flags & _TMPFILE:
+        return _nameless(asked, place, flags, mode)
+    if place.parent is None or (place.info is not None and not _is_regular(place.info)):
+        return None
+    shown = asked.tree.join(place.parent, place.plain)
+    if not flags & _WRITES:
+        return Action(shown, None)
+    parent = place.parent
+    return Action(shown, lambda _: _do_open(asked, place, parent, flags, mode))
+
+
+def _do_open(asked: Asked, place: Place, parent: int, flags: int, mode: int) -> Result:
+    try:
+        descriptor = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    asked.keep(descriptor)
+    info, tree = os.fstat(descriptor), asked.tree
+    number = tree.find(info) if place.info is not None else None
+    path = tree.join(parent, place.plain)
+    if number is None:
+        if place.info is not None:
+            asked.cannot(path, "it was made by a process that is not recorded")
+        number = tree.add(info, parent, place.plain)
+        asked.make(
+            Kind.CREATE, object=number, path=path, parent=parent, mode=stat.S_IMODE(info.st_mode)
+        )
+    elif flags & os.O_TRUNC and place.info is not None and place.info.st_size:
+        asked.make(Kind.TRUNCATE, object=number, path=path, parent=parent)
+    return Given(descriptor, flags & os.O_CLOEXEC)
+
+
+def _nameless(asked: Asked, place: Place, flags: int, mode: int) -> Action | None:
+    """O_TMPFILE: the path is that of a directory."""
+    folder = asked.tree.find(place.info) if place.info is not None else None
+    if folder is None:
+        return None
+
+    def perform(_: int | None) -> Result:
+        try:
+            made = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+        info = os.fstat(asked.keep(made))
+        number = asked.tree.add(info, folder, "")
+        asked.make(Kind.CREATE, object=number, parent=folder, mode=stat.S_IMODE(info.st_mode))
+        return Given(made, flags & os.O_CLOEXEC)
+
+    return Action(asked.tree.path(folder), perform)
+
+
+def _reopen(asked: Asked, place: Place, flags: int) -> Action | None:
+    """Open through /proc/self/fd: only O_TRUNC changes something."""
+    info = os.stat(place.name, dir_fd=place.folder)
+    number = asked.tree.find(info)
+    if number is None or not _is_regular(info) or not flags & os.O_TRUNC:
+        return None
+    path = asked.tree.path(number)
+
+    def perform(_: int | None) -> Result:
+        if info.st_size:
+            asked.make(Kind.TRUNCATE, object=number, path=path, parent=asked.tree.parent(number))
+        return None
+
+    return Action(path, perform, number)
+
+
+def _is_regular(info: os.stat_result) -> bool:
+    return stat.S_ISREG(info.st_mode)
+
+
+# -- making -----------------------------------------------------------------------------------
+
+
+def prepare_mkdir(asked: Asked) -> Action | None:
+    """mkdir, mkdirat."""
+    at = asked.name == "mkdirat"
+    place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
+    mode = asked.number(2 if at else 1)
+    return _make(
+        asked,
+        place,
+        Kind.MKDIR,
+        lambda: call_at("mkdirat", place.folder, place.name, mode & 0o7777),
+    )
+
+
+def prepare_mknod(asked: Asked) -> Action | None:
+    """mknod, mknodat: of a regular file; others hold no bytes."""
+    at = asked.name == "mknodat"
+    place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
+    mode = asked.number(2 if at else 1)
+    if stat.S_IFMT(mode) not in {0, stat.S_IFREG}:
+        return None
+    return _make(
+        asked, place, Kind.CREATE, lambda: call_at("mknodat", place.folder, place.name, mode, 0)
+    )
+
+
+def prepare_symlink(asked: Asked) -> Action | None:
+    """symlink, symlinkat."""
+    at = asked.name == "symlinkat"
+    target = asked.string(0)
+    place = asked.place(asked.number(1) if at else AT_FDCWD, asked.string(1 + at), follow=False)
+    return _make(
+        asked,
+        place,
+        Kind.SYMLINK,
+        lambda: call_at("symlinkat", target, place.folder, place.name),
+        target=os.fsdecode(target),
+    )
+
+
+def _make(
+    asked: Asked, place: Place, kind: Kind, call: Callable[[], int], target: str = ""
+) -> Action | None:
+    if place.parent is None:
+        return None
+    parent, path = place.parent, asked.tree.join(place.parent, place.plain)
+
+    def perform(_: int | None) -> Result:
+        value = call()
+        if value >= 0:
+            info = os.stat(place.plain, dir_fd=place.folder, follow_symlinks=False)
+            number = asked.tree.add(info, parent, place.plain)
+            mode = 0 if kind is Kind.SYMLINK else stat.S_IMODE(info.st_mode)
+            asked.make(kind, object=number, path=path, parent=parent, mode=mode, target=target)
+        return value
+
+    return Action(path, perform)
+
+
+# -- removing ---------------------------------------------------------------------------------
+
+
+def prepare_unlink(asked: Asked) -> Action | None:
+    """unlink, rmdir, unlinkat."""
+    at = asked.name == "unlinkat"
+    flags = asked.number(2) if at else AT_REMOVEDIR * (asked.name == "rmdir")
+    place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
+    if place.parent is None:
+        if asked.is_root(place):
+            asked.cannot("", ITSELF)
+        return None
+    parent, path = place.parent, asked.tree.join(place.parent, place.plain)
+
+    def perform(_: int | None) -> Result:
+        value = call_at("unlinkat", place.folder, place.name, flags)
+        if value >= 0 and (number := asked.tree.unname(parent, place.plain)):
+            kind = Kind.RMDIR if flags & AT_REMOVEDIR else Kind.UNLINK
+            asked.make(kind, object=number, path=path, parent=parent)
+        return value
+
+    return Action(path, perform, asked.tree.at(parent, place.plain))
+
+
+# -- moving -----------------------------------------------------------------------------------
+
+
+def prepare_rename(asked: Asked) -> Action | None:
+    """rename, renameat, renameat2."""
+    at = asked.name != "rename"
+    flags = asked.number(4) if asked.name == "renameat2" else 0
+    old = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
+    new = asked.place(
+        asked.number(2) if at else AT_FDCWD, asked.string(3 if at else 1), follow=False
+    )
+    if old.parent is None and new.parent is None:
+        if asked.is_root(old) or asked.is_root(new):
+            asked.cannot("", ITSELF)
+        return None
+    path = asked.tree.join(*_inside(new if old.parent is None else old))
+
+    def perform(_: int | None) -> Result:
+        value = call_at("renameat2", old.folder, old.name, new.folder, new.name, flags)
+        if value == -errno.ENOSYS and not flags:
+            value = call_at("renameat", old.folder, old.name, new.folder, new.name)
+        if value >= 0:
+            _note_rename(asked, old, new, flags)
+        return value
+
+    number = asked.tree.at(old.parent, old.plain) if old.parent is not None else 0
+    return Action(path, perform, number)
+
+
+def _inside(place: Place) -> tuple[int, str]:
+    return place.parent or 0, place.plain
+
+
+def _note_rename(asked: Asked, old: Place, new: Place, flags: int) -> None:
+    tree = asked.tree
+    if old.parent is None:
+        asked.cannot(tree.join(*_inside(new)), MOVED_IN)
+        return
+    path = tree.join(*_inside(old))
+    if new.parent is None:
+        number = tree.unname(old.parent, old.plain)
+        asked.make(Kind.UNLINK, object=number, path=path, parent=old.parent)
+        if flags or number in tree.children:
+            asked.cannot(path, MOVED_OUT)
+        return
+    target = tree.join(*_inside(new))
+    number, replaced = tree.at(old.parent, old.plain), tree.at(new.parent, new.plain)
+    if flags & ~(NOREPLACE | EXCHANGE):
+        asked.cannot(path, f"renameat2 with flags {flags:#x}")
+    if number == replaced and number:
+        return  # two names of one file: rename does nothing
+    tree.unname(old.parent, old.plain)
+    if replaced:
+        tree.unname(new.parent, new.plain)
+    if number:
+        tree.name(number, new.parent, new.plain)
+    if flags & EXCHANGE and replaced:
+        tree.name(replaced, old.parent, old.plain)
+    kind = Kind.EXCHANGE if flags & EXCHANGE else Kind.RENAME
+    fields = {"path": path, "target": target, "parent": old.parent, "new_parent": new.parent}
+    asked.make(kind, object=number, replaced=replaced, **fields)
+
+
+def prepare_link(asked: Asked) -> Action | None:
+    """link, linkat; also of a file that has no name yet."""
+    at = asked.name == "linkat"
+    flags = asked.number(4) if at else 0
+    new = asked.place(
+        asked.number(2) if at else AT_FDCWD, asked.string(3 if at else 1), follow=False
+    )
+    if new.parent is None:
+        return None
+    source = asked.string(at)
+    if not source and flags & AT_EMPTY_PATH:
+        taken = asked.take(0)
+        folder, name, flags = AT_FDCWD, b"/proc/self/fd/%d" % taken, AT_SYMLINK_FOLLOW
+        info = os.fstat(taken)
+    else:
+        old = asked.place(
+            asked.number(0) if at else AT_FDCWD, source, follow=bool(flags & AT_SYMLINK_FOLLOW)
+        )
+        folder, name = old.folder, old.name
+        info = os.stat(name, dir_fd=folder, follow_symlinks=old.magic)
+        flags = AT_SYMLINK_FOLLOW if old.magic else 0
+    number, parent = asked.tree.find(info), new.parent
+    path = asked.tree.join(parent, new.plain)
+
+    def perform(_: int | None) -> Result:
+        value = call_at("linkat", folder, name, new.folder, new.name, flags)
+        if value >= 0:
+            _note_link(asked, number, new)
+        return value
+
+    return Action(path, perform, number or 0)
+
+
+def _note_link(asked: Asked, number: int | None, new: Place) -> None:
+    tree, parent = asked.tree, new.parent or 0
+    path = tree.join(parent, new.plain)
+    if number is None:
+        asked.cannot(path, MOVED_IN)
+        return
+    before = tree.path(number) if tree.names[number] else ""
+    above = tree.parent(number)
+    tree.name(number, parent, new.plain)
+    asked.make(Kind.LINK, object=number, path=before, target=path, parent=above, new_parent=parent)
+
+
+# -- modes and times --------------------------------------------------------------------------
+
+
+def prepare_chmod(asked: Asked) -> Action | None:
+    """chmod, fchmod, fchmodat, fchmodat2."""
+    at = asked.name.startswith("fchmodat")
+    mode = asked.number(2 if at else 1) & 0o7777
+    if asked.name == "fchmod":
+        target = asked.take(0)
+    else:
+        follow = not (asked.name == "fchmodat2" and asked.number(3) & AT_SYMLINK_NOFOLLOW)
+        target = _target(asked, asked.number(0) if at else AT_FDCWD, asked.string(at), follow)
+    number = asked.tree.find(os.fstat(target))
+    if number is None:
+        return None
+    path = asked.tree.path(number)
+
+    def perform(_: int | None) -> Result:
+        try:
+            os.chmod(f"/proc/self/fd/{target}", mode)  # noqa: PTH101
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+        asked.make(
+            Kind.CHMOD, object=number, path=path, parent=asked.tree.parent(number), mode=mode
+        )
+        return 0
+
+    return Action(path, perform, number)
+
+
+def prepare_utime(asked: Asked) -> Action | None:
+    """utime, utimes, futimesat, utimensat: done by the kernel; no model looks at times."""
+    at = asked.name in {"futimesat", "utimensat"}
+    if at and not asked.word(1):
+        target = asked.take(0)
+    else:
+        nofollow = asked.name == "utimensat" and asked.number(3) & AT_SYMLINK_NOFOLLOW
+        dirfd = asked.number(0) if at else AT_FDCWD
+        target = _target(asked, dirfd, asked.string(at), not nofollow)
+    number = asked.tree.find(os.fstat(target))
+    if number is None:
+        return None
+    path = asked.tree.path(number)
+
+    def perform(_: int | None) -> Result:
+        asked.make(Kind.UTIME, object=number, path=path, parent=asked.tree.parent(number))
+        return None
+
+    return Action(path, perform, number)
+
+
+def _target(asked: Asked, dirfd: int, path: bytes, follow: bool) -> int:  # noqa: FBT001
+    place = asked.place(dirfd, path, follow=follow)
+    flags = os.O_PATH | os.O_CLOEXEC | (0 if place.magic else os.O_NOFOLLOW)
+    return asked.keep(os.open(place.name, flags, dir_fd=place.folder))
+
+
+PREPARE: dict[str, Callable[[Asked], Action | None]] = {
+    **dict.fromkeys(("open", "creat", "openat", "openat2"), prepare_open),
+    **dict.fromkeys(("mkdir", "mkdirat"), prepare_mkdir),
+    **dict.fromkeys(("mknod", "mknodat"), prepare_mknod),
+    **dict.fromkeys(("symlink", "symlinkat"), prepare_symlink),
+    **dict.fromkeys(("unlink", "unlinkat", "rmdir"), prepare_unlink),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), prepare_rename),
+    **dict.fromkeys(("link", "linkat"), prepare_link),
+    **dict.fromkeys(("chmod", "fchmod", "fchmodat", "fchmodat2"), prepare_chmod),
+    **dict.fromkeys(("utime", "utimes", "futimesat", "utimensat"), prepare_utime),
+}

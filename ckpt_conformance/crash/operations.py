@@ -1,0 +1,211 @@
+"""What a recording holds: the operations on one directory, in order, and the bytes written.
+
+An operation is what a system call did, not how it was spelled: `pwritev`, `sendfile` and a C++
+stream are all WRITE. Objects (files, directories, links) have numbers of the recorder's own, which
+are never used again; a path is what the object was called at that moment, relative to the root.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path  # noqa: TC003  dataclasses read the annotations
+from typing import Any, Self
+
+ROOT = 1  # the object number of the manager's directory; it has the path ""
+SCHEMA = "ckpt-conformance/recording/v1"
+
+
+class Kind(StrEnum):
+    """What an operation does."""
+
+    CREATE = "create"  # a regular file; with O_TMPFILE it has no path until it is linked
+    MKDIR = "mkdir"
+    SYMLINK = "symlink"  # `target` is what it points at
+    WRITE = "write"  # `size` bytes at `offset`; the bytes stand in the recording's data at `data`
+    TRUNCATE = "truncate"  # to `size`, shorter or longer; also O_TRUNC of a file that had bytes
+    ALLOCATE = "allocate"  # the size grows to at least offset + size; new bytes are zeros
+    LINK = "link"  # a second name, `target`
+    RENAME = "rename"  # `path` to `target`; `replaced` lost the name `target` (0: nobody)
+    EXCHANGE = "exchange"  # `path` and `target` swap; `replaced` is the object that was at `target`
+    UNLINK = "unlink"
+    RMDIR = "rmdir"
+    CHMOD = "chmod"
+    UTIME = "utime"
+    FSYNC = "fsync"  # of a file or of a directory
+    FDATASYNC = "fdatasync"
+    SYNC = "sync"  # sync(2), syncfs(2): everything
+    MARK = "mark"  # of the journal: begun, acknowledged or failed, see `mark` and `step`
+
+
+NAMING = frozenset(
+    {
+        Kind.CREATE,
+        Kind.MKDIR,
+        Kind.SYMLINK,
+        Kind.LINK,
+        Kind.RENAME,
+        Kind.EXCHANGE,
+        Kind.UNLINK,
+        Kind.RMDIR,
+    }
+)
+DATA = frozenset({Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE})
+SYNCING = frozenset({Kind.FSYNC, Kind.FDATASYNC, Kind.SYNC})
+MARKS = frozenset({"begun", "acknowledged", "failed"})  # events of a journal that become MARKs
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    `error` is the errno of a call that failed: only failed FSYNC, FDATASYNC and SYNC are kept, for
+    they change what later ones mean. `sync` marks a WRITE through O_SYNC or O_DSYNC: durable when
+    it returned. `begin` and `end` order entry and return over all threads of all processes:
+    operations whose intervals overlap were not ordered by the program.
+    """
+
+    index: int
+    kind: Kind
+    object: int = 0
+    path: str = ""
+    target: str = ""
+    parent: int = 0  # directory that holds `path`
+    new_parent: int = 0  # directory that holds `target`
+    replaced: int = 0
+    offset: int = 0  # bytes
+    size: int = 0  # bytes
+    data: int = -1  # where the bytes of a WRITE begin in the recording's data; -1: they are zeros
+    mode: int = 0  # permission bits of CREATE, MKDIR, CHMOD
+    sync: bool = False
+    error: int = 0
+    mark: str = ""
+    step: int = -1
+    process: int = 0
+    thread: int = 0
+    begin: int = 0
+    end: int = 0
+    source: str = ""  # "saving.py:120 publish": the manager's own line, where it is known
+
+    @property
+    def stop(self) -> int:
+        """Where a WRITE or ALLOCATE ends in the file, in bytes."""
+        return self.offset + self.size
+
+    def precedes(self, other: Operation) -> bool:
+        """Whether this one had returned before the other began; by index without a clock."""
+        if self.end and other.begin:
+            return self.end < other.begin
+        return self.index < other.index
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object that was there before the first operation; `kind` is file, dir or link."""
+
+    object: int
+    path: str
+    kind: str
+    size: int = 0
+    mode: int = 0
+    mtime_ns: int = 0
+    target: str = ""  # of a link
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A call that can't be followed: every verdict on this recording is UNKNOWN."""
+
+    call: str
+    path: str
+    why: str
+
+
+@dataclass
+class Recording:
+    """Operations on the directory `root`, what was there before, and the folder that keeps it all.
+
+    The folder holds `recording.json`, `data` (the bytes of all writes, one after the other) and
+    `initial/` (a copy of the directory before the first operation).
+    """
+
+    root: str
+    folder: Path
+    initial: list[Entry]
+    operations: list[Operation]
+    unsupported: list[Unsupported] = field(default_factory=list[Unsupported])
+    recorder: str = "seccomp"  # or "patched": by replaced Python entry points
+
+    def bytes_of(self, operation: Operation) -> bytes:
+        """Give the bytes of a WRITE."""
+        if operation.data < 0:
+            return bytes(operation.size)
+        with (self.folder / "data").open("rb") as file:
+            file.seek(operation.data)
+            return file.read(operation.size)
+
+    def save(self) -> None:
+        """Write `recording.json`."""
+        body = {
+            "schema": SCHEMA,
+            "root": self.root,
+            "recorder": self.recorder,
+            "initial": [asdict(entry) for entry in self.initial],
+            "operations": [_short(operation) for operation in self.operations],
+            "unsupported": [asdict(call) for call in self.unsupported],
+        }
+        (self.folder / "recording.json").write_text(json.dumps(body))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a recording; raises ValueError for anything else."""
+        body: dict[str, Any] = json.loads((folder / "recording.json").read_text())
+        if body.get("schema") != SCHEMA:
+            msg = f"{folder}: schema is {body.get('schema')!r}, this version reads {SCHEMA!r}"
+            raise ValueError(msg)
+        return cls(
+            root=body["root"],
+            folder=folder,
+            initial=[Entry(**entry) for entry in body["initial"]],
+            operations=[_long(one) for one in body["operations"]],
+            unsupported=[Unsupported(**call) for call in body["unsupported"]],
+            recorder=body["recorder"],
+        )
+
+
+def returned_at(operations: list[Operation]) -> list[int]:
+    """Give for each operation the first crash point at which it is known to have returned.
+
+    That is the point right after it, unless a later operation overlaps it in time: then it is the
+    point after the one that follows the last such operation. A WRITE through O_SYNC may have been
+    cut by the crash while it is the last operation.
+    """
+    count = len(operations)
+    earliest = [0] * (count + 1)  # of all begins from here on
+    earliest[count] = 1 << 62
+    for index in range(count - 1, -1, -1):
+        earliest[index] = min(operations[index].begin or 1 << 62, earliest[index + 1])
+    points: list[int] = []
+    for index, operation in enumerate(operations):
+        last, later = index, index + 1
+        while later < count and operation.end and earliest[later] <= operation.end:
+            last = last if operation.precedes(operations[later]) else later
+            later += 1
+        points.append(index + 1 if last == index and not operation.sync else last + 2)
+    return points
+
+
+_PLAIN = Operation(0, Kind.MARK)
+
+
+def _long(fields: dict[str, Any]) -> Operation:
+    """Make an operation from what `_short` gave."""
+    values: dict[str, Any] = {**fields, "kind": Kind(fields["kind"])}
+    return Operation(**values)
+
+
+def _short(operation: Operation) -> dict[str, Any]:
+    """Give the fields that are not as usual."""
+    kept = {k: v for k, v in vars(operation).items() if v != getattr(_PLAIN, k)}
+    return {"index": operation.index, "kind": str(operation.kind), **kept}

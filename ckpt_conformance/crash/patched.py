@@ -1,0 +1,341 @@
+"""The fallback recorder: Python's own entry points are replaced in the process that saves.
+
+For machines without seccomp user notification. It sees `open`, `os` and `torch.save`, of one
+process, and nothing of writers in C++ or Rust: a file whose size is not the one that it saw
+written is named as unsupported, and the recording says `recorder="patched"`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import json
+import os
+import shutil
+import stat
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees
+from ckpt_conformance.crash import sources
+from ckpt_conformance.crash.asked import Sink
+from ckpt_conformance.crash.operations import MARKS, Kind, Operation, Recording, Unsupported
+from ckpt_conformance.crash.tracked import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNSEEN = "its bytes did not come through Python's own calls"
+STACK = 30  # frames that are looked at for the manager's line
+_SYNC = os.O_SYNC | os.O_DSYNC
+
+
+class PatchedRecorder:
+    """Records this process below `root` between `install` and `finish`."""
+
+    def __init__(self, root: Path, folder: Path, journal: Path | None = None) -> None:
+        """Copy what is there into `folder`, which is made."""
+        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        trees.copy(root, folder / "initial")
+        self.tree, self.folder, self.sink = Tree(root), folder, Sink(folder / "data")
+        self.operations: list[Operation] = []
+        self.unsupported: list[Unsupported] = []
+        held = journal.stat() if journal is not None else None
+        self.journal = (held.st_dev, held.st_ino) if held is not None else None
+        self.sizes = {e.object: e.size for e in self.tree.initial if e.kind == "file"}
+        self._undo: list[tuple[Any, str, Any]] = []
+        self.lock = threading.RLock()  # one call at a time: their order is what we saw
+
+    # -- installing ---------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Replace the entry points."""
+        self._patch(io, "open", self._open_file)
+        self._patch(builtins, "open", io.open)
+        self._patch(shutil, "_USE_CP_SENDFILE", new=False)  # it copies by read and write then
+        for name in ("rename", "replace", "link", "symlink", "mkdir", "rmdir", "unlink", "remove"):
+            self._wrap(os, name, getattr(self, f"_{name}"))
+        for name in ("open", "write", "pwrite", "fsync", "fdatasync", "truncate", "ftruncate"):
+            self._wrap(os, name, getattr(self, f"_{name}"))
+        if "torch" in sys.modules:
+            self._wrap(sys.modules["torch"], "save", self._torch_save)
+
+    def finish(self) -> Recording:
+        """Put everything back; check what was not seen; write and give the recording."""
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            setattr(owner, name, original)
+        return self.write()
+
+    def write(self) -> Recording:
+        """Write the recording as it is now."""
+        found = Recording(
+            self.tree.root,
+            self.folder,
+            self.tree.initial,
+            self.operations,
+            [*self.unsupported, *self._unseen()],
+            "patched",
+        )
+        found.save()
+        return found
+
+    def _unseen(self) -> list[Unsupported]:
+        """Name files with another size than was seen."""
+        found: list[Unsupported] = []
+        for base, _, names in os.walk(self.tree.root):
+            for name in names:
+                info = os.lstat(f"{base}/{name}")
+                number = self.tree.numbers.get((info.st_dev, info.st_ino), 0)
+                if stat.S_ISREG(info.st_mode) and self.sizes.get(number) != info.st_size:
+                    path = os.path.relpath(f"{base}/{name}", self.tree.root)
+                    found.append(Unsupported("unknown", path, UNSEEN))
+        return found
+
+    def _patch(self, owner: object, name: str, new: object) -> None:
+        self._undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+    def _wrap(self, owner: object, name: str, ours: Callable[..., Any]) -> None:
+        real = getattr(owner, name)
+
+        @functools.wraps(real)
+        def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401  as the real one
+            with self.lock:
+                return ours(real, *given, **named)
+
+        self._patch(owner, name, called)
+
+    # -- noting -------------------------------------------------------------------------------
+
+    def note(self, kind: Kind, **fields: Any) -> None:  # noqa: ANN401  of Operation
+        """Append one operation."""
+        index = len(self.operations)
+        stack = reversed(traceback.extract_stack(limit=STACK))
+        source = sources.choose([(f.filename, str(f.lineno), f.name) for f in stack])
+        self.operations.append(
+            Operation(
+                index,
+                kind,
+                source="" if kind is Kind.MARK else source,
+                begin=2 * index + 1,
+                end=2 * index + 2,
+                process=os.getpid(),
+                thread=threading.get_native_id(),
+                **fields,
+            )
+        )
+
+    def mark(self, event: str, step: int) -> None:
+        """Note an event of the journal, and write what is known until now."""
+        self.note(Kind.MARK, mark=event, step=step)
+        self.write()
+
+    def _spot(self, path: Any, dir_fd: int | None = None) -> tuple[int, str] | None:  # noqa: ANN401
+        """Give the directory's number and the name, if the directory is below the root."""
+        text = os.fsdecode(path).rstrip("/")
+        head, _, name = text.rpartition("/")
+        folder = head or ("/" if text != name else ".")
+        info = os.stat(folder, dir_fd=dir_fd)
+        number = self.tree.find(info)
+        return None if number is None or not name else (number, name)
+
+    def _fields(self, number: int) -> dict[str, Any]:
+        path, parent = self.tree.path(number), self.tree.parent(number)
+        return {"object": number, "path": path, "parent": parent}
+
+    def _number(self, file: int) -> int | None:
+        info = os.fstat(file)
+        kinds = stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
+        return self.tree.find(info) if kinds else None
+
+    # -- files --------------------------------------------------------------------------------
+
+    def _open(self, real: Any, path: Any, flags: int, mode: int = 0o777, **named: Any) -> int:  # noqa: ANN401
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        spot = self._spot(os.path.realpath(path), named.get("dir_fd")) if writes else None
+        before = self.tree.at(*spot) if spot else 0
+        file: int = real(path, flags, mode, **named)
+        if spot is None:
+            return file
+        info = os.fstat(file)
+        if not before:
+            number = self.tree.add(info, *spot)
+            self.sizes[number] = 0
+            self.note(Kind.CREATE, **self._fields(number), mode=stat.S_IMODE(info.st_mode))
+        elif flags & os.O_TRUNC and self.sizes.get(before):
+            self.sizes[before] = 0
+            self.note(Kind.TRUNCATE, **self._fields(before))
+        return file
+
+    def _open_file(self, file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Open in Python: the lowest layer is one that writes by `os.write`."""
+        real = self._undo[0][2]  # io.open
+        if not set(mode) & set("wax+"):
+            return real(file, mode, *given, **named)
+        opener = named.pop("opener", None) or _opener
+        binary = mode.replace("t", "").replace("b", "")
+        raw = _Raw(file, binary, named.get("closefd", True), None if _is_fd(file) else opener)
+        buffering = given[0] if given else named.get("buffering", -1)
+        if buffering == 0:
+            return raw
+        size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+        buffered = io.BufferedRandom(raw, size) if "+" in mode else io.BufferedWriter(raw, size)
+        if "b" in mode:
+            return buffered
+        text = {k: v for k, v in named.items() if k in {"encoding", "errors", "newline"}}
+        return io.TextIOWrapper(buffered, line_buffering=buffering == 1, **text)
+
+    def _write(self, real: Any, file: int, data: Any) -> int:  # noqa: ANN401
+        number, done = self._number(file), int(real(file, data))
+        if number is not None and done:
+            self._wrote(number, file, os.lseek(file, 0, os.SEEK_CUR) - done, data, done)
+        elif self.journal is not None:
+            info = os.fstat(file)
+            if (info.st_dev, info.st_ino) == self.journal:
+                self._event(bytes(data))
+        return done
+
+    def _event(self, line: bytes) -> None:
+        """Note what a life wrote into its journal."""
+        event: dict[str, Any] = json.loads(line)
+        if event.get("event") in MARKS:
+            self.mark(event["event"], event.get("step", -1))
+
+    def _pwrite(self, real: Any, file: int, data: Any, offset: int) -> int:  # noqa: ANN401
+        number, done = self._number(file), int(real(file, data, offset))
+        if number is not None and done:
+            self._wrote(number, file, offset, data, done)
+        return done
+
+    def _wrote(self, number: int, file: int, offset: int, data: Any, size: int) -> None:  # noqa: ANN401
+        import fcntl
+
+        at = self.sink.append(memoryview(data).cast("B")[:size])
+        self.sizes[number] = max(self.sizes.get(number, 0), offset + size)
+        sync = bool(fcntl.fcntl(file, fcntl.F_GETFL) & _SYNC)
+        fields = self._fields(number)
+        self.note(Kind.WRITE, **fields, offset=offset, size=size, data=at, sync=sync)
+
+    def _ftruncate(self, real: Any, file: int, size: int) -> None:  # noqa: ANN401
+        real(file, size)
+        if (number := self._number(file)) is not None:
+            self.sizes[number] = size
+            self.note(Kind.TRUNCATE, **self._fields(number), size=size)
+
+    def _truncate(self, real: Any, path: Any, size: int) -> None:  # noqa: ANN401
+        real(path, size)
+        if (number := self.tree.find(Path(path).stat())) is not None:
+            self.sizes[number] = size
+            self.note(Kind.TRUNCATE, **self._fields(number), size=size)
+
+    def _fsync(self, real: Any, file: Any, kind: Kind = Kind.FSYNC) -> None:  # noqa: ANN401
+        number = self._number(file if isinstance(file, int) else file.fileno())
+        code = 0
+        try:
+            real(file)
+        except OSError as error:
+            code = error.errno or 0
+            raise
+        finally:
+            if number is not None:
+                self.note(kind, **self._fields(number), error=code)
+
+    def _fdatasync(self, real: Any, file: Any) -> None:  # noqa: ANN401
+        self._fsync(real, file, Kind.FDATASYNC)
+
+    def _torch_save(self, real: Any, obj: Any, f: Any, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        if not isinstance(f, str | os.PathLike):
+            real(obj, f, *given, **named)
+            return
+        with self._open_file(f, "wb") as file:
+            real(obj, file, *given, **named)
+
+    # -- names --------------------------------------------------------------------------------
+
+    def _made(self, kind: Kind, path: Any, dir_fd: int | None, target: str = "") -> None:  # noqa: ANN401
+        spot = self._spot(path, dir_fd)
+        if spot is not None:
+            number = self.tree.add(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), *spot)
+            self.note(kind, **self._fields(number), target=target)
+
+    def _mkdir(self, real: Any, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
+        real(path, mode, dir_fd=dir_fd)
+        self._made(Kind.MKDIR, path, dir_fd)
+
+    def _symlink(self, real: Any, src: Any, dst: Any, **named: Any) -> None:  # noqa: ANN401
+        real(src, dst, **named)
+        self._made(Kind.SYMLINK, dst, named.get("dir_fd"), os.fsdecode(src))
+
+    def _unlink(self, real: Any, path: Any, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
+        self._gone(Kind.UNLINK, real, path, dir_fd)
+
+    _remove = _unlink
+
+    def _rmdir(self, real: Any, path: Any, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
+        self._gone(Kind.RMDIR, real, path, dir_fd)
+
+    def _gone(self, kind: Kind, real: Any, path: Any, dir_fd: int | None) -> None:  # noqa: ANN401
+        spot = self._spot(path, dir_fd)
+        real(path, dir_fd=dir_fd)
+        if spot is not None and (number := self.tree.at(*spot)):
+            fields = {"object": number, "path": self.tree.join(*spot), "parent": spot[0]}
+            self.tree.unname(*spot)
+            self.note(kind, **fields)
+
+    def _rename(self, real: Any, src: Any, dst: Any, **named: Any) -> None:  # noqa: ANN401
+        old = self._spot(src, named.get("src_dir_fd"))
+        new = self._spot(dst, named.get("dst_dir_fd"))
+        real(src, dst, **named)
+        if old is None and new is None:
+            return
+        if old is None or new is None:
+            path = self.tree.join(*(old or new or (0, "")))
+            self.unsupported.append(Unsupported("rename", path, "across the directory's border"))
+            return
+        fields: dict[str, Any] = {"path": self.tree.join(*old), "target": self.tree.join(*new)}
+        number, replaced = self.tree.unname(*old), self.tree.unname(*new)
+        self.tree.name(number, *new)
+        fields |= {"parent": old[0], "new_parent": new[0]}
+        self.note(Kind.RENAME, object=number, replaced=replaced, **fields)
+
+    _replace = _rename
+
+    def _link(self, real: Any, src: Any, dst: Any, **named: Any) -> None:  # noqa: ANN401
+        real(src, dst, **named)
+        new = self._spot(dst, named.get("dst_dir_fd"))
+        number = self.tree.find(Path(dst).lstat()) if new else None
+        if new is not None and number is not None:
+            fields = self._fields(number)
+            self.tree.name(number, *new)
+            target = self.tree.join(*new)
+            self.note(Kind.LINK, **fields, target=target, new_parent=new[0])
+
+
+class _Raw(io.FileIO):
+    """A file that writes by `os.write`, which is recorded."""
+
+    def __init__(self, file: Any, mode: str, closefd: bool, opener: Any) -> None:  # noqa: ANN401, FBT001
+        super().__init__(file, mode, closefd, opener)
+        self.name = file
+
+    def write(self, data: Any) -> int:  # noqa: ANN401
+        return os.write(self.fileno(), data)
+
+    def truncate(self, size: int | None = None) -> int:
+        wanted = self.tell() if size is None else size
+        os.ftruncate(self.fileno(), wanted)
+        return wanted
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o666)
+
+
+def _is_fd(file: object) -> bool:
+    return isinstance(file, int)

@@ -1,0 +1,214 @@
+"""Records what a child process and its descendants do to one directory.
+
+    recorder = Recorder(root, folder)
+    recording = recorder.function(callable)          # in a forked child
+    recording = recorder.command(["python", "train.py"])
+
+Or by hand: `recorder.filter_in_child()` in a forked child, before its work begins, and
+`recorder.supervise(pid)` in the parent. The caller has one thread when it forks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ckpt_conformance import trees
+from ckpt_conformance.crash import calls, notify, sources
+from ckpt_conformance.crash.asked import Sink
+from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.crash.supervisor import LOCKED, Supervisor
+from ckpt_conformance.crash.tracked import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Recorder:
+    """One recording: of what happens below `root`, kept in `folder`, which it makes."""
+
+    def __init__(
+        self, root: Path, folder: Path | None, *, journal: Path | None = None, reading: bool = False
+    ) -> None:
+        """Copy what is there. Without `folder` nothing is kept; `reading` also asks about reads."""
+        self.root, self.folder, self.reading = Path(root), folder, reading
+        self.journal = os.path.realpath(journal) if journal else ""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.parent, self.child = socket.socketpair()
+        self.notes = os.memfd_create("stacks")
+        self.supervisor: Supervisor | None = None
+        self.code, self.pid = 0, 0  # of the child
+        self.tree = Tree(self.root)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            trees.copy(self.root, folder / "initial")
+
+    # -- in the child -------------------------------------------------------------------------
+
+    def filter_in_child(self) -> None:
+        """Install the filter in this process, for good; exits where that is not allowed."""
+        self.parent.close()
+        sources.register(self.notes)
+        os.close(self.notes)
+        try:
+            listener = notify.install(calls.rules(reading=self.reading))
+        except notify.NotAvailableError as error:
+            self.child.sendall(str(error).encode())
+            os._exit(70)
+        notify.send_listener(self.child, listener)
+        self.child.close()
+
+    # -- in the parent ------------------------------------------------------------------------
+
+    def supervise(
+        self,
+        pid: int,
+        *,
+        deadline: float = 600.0,
+        outlive: bool = False,
+        prepare: Callable[[Supervisor], None] = lambda _: None,
+    ) -> Recording:
+        """Answer until the child has ended; its descendants end then, unless they may `outlive` it.
+
+        `self.code` is the child's exit code, minus the signal that ended it. `prepare` sees the
+        supervisor before the first call.
+        """
+        self.child.close()
+        notify.adopt_orphans()
+        supervisor = self._listen()
+        prepare(supervisor)
+        ours = children() - {pid}
+        end, watch = time.monotonic() + deadline, os.pidfd_open(pid)
+        status: list[int] = []
+
+        def is_over() -> bool:
+            if not status and _has_ended(watch, 100 if supervisor.frozen else 0):
+                status.append(os.waitpid(pid, 0)[1])
+            if status:
+                reap(ours, kill=not outlive)
+            return (bool(status) and not outlive) or time.monotonic() > end
+
+        try:
+            supervisor.run(is_over)
+        except BaseException:
+            os.close(supervisor.listener.descriptor)  # what still waits fails
+            os.kill(pid, signal.SIGKILL)
+            raise
+        if not status:  # past its deadline, or without the filter's last user but not reaped
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGKILL)
+            status.append(os.waitpid(pid, 0)[1])
+        reap(ours, kill=True)
+        self.code = os.waitstatus_to_exitcode(status[0])
+        os.close(watch)
+        return self._recording(supervisor)
+
+    def _listen(self) -> Supervisor:
+        listener = notify.Listener(notify.receive_listener(self.parent))
+        self.parent.close()
+        found = sources.Sources(self.notes)
+        supervisor = Supervisor(listener, self.tree, found, self.journal)
+        supervisor.sink = Sink(self.folder / "data") if self.folder is not None else None
+        self.supervisor = supervisor
+        return supervisor
+
+    def _recording(self, supervisor: Supervisor) -> Recording:
+        supervisor.processes.close()
+        os.close(supervisor.listener.descriptor)
+        os.close(self.notes)
+        recording = Recording(
+            root=self.tree.root,
+            folder=self.folder or Path(),
+            initial=self.tree.initial,
+            operations=supervisor.operations,
+            unsupported=supervisor.unsupported,
+        )
+        if supervisor.sink is not None:
+            os.close(supervisor.sink.descriptor)
+            recording.save()
+        return recording
+
+    # -- both at once -------------------------------------------------------------------------
+
+    def function(self, work: Callable[[], object], **given: Any) -> Recording:  # noqa: ANN401
+        """Record a function in a forked child; an exception there is printed, exit code 1."""
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._child(work)
+        return self.supervise(self.pid, **given)
+
+    def command(self, command: Sequence[str], **given: Any) -> Recording:  # noqa: ANN401
+        """Record a command and all its descendants."""
+        return self.function(lambda: os.execvp(command[0], list(command)), **given)  # noqa: S606
+
+    def _child(self, work: Callable[[], object]) -> NoReturn:
+        code = 1
+        try:
+            self.filter_in_child()
+            work()
+            code = 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:  # noqa: BLE001  a child never returns into its parent's code
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _has_ended(watch: int, milliseconds: int) -> bool:
+    import select
+
+    poller = select.poll()
+    poller.register(watch, select.POLLIN)
+    return bool(poller.poll(milliseconds))
+
+
+def children() -> set[int]:
+    """Give the processes whose parent we are; orphans below us are among them."""
+    found: set[int] = set()
+    for name in os.listdir("/proc"):  # noqa: PTH208  names are wanted
+        if name.isdigit():
+            try:
+                text = Path(f"/proc/{name}/stat").read_text()
+            except OSError:
+                continue
+            if int(text.rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(name))
+    return found
+
+
+def reap(ours: set[int], *, kill: bool) -> None:
+    """Wait for orphans that have ended; with `kill` end them all, and those that they leave."""
+    while orphans := children() - ours:
+        for pid in orphans:
+            if kill:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0 if kill else os.WNOHANG)
+        if not kill:
+            return
+
+
+def available() -> str:
+    """Say why calls can't be recorded here; empty if they can. Tries it; the caller has one thread.
+
+    Costs one fork.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            recorder = Recorder(folder / "root", folder / "record")
+            found = recorder.function(lambda: (folder / "root" / "a").write_bytes(b"a"))
+        except (notify.NotAvailableError, OSError) as error:
+            return str(error)
+        if len(found.operations) < 2:  # noqa: PLR2004  to create and to write
+            return f"system calls can't be recorded here: {LOCKED}: allow both system calls"
+    return ""

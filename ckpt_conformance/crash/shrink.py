@@ -1,0 +1,168 @@
+"""From a violating state to the simplest one, and to the operation that is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash.exploration import Case, Violation
+from ckpt_conformance.crash.judging import is_fine, judge
+from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.operations import DATA, NAMING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpt_conformance.crash.audit import Finding
+    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.operations import Operation
+    from ckpt_conformance.crash.states import State
+
+ROUNDS = 3
+OF_DATA = {"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"}
+EARLIER = 24  # unvisited states before the violating one that a round tries
+
+
+def missing(state: State, whole: State) -> tuple[list[str], list[int]]:
+    """Name what a state lacks of what had been issued: names, and files with other content."""
+    names = sorted(
+        name
+        for name in state.names.keys() | whole.names.keys()
+        if state.names.get(name) != whole.names.get(name)
+    )
+    files = [
+        one
+        for one, content in state.contents.items()
+        if one in whole.contents and whole.contents[one] != content
+    ]
+    return names, files
+
+
+def simplicity(explorer: Explorer, case: Case) -> tuple[int, int]:
+    """Order states: the earliest crash, then the fewest missing pieces."""
+    names, files = missing(case.state, explorer.complete(case.state.point))
+    return case.state.point, len(names) + len(files)
+
+
+def shrink_all(explorer: Explorer) -> None:
+    """Try simpler states around each violation until none of them violates in the same way."""
+    tried: set[str] = set()
+    for _ in range(min(ROUNDS, explorer.limits.rounds)):
+        before = {(v.case.model, v.outcome): v.case.content for v in explorer.result.violations}
+        around = [
+            case
+            for violation in explorer.result.violations
+            for case in simpler(explorer, violation)
+            if case.content not in tried
+        ]
+        tried |= {case.content for case in around}
+        if around:
+            explorer.add(around)
+        settle(explorer)
+        after = {(v.case.model, v.outcome): v.case.content for v in explorer.result.violations}
+        if before == after:
+            break
+
+
+def settle(explorer: Explorer) -> None:
+    """Make the simplest visited state of each class the one that stands for it."""
+    result = explorer.result
+    for report in result.models.values():
+        for outcome, violation in report.worst.items():
+            same = [
+                case for case in explorer.cases[report.name] if _ends_so(explorer, case, outcome)
+            ]
+            best = min(same or [violation.case], key=lambda case: simplicity(explorer, case))
+            visit = result.visits[best.content]
+            report.worst[outcome] = replace(violation, case=best, visit=visit, shrunk=True)
+
+
+def _ends_so(explorer: Explorer, case: Case, outcome: str) -> bool:
+    visit = explorer.result.visits.get(case.content)
+    if visit is None:
+        return False
+    facts = explorer.result.facts(case.state.point)
+    found = judge(visit, facts)
+    return found == outcome and not is_fine(found, facts)
+
+
+def simpler(explorer: Explorer, violation: Violation) -> Iterator[Case]:
+    """Give states with one piece more than the violating one, and unvisited ones before it."""
+    case, model = violation.case, MODELS[violation.case.model]
+    whole = explorer.complete(case.state.point)
+    for state in _restored(case.state, whole):
+        if not model.illegal(explorer.recording, state):
+            yield Case(case.model, state, digest(explorer.recording, state))
+    earlier = [
+        each
+        for each in explorer.cases[case.model]
+        if each.state.point < case.state.point and each.content not in explorer.result.visits
+    ]
+    step = max(1, len(earlier) // EARLIER)
+    yield from earlier[::-1][: EARLIER // 2]
+    yield from earlier[::step][: EARLIER // 2]
+
+
+def _restored(state: State, whole: State) -> Iterator[State]:
+    """Put one missing piece back at a time."""
+    names, files = missing(state, whole)
+    for one in files:
+        yield replace(
+            state,
+            contents={**state.contents, one: whole.contents[one]},
+            why=f"{state.why}, without one loss",
+        )
+    for name in names:
+        found = dict(state.names)
+        found.pop(name, None)
+        if name in whole.names:
+            found[name] = whole.names[name]
+        contents = {**whole.contents, **state.contents}
+        kept = {one: contents[one] for one in found.values() if one in contents}
+        if all(_parent(each) in found or not _parent(each) for each in found):
+            yield replace(state, names=found, contents=kept)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+# -- blame ------------------------------------------------------------------------------------
+
+
+def blame_all(explorer: Explorer) -> None:
+    """Name the guilty operation of each violation, and the finding of the audit that fits."""
+    for report in explorer.result.models.values():
+        for outcome, violation in report.worst.items():
+            finding = _finding(explorer, violation)
+            guilty = guilty_of(explorer, violation, finding)
+            report.worst[outcome] = replace(violation, guilty=guilty, blame=finding)
+
+
+def _finding(explorer: Explorer, violation: Violation) -> Finding | None:
+    """Choose the audit's finding about what the state lacks; about the last operation otherwise."""
+    state = violation.case.state
+    names, files = missing(state, explorer.complete(state.point))
+    audit = explorer.result.audit
+    of_files = [f for f in audit if f.object in files and f.rule in OF_DATA]
+    of_names = [f for f in audit if f.path in names and f.rule not in OF_DATA]
+    late = [f for f in audit if f.operation == state.point - 1]
+    return next(iter([*of_files, *of_names, *(late if not names and not files else [])]), None)
+
+
+def guilty_of(
+    explorer: Explorer, violation: Violation, finding: Finding | None
+) -> Operation | None:
+    """Give the operation to blame: the audit's, what was not kept, or the last that was issued."""
+    recording, state = explorer.recording, violation.case.state
+    if finding is not None and finding.operation >= 0:
+        return recording.operations[finding.operation]
+    names, files = missing(state, explorer.complete(state.point))
+    issued = recording.operations[: state.point]
+    lost = [o for o in issued if o.kind in DATA and o.object in files]
+    lost = lost or [
+        o for o in issued if o.kind in NAMING and (o.path in names or o.target in names)
+    ]
+    kept = [o for o in issued if o.kind in NAMING | DATA]
+    return next(reversed(lost or kept), None)

@@ -1,0 +1,70 @@
+"""One content that the disk may hold after a crash: names, and what each file contains.
+
+Models make states and judge them; `lay_out` puts one on a disk. Both speak of bytes by where they
+came from (a WRITE, zeros, what was there before), so that a state costs little to make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Mapping
+
+    from ckpt_conformance.crash.operations import Recording
+
+BEFORE = -1  # `source` of bytes that were there before the first operation, at the same offset
+ZEROS = -2  # `source` of zeros that no operation wrote: allocated, never flushed
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`size` bytes at `offset` of a file that come from the WRITE with the index `source`."""
+
+    offset: int
+    size: int
+    source: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a regular file contains: extents in order, not overlapping; gaps are zeros."""
+
+    size: int
+    extents: tuple[Extent, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """What the disk holds after a crash when the first `point` operations had been issued.
+
+    They had returned too, but for the last WRITE, and for those that overlap a later one
+    (`operations.returned_at`).
+    `names` maps each path below the root to an object; a path is there only if its directory is.
+    `contents` has every regular file that has a name. `changed` gives the index of the operation
+    that changed an object last: later ones get later times. `why` says how the state was chosen,
+    in a few words for the report; it is no part of what the state is.
+    """
+
+    point: int
+    names: Mapping[str, int]
+    contents: Mapping[int, Content]
+    changed: Mapping[int, int] = field(default_factory=dict[int, int], compare=False)
+    modes: Mapping[int, int] = field(default_factory=dict[int, int], compare=False)
+    why: str = field(default="", compare=False)
+
+
+class Model(Protocol):
+    """A persistence model: which states are legal, said twice, by code that shares nothing."""
+
+    name: str
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each; at most `budget`."""
+        ...
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        ...

@@ -1,0 +1,87 @@
+"""A life that is recorded or struck at its system calls: its parent becomes the supervisor.
+
+Keys of a life's program: `record` names the folder of the recording. An operation with a fault
+`ckpt_conformance.fault_injectors.system_call:SystemCall` makes the life supervised too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash import notify, syscall_faults
+from ckpt_conformance.crash.patched import PatchedRecorder
+from ckpt_conformance.crash.recorder import Recorder
+
+if TYPE_CHECKING:
+    from ckpt_conformance.crash.supervisor import Supervisor
+
+INJECTOR = "fault_injectors.system_call:"
+_PATCHED: list[PatchedRecorder] = []
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def is_wanted(program: dict[str, Any]) -> bool:
+    """Tell whether a program asks for a supervisor."""
+    return bool(program.get("record")) or INJECTOR in json.dumps(program["ops"])
+
+
+def enter(program: dict[str, Any]) -> None:
+    """Fork: the child returns, with the filter in place; the parent supervises and ends as it does.
+
+    The one who waits for the life sees its exit code, or the signal that ended it.
+    """
+    folder = Path(program["record"]) if program.get("record") else None
+    reading = '"reading": true' in json.dumps(program["ops"])
+    journal = Path(program["journal"])
+    journal.touch()
+    recorder = Recorder(Path(program["root"]), folder, journal=journal, reading=reading)
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        recorder.filter_in_child()
+        return
+    striker = syscall_faults.Striker(main=pid)
+
+    def prepare(supervisor: Supervisor) -> None:
+        striker.attach(supervisor)
+
+    try:
+        recorder.supervise(pid, deadline=program.get("deadline", 600.0), prepare=prepare)
+    except notify.NotAvailableError as error:
+        os.waitpid(pid, 0)
+        _fall_back(program, error)
+        return
+    _end_as(recorder.code)
+
+
+def leave() -> None:
+    """End a recording by patched entry points, if there is one in this process."""
+    while _PATCHED:
+        _PATCHED.pop().finish()
+
+
+def _fall_back(program: dict[str, Any], error: notify.NotAvailableError) -> None:
+    """Record by patched entry points here; a fault at a system call has no such way out."""
+    if INJECTOR in json.dumps(program["ops"]) or program.get("isolation") == "spawn":
+        raise error
+    print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
+    folder = Path(program["record"])
+    shutil.rmtree(folder)  # what the recorder that could not begin left there
+    patched = PatchedRecorder(Path(program["root"]), folder, Path(program["journal"]))
+    patched.install()
+    _PATCHED.append(patched)
+
+
+def _end_as(code: int) -> None:
+    """End this process as another one ended."""
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)

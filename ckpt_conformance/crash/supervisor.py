@@ -1,0 +1,240 @@
+"""The supervisor's loop: takes a call, does it, sees who else is waiting, answers.
+
+Calls that concern the directory are done one after the other by the supervisor itself: the order
+of the operations is the order in which they took effect. Two calls overlap if one was received
+before the other was answered.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash import calls, data_calls, name_calls, notify
+from ckpt_conformance.crash.asked import Action, Asked, Given, Result, Sink
+from ckpt_conformance.crash.operations import MARKS, Kind, Operation, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.crash.notify import Listener, Notification
+    from ckpt_conformance.crash.sources import Sources
+    from ckpt_conformance.crash.tracked import Tree
+
+LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
+PREPARE = {**name_calls.PREPARE, **data_calls.PREPARE}
+SOON = 1  # milliseconds; a stack is dumped in less
+POLL = 100  # milliseconds between looks at whether the caller's tree is still there
+
+
+class Supervisor:
+    """Answers the calls of one process and its descendants until none is left."""
+
+    def __init__(self, listener: Listener, tree: Tree, sources: Sources, journal: str = "") -> None:
+        """Start with nothing seen; `journal` is the real path of the life's journal."""
+        self.listener, self.tree, self.sources, self.journal = listener, tree, sources, journal
+        self.names = calls.names()
+        self.processes = notify.Processes()
+        self.queue: deque[Notification] = deque()
+        self.operations: list[Operation] = []
+        self.unsupported: list[Unsupported] = []
+        self.sink: Sink | None = None
+        self.clock = 0  # counts receipts and answers
+        self.umask_known = True
+        self.frozen = False  # the tree was killed: nobody is answered any more
+        self.on_action: Callable[[Asked, Action], Result | str] = lambda _a, _b: "perform"
+        self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
+        self.answered: Callable[[Asked, Action, Result], None] = lambda _a, _b, _c: None
+        self._elsewhere: dict[tuple[int, int], str] = {}  # regular files elsewhere: journal or not
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Answer until nobody is left who could ask, or until `is_over`."""
+        while not is_over():
+            if self.frozen:
+                continue  # `is_over` waits for the end
+            call = self._next()
+            ready = self.listener.ready(0 if call else SOON if self.queue else POLL)
+            if ready is None:
+                break
+            if ready:
+                self._drain()
+            if call is not None:
+                self.queue.remove(call)
+                self._one(call)
+        self._give_source()
+        self.let_all_go()
+
+    def let_all_go(self) -> None:
+        """Let the kernel do what still waits."""
+        while self.queue:
+            self.listener.let_go(self.queue.popleft())
+
+    def _drain(self) -> None:
+        """Take all calls that wait."""
+        while self.listener.ready():
+            call = self.listener.receive()
+            if call is not None:
+                call.begin = self._tick()
+                self.queue.append(call)
+
+    def _tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def _next(self) -> Notification | None:
+        """Choose a call; while a stack is being dumped one that needs no dump."""
+        wanted = self.sources.wanted
+        for call in self.queue if wanted else ():
+            if (wanted and call.thread == wanted.thread) or self.names[call.number] in _NO_DUMP:
+                return call
+        if self.queue and wanted is not None and self.sources.is_ended():
+            self._give_source()
+        return self.queue[0] if self.queue and self.sources.wanted is None else None
+
+    # -- one call -----------------------------------------------------------------------------
+
+    def _one(self, call: Notification) -> None:
+        name = self.names[call.number]
+        if self.sources.wanted is not None and self.sources.wanted.thread == call.thread:
+            self._give_source()  # a thread that calls has left its handler
+        if name in _OWN:
+            self._own(name, call)
+            return
+        asked = Asked(call, name, self.tree, self.processes, sink=self.sink)
+        asked.is_valid = lambda: self.listener.is_valid(call)
+        try:
+            self._decide(asked)
+        finally:
+            asked.close()
+
+    def _own(self, name: str, call: Notification) -> None:
+        """Take note of calls that concern the supervisor, not the directory."""
+        if name == "umask":
+            self.umask_known = False
+        else:
+            self.sources.replaced(call.thread)
+        self.listener.let_go(call)
+
+    def _decide(self, asked: Asked) -> None:
+        try:
+            asked.process = self.processes.process_of(asked.thread)
+            if not self.umask_known:
+                self._take_umask(asked.thread)
+            action = PREPARE[asked.name](asked)
+        except OSError as error:
+            action = None  # a bad path or descriptor: the kernel says so itself
+            if error.errno == errno.EPERM:
+                asked.cannot("", LOCKED)
+        if not self.listener.is_valid(asked.note):
+            return
+        if action is None:
+            self._other(asked)
+            self.listener.let_go(asked.note)
+            self._finish(asked)
+            return
+        decision = self.on_action(asked, action)
+        if self.frozen:
+            self._finish(asked)  # what was done before the kill
+            return
+        if isinstance(decision, str):
+            result = action.perform(None) if action.perform is not None else None
+        else:
+            result = decision
+        self._reply(asked, action, result)
+
+    def _reply(self, asked: Asked, action: Action, result: Result) -> None:
+        self._drain()  # who waits by now began before this one returned
+        first = len(self.operations)
+        self._finish(asked)
+        self.answered(asked, action, result)
+        made = range(first, len(self.operations))
+        if asked.name not in _NO_DUMP and (made or isinstance(result, Given)):
+            self._want_source(asked, action, made)
+        if isinstance(result, Given):
+            self.listener.answer_descriptor(asked.note, result.descriptor, result.flags)
+        elif result is None:
+            self.listener.let_go(asked.note)
+        else:
+            self.listener.answer(asked.note, result)
+
+    def _finish(self, asked: Asked) -> None:
+        """Keep what a call did."""
+        for path, why in asked.foreign:
+            found = Unsupported(asked.name, path, why)
+            if found not in self.unsupported:
+                self.unsupported.append(found)
+        end = self._tick()
+        for fields in asked.made:
+            source = self.sources.opener.get(fields.get("object", 0), "")
+            self.operations.append(
+                Operation(
+                    index=len(self.operations),
+                    process=asked.process,
+                    thread=asked.thread,
+                    begin=asked.note.begin,
+                    end=end,
+                    source=source if asked.name in _NO_DUMP else "",
+                    **fields,
+                )
+            )
+
+    def _take_umask(self, thread: int) -> None:
+        """Create with the caller's umask, once any caller changed its own."""
+        with open(f"/proc/{thread}/status", "rb") as file:  # noqa: PTH123
+            os.umask(int(file.read().split(b"\nUmask:")[1].split(None, 1)[0], 8))
+
+    # -- the journal --------------------------------------------------------------------------
+
+    def _other(self, asked: Asked) -> None:
+        """Read the events that a life writes into its journal."""
+        if asked.other is None or asked.name != "write" or not self.journal:
+            return
+        taken, info = asked.other
+        identity = (info.st_dev, info.st_ino)
+        if identity not in self._elsewhere:
+            self._elsewhere[identity] = os.readlink(f"/proc/self/fd/{taken}")  # noqa: PTH115
+        if self._elsewhere[identity] != self.journal:
+            return
+        try:
+            line = notify.read_memory(asked.thread, asked.word(1), asked.word(2))
+            event = json.loads(line)
+        except (OSError, ValueError):
+            return  # killed meanwhile, or no event
+        if event.get("event") in MARKS:
+            step = event.get("step", -1)
+            asked.make(Kind.MARK, mark=event["event"], step=step)
+        self.on_event(event)
+
+    # -- source lines -------------------------------------------------------------------------
+
+    def _want_source(self, asked: Asked, action: Action, made: range) -> None:
+        """Have the caller dump its stack when it returns."""
+        number = self.operations[made[0]].object if made else action.object
+        self.sources.ask(asked.process, asked.thread, made, number)
+
+    def _give_source(self) -> None:
+        """Write the line that a dump showed into the operations that it was for."""
+        wanted = self.sources.wanted
+        if wanted is None:
+            return
+        text = self.sources.dumped()
+        for index in wanted.operations:
+            self.operations[index] = replace(self.operations[index], source=text)
+        if wanted.object:
+            self.sources.opener[wanted.object] = text
+
+
+_OWN = frozenset({"umask", "execve", "execveat"})
+_NO_DUMP = frozenset(
+    {
+        *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
+        *calls.READING,
+        *_OWN,
+    }
+)

@@ -1,0 +1,180 @@
+"""Faults at the system calls below the directory, counted over the whole process tree.
+
+Models: a full disk, a quota, a device error, an interrupted call, a short write (half of the bytes
+really are written), a sync that fails once and forgets the data, and a kill, at the N-th call or
+from there on.
+Does not model: a call that hangs; errors of memory mappings.
+Proof: `fired`, the list of calls, and an event in the journal before the fault.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash import calls
+from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.crash.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ckpt_conformance.crash.asked import Action, Asked, Result
+    from ckpt_conformance.crash.supervisor import Supervisor
+
+WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
+COPYING = frozenset({"copy_file_range", "sendfile"})
+SYNCING = frozenset({"fsync", "fdatasync", "sync", "syncfs"})
+OPENING = frozenset({"open", "openat", "openat2", "creat"})
+READING = frozenset(calls.READING)
+REMOVING = frozenset({"unlink", "unlinkat", "rmdir"})
+QUIET = frozenset({"sync", "ioctl"})  # sync(2) returns no error
+# What may give which error; what is not named here may be given at every call but QUIET.
+GIVERS: dict[str, frozenset[str]] = {
+    "short": WRITING | COPYING,
+    "EINTR": WRITING | COPYING | OPENING | READING | {"ftruncate", "truncate", "fallocate"},
+}
+NEEDS_ROOM = {"ENOSPC", "EDQUOT"}  # not by reading, removing, and opening what is there
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What to do at a call: `error` is an errno's name, "short" or "kill".
+
+    `at` is the call, from 1; 0 strikes none and only counts. `persistent` strikes every call from
+    there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
+    if the process is asked about them. `moment` says how much of the call is done before a kill:
+    before, half (of a write), after.
+    """
+
+    at: int = 0
+    error: str = "EIO"
+    persistent: bool = False
+    only: tuple[str, ...] = ()
+    reading: bool = False
+    moment: str = "before"
+
+    def counts(self, asked: Asked, action: Action) -> bool:
+        """Tell whether a call is one that this fault may strike."""
+        name, reads = asked.name, action.perform is None
+        if self.only and name not in self.only:
+            return False
+        if reads and not self.reading:
+            return False
+        if self.error in NEEDS_ROOM and (reads or name in REMOVING):
+            return False
+        return name in GIVERS.get(self.error, {name}) - QUIET
+
+
+@dataclass
+class Striker:
+    """Counts calls and strikes; the proof that it fired is in `fired` and `log`."""
+
+    fault: Fault = field(default_factory=Fault)
+    armed: bool = False
+    journal: int = -1  # a descriptor of the life's journal
+    main: int = 0  # the process that a kill ends; its descendants die with it
+    calls: int = 0
+    fired: int = 0
+    log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    supervisor: Supervisor | None = None
+
+    def attach(self, supervisor: Supervisor) -> None:
+        """Decide about the calls of a supervisor, and obey its journal."""
+        self.supervisor = supervisor
+        supervisor.on_action, supervisor.on_event = self.decide, self.obey
+        if supervisor.journal and os.path.exists(supervisor.journal):  # noqa: PTH110
+            self.journal = os.open(supervisor.journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def arm(self, fault: Fault) -> None:
+        """Count from now on, and strike."""
+        self.fault, self.armed = fault, True
+        self.calls, self.fired, self.log = 0, 0, []
+
+    def report(self) -> dict[str, Any]:
+        """Give what was counted, in plain values."""
+        told = {"calls": self.calls, "fired": self.fired, "log": self.log}
+        return {**told, "fault": asdict(self.fault)}
+
+    def obey(self, event: dict[str, Any]) -> None:
+        """Arm and disarm as the life's journal says; the report is a file that it names."""
+        what = event.get("event")
+        if what == "system-calls-armed":
+            given: dict[str, Any] = dict(event["fault"])
+            only = tuple(str(name) for name in given.pop("only", ()))
+            self.arm(Fault(only=only, **given))
+        elif what == "system-calls-disarmed":
+            self.armed = False
+        else:
+            return
+        with open(event["report"], "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(self.report(), file)
+
+    # -- at a call ----------------------------------------------------------------------------
+
+    def decide(self, asked: Asked, action: Action) -> Result | str:
+        """Count a call; strike it if it is due."""
+        if not self.armed or not self.fault.counts(asked, action):
+            return "perform"
+        self.calls += 1
+        due = self.calls == self.fault.at or (
+            self.fault.persistent and 0 < self.fault.at <= self.calls
+        )
+        entry = {"call": self.calls, "what": asked.name, "path": action.path, "size": action.size}
+        self.log.append({**entry, "struck": due})
+        return self.strike(asked, action) if due else "perform"
+
+    def strike(self, asked: Asked, action: Action) -> Result | str:
+        """Write down that the fault fires, and fire."""
+        self.fired += 1
+        told = {"event": "fired", "injector": "system-call", "call": self.calls}
+        told |= {"what": asked.name, "path": action.path, "mode": self.fault.error}
+        if self.journal >= 0:
+            os.write(self.journal, json.dumps(told).encode() + b"\n")
+        if self.fault.error == "kill":
+            return self._kill(action)
+        if self.fault.error == "short":
+            half = action.size // 2
+            return action.perform(half) if half and action.perform is not None else "perform"
+        code = int(getattr(errno, self.fault.error))
+        if asked.name in SYNCING:
+            kind = Kind.FDATASYNC if asked.name == "fdatasync" else Kind.FSYNC
+            asked.make(kind, object=action.object, path=action.path, error=code)
+        return -code
+
+    def _kill(self, action: Action) -> str:
+        """End the whole tree: nobody is answered any more."""
+        if self.fault.moment != "before" and action.perform is not None:
+            action.perform(action.size // 2 if self.fault.moment == "half" else None)
+        if self.supervisor is not None:
+            self.supervisor.frozen = True
+        os.kill(self.main, signal.SIGKILL)
+        return "none"
+
+
+@dataclass
+class Trial:
+    """How one run under a fault ended: the exit code, and what the striker saw."""
+
+    code: int
+    calls: int
+    fired: int
+    log: list[dict[str, Any]]
+
+
+def trial(root: Path, work: Callable[[], object], fault: Fault, *, deadline: float = 60.0) -> Trial:
+    """Run a function in a forked child with one fault armed from its start."""
+    recorder, striker = Recorder(root, None, reading=fault.reading), Striker()
+
+    def prepare(supervisor: Supervisor) -> None:
+        striker.attach(supervisor)
+        striker.main = recorder.pid
+        striker.arm(fault)
+
+    recorder.function(work, deadline=deadline, prepare=prepare)
+    return Trial(recorder.code, striker.calls, striker.fired, striker.log)

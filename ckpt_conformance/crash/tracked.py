@@ -1,0 +1,104 @@
+"""The directory as the supervisor knows it: a number for each object, and the names that it has."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ckpt_conformance.crash.operations import ROOT, Entry
+
+Identity = tuple[int, int]  # device, inode
+
+
+class Tree:
+    """Numbers of objects below a root, found by device and inode."""
+
+    def __init__(self, root: Path) -> None:
+        """Number what is there."""
+        self.root = os.path.realpath(root)
+        info = Path(self.root).stat()
+        self.device = info.st_dev
+        self.numbers: dict[Identity, int] = {(info.st_dev, info.st_ino): ROOT}
+        self.children: dict[int, dict[str, int]] = {ROOT: {}}  # of directories
+        self.names: dict[int, list[tuple[int, str]]] = {ROOT: []}  # (parent, name), oldest first
+        self.last: dict[int, str] = {ROOT: ""}  # the path that a nameless object had
+        self.next = ROOT + 1
+        self.initial: list[Entry] = []
+        self._scan("", ROOT)
+
+    def _scan(self, folder: str, number: int) -> None:
+        found = sorted(os.scandir(f"{self.root}/{folder}"), key=lambda e: e.name)
+        for entry in found:
+            info = entry.stat(follow_symlinks=False)
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            known = self.numbers.get((info.st_dev, info.st_ino))
+            kind, target = "file", ""
+            if entry.is_symlink():
+                kind, target = "link", os.readlink(entry.path)  # noqa: PTH115  a string is wanted
+            elif entry.is_dir():
+                kind = "dir"
+            one = known or self.add(info, number, entry.name)
+            if known:
+                self.name(known, number, entry.name)
+            mode, size = stat.S_IMODE(info.st_mode), info.st_size if kind == "file" else 0
+            self.initial.append(Entry(one, path, kind, size, mode, info.st_mtime_ns, target))
+            if kind == "dir":
+                self._scan(path, one)
+
+    def find(self, info: os.stat_result, link: str = "") -> int | None:
+        """Give the number of an object.
+
+        The inode of one that lost its names may be in use again: then `link`, where its descriptor
+        is said to lead, decides.
+        """
+        number = self.numbers.get((info.st_dev, info.st_ino))
+        if number is None or number == ROOT or self.names[number] or not link:
+            return number
+        leads = os.readlink(link)  # noqa: PTH115  a string is wanted
+        return number if leads.startswith(self.root + "/") else None
+
+    def add(self, info: os.stat_result, parent: int, name: str) -> int:
+        """Number a new object; `name` is empty for one that has none yet."""
+        number, self.next = self.next, self.next + 1
+        self.numbers[info.st_dev, info.st_ino] = number
+        self.names[number], self.last[number] = [], ""
+        if stat.S_ISDIR(info.st_mode):
+            self.children[number] = {}
+        if name:
+            self.name(number, parent, name)
+        return number
+
+    def name(self, number: int, parent: int, name: str) -> None:
+        """Give an object a name."""
+        self.names[number].append((parent, name))
+        self.children[parent][name] = number
+        self.last[number] = self.join(parent, name)
+
+    def unname(self, parent: int, name: str) -> int:
+        """Take a name away; gives the object that had it, 0 if none did."""
+        number = self.children[parent].pop(name, 0)
+        if number:
+            self.last[number] = self.join(parent, name)
+            self.names[number].remove((parent, name))
+        return number
+
+    def at(self, parent: int, name: str) -> int:
+        """Give the object that has a name, 0 if none does."""
+        return self.children[parent].get(name, 0)
+
+    def join(self, parent: int, name: str) -> str:
+        """Give the path of a name in a directory."""
+        above = self.path(parent)
+        return f"{above}/{name}" if above else name
+
+    def path(self, number: int) -> str:
+        """Give a path of an object, or the last one that it had."""
+        if number == ROOT or not self.names.get(number):
+            return self.last.get(number, "")
+        return self.join(*self.names[number][0])
+
+    def parent(self, number: int) -> int:
+        """Give the directory that holds the first name of an object."""
+        names = self.names.get(number)
+        return names[0][0] if names else 0

@@ -1,0 +1,129 @@
+"""What the suites ask of the explorer: one exploration of each workload, shared by all checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import bundle
+from ckpt_conformance.crash import bundles, workloads
+from ckpt_conformance.crash import explore as engine
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from ckpt_conformance.crash.exploration import ModelReport
+    from ckpt_conformance.crash.exploration import Violation as Found
+    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.subject import Subject
+
+MODELS = ("kill", "ext4", "xfs", "btrfs")
+SAME = ("same",)
+CONTROL = "going on without a crash"  # its result, in the subject's notes
+ALL = frozenset(Outcome)
+LOST = frozenset({Outcome.LOST_STEP})  # a whole step is served, and a newer one was acknowledged
+TORN = ALL - LOST  # nothing whole is served
+
+
+def saves(subject: Subject) -> tuple[str, ...]:
+    """Give the workloads that save new steps."""
+    return tuple(name for name in workloads.usual(subject) if name not in SAME)
+
+
+def explored(subject: Subject, name: str) -> Explorer:
+    """Explore a workload under every model, once per subject; raises Unknown as it says."""
+    key = f"explored {name}"
+    if key not in subject.notes:
+        recorded = workloads.record(subject, name)
+        full = subject.budget == "full"
+        explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
+        explorer.result.control = None if full else subject.notes.get(CONTROL)
+        engine.run(explorer, MODELS)
+        subject.notes[CONTROL] = explorer.result.control
+        subject.notes[key] = explorer
+    found: Explorer = subject.notes[key]
+    if found.result.interrupted:
+        raise KeyboardInterrupt
+    if found.result.unknown:
+        raise Unknown("; ".join(found.result.unknown[:3]))
+    return found
+
+
+def reports(
+    subject: Subject, names: Sequence[str], models: Sequence[str]
+) -> Iterator[tuple[Explorer, ModelReport]]:
+    """Give the reports of workloads that apply; raises NotApplicable if none does."""
+    reasons: list[str] = []
+    for name in names:
+        try:
+            explorer = explored(subject, name)
+        except NotApplicable as error:
+            reasons.append(str(error))
+            continue
+        for model in models:
+            yield explorer, explorer.result.models[model]
+    if len(reasons) == len(names):
+        raise NotApplicable(reasons[0])
+
+
+def require_clean(
+    subject: Subject,
+    names: Sequence[str],
+    models: Sequence[str],
+    bad_ones: Collection[Outcome] = ALL,
+) -> None:
+    """Raise Violation for the worst state of any workload and model; the rest is counted.
+
+    `bad_ones` are the outcomes that this check is about.
+    """
+    found: list[tuple[Explorer, Found]] = []
+    bad = total = 0
+    for explorer, report in reports(subject, names, models):
+        total += sum(report.outcomes.values())
+        worst_ones = [each for each in report.worst.values() if each.outcome in bad_ones]
+        bad += sum(violation.states for violation in worst_ones)
+        found += [(explorer, violation) for violation in worst_ones]
+    if found:
+        explorer, worst = min(found, key=_order)
+        others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in found})
+        message = f"{worst.outcome} after {worst.case.model} in {explorer.result.workload}"
+        raise Violation(
+            f"{message}: {worst.visit.told}",
+            evidence=evidence(subject, explorer, worst) | {"all": others},
+            rate=(bad, total),
+        )
+
+
+def _order(pair: tuple[Explorer, Found]) -> tuple[int, int, str]:
+    """Put the worst first; of those the one of the shortest trace."""
+    from ckpt_conformance.crash.judging import RANK
+
+    explorer, violation = pair
+    return -RANK[violation.outcome], violation.case.state.point, explorer.result.workload
+
+
+def evidence(subject: Subject, explorer: Explorer, worst: Found) -> dict[str, Any]:
+    """Collect what a reader needs, and lay the state itself where a bundle takes it from."""
+    path = bundles.write(subject.scratch, explorer, worst)
+    path.rename(subject.scratch / bundle.CRASH)  # `bundle.write` takes it along
+    told = worst.to_json()
+    wanted = ("outcome", "model", "point", "why", "operation", "source", "blame", "grade", "told")
+    audit = [finding.told for finding in explorer.result.audit[:8]]
+    some = {key: told[key] for key in wanted if told[key]}
+    return {**some, "differs": told["differs"][:4], "audit": audit}
+
+
+def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
+    """List what went wrong when a job went on after a recovery.
+
+    Raises NotApplicable where it goes wrong without a crash, too.
+    """
+    found: list[str] = []
+    known = list(reports(subject, workloads.usual(subject), models))
+    if not any(explorer.result.control == "" for explorer, _ in known):
+        told = next((explorer.result.control for explorer, _ in known), None)
+        without = f"without a crash, too, a job does not go on: {told}"
+        raise NotApplicable(without if told else "the manager has threads, so no life can fork")
+    for explorer, report in known:
+        found += [f"{explorer.result.workload}, {report.name}: {told}" for told in report.unusable]
+    return found

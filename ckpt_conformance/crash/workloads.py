@@ -1,0 +1,128 @@
+"""What is recorded: saves on a directory in some state, and what was there before.
+
+A workload is one recorded life. What earlier lives left comes from the golden run, which every
+suite shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees
+from ckpt_conformance.contract import Capability
+from ckpt_conformance.crash.explore import Recorded
+from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.subject import JOB_SEED
+from ckpt_conformance.verdicts import NotApplicable, Unknown
+
+if TYPE_CHECKING:
+    from ckpt_conformance.subject import Subject
+
+OTHER = 23  # the seed of a job that saves a step which another job has saved
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Runs of one life after the steps of `before` were saved; each run is (until, save at).
+
+    `resume`: the first run resumes. `keep` is the retention that is asked for.
+    """
+
+    name: str
+    told: str
+    before: tuple[int, ...]
+    runs: tuple[tuple[int, tuple[int, ...]], ...]
+    resume: bool = False
+    seed: int = JOB_SEED
+    keep: int | None = None
+    needs: tuple[Capability, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+WORKLOADS = {
+    work.name: work
+    for work in (
+        Workload("first", "the first save of all", (), ((2, (2,)),)),
+        Workload("second", "a save, an older step is there", (2,), ((4, (4,)),)),
+        Workload("same", "a save over the same step", (2, 4), ((4, (4,)),), seed=OTHER),
+        Workload("resumed", "a resume, then a save", (2,), ((4, (4,)),), resume=True),
+        Workload(
+            "rotated",
+            "a save, and the rotation that follows",
+            (2, 4),
+            ((6, (6,)),),
+            keep=2,
+            needs=(Capability.RETENTION,),
+        ),
+        Workload("twice", "two saves of one life", (), ((4, (2, 4)),)),
+        Workload("thrice", "three saves, an older step is there", (2,), ((8, (4, 6, 8)),)),
+        Workload(
+            "rotated-twice",
+            "two saves and rotations",
+            (2, 4),
+            ((8, (6, 8)),),
+            keep=2,
+            needs=(Capability.RETENTION,),
+        ),
+        Workload("resumed-twice", "a resume, then two saves", (2,), ((6, (4, 6)),), resume=True),
+    )
+}
+QUICK = ("first", "second", "same", "resumed", "rotated")
+
+
+def usual(subject: Subject) -> tuple[str, ...]:
+    """Give the workloads of the subject's budget: with little of it one of each kind.
+
+    A save before a rotation is a second save, too.
+    """
+    if subject.budget == "full":
+        return tuple(WORKLOADS)
+    rotates = Capability.RETENTION in subject.info.capabilities
+    return ("first", "rotated" if rotates else "second", "same")
+
+
+def record(subject: Subject, name: str) -> Recorded:
+    """Record a workload, once per subject.
+
+    Raises NotApplicable where the manager does not declare what it needs or does not save a step
+    twice, Unknown where a save that nothing disturbs fails.
+    """
+    key = f"recorded {name}"
+    if key not in subject.notes:
+        subject.notes[key] = _record(subject, WORKLOADS[name])
+    found: Recorded = subject.notes[key]
+    return found
+
+
+def _record(subject: Subject, work: Workload) -> Recorded:
+    subject.need(*work.needs)
+    folder = subject.folder / "recorded" / work.name
+    folder.parent.mkdir(exist_ok=True)
+    golden = subject.golden() if work.before else None
+    before = [(step, golden.snapshot(step)) for step in work.before] if golden else []
+    if golden:
+        subject.lay_out(golden, work.before[-1])
+    else:
+        trees.clear(subject.root)
+    options = {"keep_last": work.keep} if work.keep else {}
+    run: dict[str, Any] = {"op": "run", "resume": work.resume}
+    ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
+    ending = subject.life(
+        *ops, {"op": "close"}, seed=work.seed, options=options, record=str(folder)
+    )
+    if ending.how != "ended" or ending.error:
+        _give_up(work, subject.tell(ending))
+    final = subject.folder / "recorded" / f"{work.name}-final"
+    trees.lay_out(subject.root, final)
+    return Recorded(work.name, Recording.read(folder), before, options, final)
+
+
+def _give_up(work: Workload, told: str) -> None:
+    if set(work.before) & {step for _, saves in work.runs for step in saves}:
+        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
+        raise NotApplicable(msg)
+    msg = f"the workload {work.name!r}, which nothing disturbs, ends: {told}"
+    if work.resume:
+        raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
+    raise Unknown(f"control failed: {msg}")

@@ -1,0 +1,63 @@
+"""System calls below the directory, of any language, counted over all processes of a life.
+
+Models: a full disk, a quota, a device error, an interrupted call, a really short write, a failing
+sync, and a kill, at the N-th call or from there on (`ckpt_conformance.crash.syscall_faults`).
+Does not model: a call that hangs; errors of memory mappings.
+Proof: `fired`, the list of calls, and an event in the journal before the fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.journal import LifeJournal
+
+
+class SystemCall:
+    """One fault at one call; the life's supervisor counts and strikes.
+
+    Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short or kill),
+    persistent, only, reading, moment.
+    """
+
+    name = "system-call"
+
+    def __init__(
+        self,
+        root: Path,
+        journal: LifeJournal,
+        **fault: Any,  # noqa: ANN401  JSON-plain arguments of a program
+    ) -> None:
+        """Keep the arguments; the supervisor knows the directory."""
+        self.root, self.journal, self.fault = root, journal, fault
+        self.calls, self.fired = 0, 0
+        self.log: list[dict[str, Any]] = []
+        own = os.readlink(f"/proc/self/fd/{journal.descriptor}")  # noqa: PTH115
+        self.report = f"{own}.calls"
+
+    def install(self) -> None:
+        """Have the supervisor count from now on; raises RuntimeError where there is none."""
+        self.journal.note("system-calls-armed", fault=self.fault, report=self.report)
+        self._read()
+
+    def remove(self) -> None:
+        """Have the supervisor stop, and read what it saw."""
+        self.journal.note("system-calls-disarmed", report=self.report)
+        found = self._read()
+        self.calls, self.fired, self.log = found["calls"], found["fired"], found["log"]
+
+    def _read(self) -> dict[str, Any]:
+        """Read the report, which the supervisor wrote before our note was let through."""
+        try:
+            with open(self.report, encoding="utf-8") as file:  # noqa: PTH123
+                found: dict[str, Any] = json.load(file)
+        except FileNotFoundError:
+            msg = "this life has no supervisor: faults at system calls need one (crash/supervised)"
+            raise RuntimeError(msg) from None
+        os.unlink(self.report)  # noqa: PTH108
+        return found

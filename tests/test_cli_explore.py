@@ -1,0 +1,176 @@
+"""`explore` and `replay` as a user meets them: what they print, keep, and leave as exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpt_conformance import cli
+from ckpt_conformance.crash import explore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IN_PLACE = "torch-save-inplace"
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run the command line in this process; give the exit status and what it printed."""
+    before, sys.argv = sys.argv, ["ckpt-conformance", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        out = capsys.readouterr()
+        return int(end.code or 0), out.out + out.err
+    finally:
+        sys.argv = before
+    return 0, capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
+    """Explore the in-place recipe once, as a process of its own."""
+    out = tmp_path_factory.mktemp("explored")
+    command = ["explore", IN_PLACE, "--model", "kill", "--workload", "second", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ckpt_conformance.cli", *command, "--keep"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr, out
+
+
+def bundle_of(out: Path) -> Path:
+    return out / "bundles" / "second-kill-LOST_ALL"
+
+
+def test_a_violation_is_told_with_its_replay_command(found: tuple[int, str, Path]) -> None:
+    code, text, out = found
+    assert code == 1, text
+    assert "second:" in text
+    assert "states visited" in text
+    assert "LOST_ALL" in text
+    assert f"replay: ckpt-conformance replay {bundle_of(out)}" in text
+    assert "removed-before-replaced" in text, "the audit names the truncate"
+
+
+def test_the_exploration_is_written_as_json(found: tuple[int, str, Path]) -> None:
+    _, _, out = found
+    body = json.loads((out / "exploration.json").read_text())
+    assert body["schema"] == "ckpt-conformance/exploration/v1"
+    (one,) = body["explorations"]
+    assert one["workload"] == "second"
+    kill = one["models"]["kill"]
+    assert kill["candidates"] >= kill["distinct"] >= kill["visited"] > 0
+    assert sum(sum(each.values()) for each in kill["points"].values()) == sum(
+        kill["outcomes"].values()
+    )
+    assert {violation["outcome"] for violation in kill["violations"]} >= {"LOST_ALL"}
+    assert (out / "recordings" / "second" / "recording.json").exists()
+
+
+def test_a_bundle_replays_with_1_and_mended_with_0(
+    found: tuple[int, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bundle_of(found[2])
+    code, text = run("replay", str(folder), capsys=capsys)
+    assert (code, "still violates" in text) == (1, True), text
+    mended = tmp_path / "bundle"
+    subprocess.run(["cp", "-a", str(folder), str(mended)], check=True)
+    (whole,) = sorted((mended / "legal").glob("*-step-2"))
+    data = (whole / "checkpoint.pt").read_bytes()
+    (mended / "checkpoints" / "checkpoint.pt").write_bytes(data)
+    code, text = run("replay", str(mended), capsys=capsys)
+    assert (code, "as it should be" in text) == (0, True), text
+
+
+def test_a_bundle_whose_control_fails_is_unknown(
+    found: tuple[int, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoilt = tmp_path / "bundle"
+    subprocess.run(["cp", "-a", str(bundle_of(found[2])), str(spoilt)], check=True)
+    for path in (spoilt / "legal").rglob("checkpoint.pt"):
+        path.write_bytes(b"")
+    code, text = run("replay", str(spoilt), capsys=capsys)
+    assert (code, "control failed" in text) == (3, True), text
+
+
+def test_the_script_for_upstream_needs_only_torch(
+    found: tuple[int, str, Path], tmp_path: Path
+) -> None:
+    folder = bundle_of(found[2])
+    script = (folder / "repro.py").read_text()
+    assert "import ckpt_conformance" not in script
+    assert "from ckpt_conformance" not in script
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(folder / "repro.py")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "after the crash:" in done.stdout
+
+
+def test_the_operations_are_listed_with_the_crash_point(found: tuple[int, str, Path]) -> None:
+    text = (bundle_of(found[2]) / "operations.txt").read_text()
+    assert text.count("---- crash here") == 1
+    (guilty,) = [line for line in text.splitlines() if line.startswith(">>")]
+    assert "truncate" in guilty
+    assert "torch_save.py" in guilty, "the line of the manager that issued it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["explore", IN_PLACE, "--model", "ext5"], "ext5"),
+        (["explore", IN_PLACE, "--workload", "fourth"], "fourth"),
+        (["explore", "no-such-adapter"], "no-such-adapter"),
+        (["replay", "no-such-bundle"], "no bundle"),
+    ],
+)
+def test_a_usage_error_leaves_with_2(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = run(*arguments, capsys=capsys)
+    assert code == 2, text
+    assert told in text
+
+
+def test_ctrl_c_prints_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explore, "CHUNK", 4)
+    monkeypatch.setattr("ckpt_conformance.cli_explore.Bar.__call__", stop)
+    arguments = ["explore", IN_PLACE, "--model", "kill", "--workload", "second"]
+    code, text = run(*arguments, "--out", str(tmp_path / "out"), capsys=capsys)
+    assert code == 130, text
+    assert "4 states visited" in text
+    assert "Stopped by hand" in text
+
+
+def test_the_command_line_of_explore_starts_without_torch() -> None:
+    code = (
+        "import sys; from ckpt_conformance import cli, cli_explore; "
+        "from ckpt_conformance.crash import bundles, explore, verdicts, workloads; "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

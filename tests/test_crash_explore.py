@@ -1,0 +1,202 @@
+"""The explorer on recordings made by hand: what violates is found, blamed, shrunk, replayed.
+
+The manager is real (`torch-save-atomic-per-step` or its in-place twin); the trace of its save is
+written here, so that one call can be left out of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from traces import Trace, atomic, in_place
+
+from ckpt_conformance import facts
+from ckpt_conformance.client import Client
+from ckpt_conformance.crash import bundles, explore
+from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
+from ckpt_conformance.subject import Subject
+from ckpt_conformance.verdicts import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.crash.exploration import Exploration
+
+PER_STEP, IN_PLACE = "torch-save-atomic-per-step", "torch-save-inplace"
+LIMITS = Limits(candidates=300, visits=60, alone=10, rounds=2)
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
+    made: dict[str, Subject] = {}
+    with (
+        facts.serve((PER_STEP, IN_PLACE)) as (server, infos),
+        closing(Client(server)) as client,
+    ):
+
+        def get(name: str) -> Subject:
+            if name not in made:
+                made[name] = Subject(infos[name], client, tmp_path_factory.mktemp("subject"))
+                made[name].golden()
+            return made[name]
+
+        yield get
+
+
+def second_save(subject: Subject, folder: Path, skip: Sequence[str] = ()) -> Recorded:
+    """Give the trace of step 4 after step 2, by a manager that leaves calls out."""
+    golden = subject.golden()
+    trace = Trace(folder / "recording", subject.root, golden.snapshot(2))
+    data = (golden.snapshot(4) / "checkpoint-4.pt").read_bytes()
+    atomic(trace, "checkpoint-4.pt", data, 4, skip)
+    return Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
+
+
+def run(subject: Subject, recorded: Recorded, *models: str) -> Exploration:
+    result = explore.explore(subject, recorded, models, LIMITS)
+    assert not result.unknown
+    return result
+
+
+def test_a_careful_save_passes_everything(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    subject = subjects(PER_STEP)
+    recorded = second_save(subject, tmp_path)
+    result = run(subject, recorded, "kill", "ext4", "xfs", "btrfs")
+    assert not result.violations
+    assert result.audit == []
+    kill = result.models["kill"]
+    assert set(kill.outcomes) == {"NEW", "PREVIOUS"}
+    syncs = {o.index + 1 for o in recorded.recording.operations if o.kind == "fsync"}
+    every = set(range(len(recorded.recording.operations) + 1))
+    assert set(kill.points) >= every - syncs, "a sync alone changes no content"
+    assert kill.visited == kill.distinct <= kill.candidates
+    assert set(result.used.values()) == {""}, "the job goes on after a recovery"
+
+
+def test_without_fsync_power_loss_is_found_and_blamed(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    subject = subjects(PER_STEP)
+    result = run(subject, second_save(subject, tmp_path, ["fsync"]), "kill", "ext4")
+    assert result.models["kill"].is_clean
+    worst = result.models["ext4"].worst
+    assert set(worst) == {Outcome.REFUSED_UNTYPED}, "the newest is empty; the older one is whole"
+    violation = worst[Outcome.REFUSED_UNTYPED]
+    assert violation.visit.alone
+    assert violation.visit.older == (0,)
+    assert violation.guilty is not None
+    assert violation.guilty.kind == "rename"
+    assert violation.blame is not None
+    assert violation.blame.rule == "renamed-unsynced"
+
+
+def test_without_a_directory_fsync_the_acknowledged_step_is_lost(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    subject = subjects(PER_STEP)
+    result = run(subject, second_save(subject, tmp_path, ["directory"]), "kill", "ext4")
+    assert result.models["kill"].is_clean
+    (violation,) = result.models["ext4"].worst.values()
+    assert violation.outcome is Outcome.LOST_STEP
+    assert violation.blame is not None
+    assert violation.blame.rule == "directory-not-synced"
+
+
+def test_in_place_is_lost_under_kill(subjects: Callable[[str], Subject], tmp_path: Path) -> None:
+    subject = subjects(IN_PLACE)
+    golden = subject.golden()
+    trace = Trace(tmp_path / "recording", subject.root, golden.snapshot(2))
+    in_place(trace, "checkpoint.pt", (golden.snapshot(4) / "checkpoint.pt").read_bytes(), 4)
+    recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
+    result = run(subject, recorded, "kill")
+    violation = result.models["kill"].worst[Outcome.LOST_ALL]
+    assert violation.case.state.point == 2, "shrunk to the truncate, the first operation that harms"
+    assert violation.guilty is not None
+    assert violation.guilty.kind == "truncate"
+    assert "saving.py:1" in violation.source
+
+
+def test_a_first_save_that_dies_loses_nothing(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    subject = subjects(IN_PLACE)
+    data = (subject.golden().snapshot(2) / "checkpoint.pt").read_bytes()
+    trace = Trace(tmp_path / "recording", subject.root)
+    in_place(trace, "checkpoint.pt", data, 2)
+    result = run(subject, Recorded("first", trace.finish()), "kill")
+    kill = result.models["kill"]
+    assert kill.is_clean
+    assert kill.outcomes["REFUSED_UNTYPED"], "nothing was acknowledged: a refusal is no loss"
+
+
+def test_the_same_seed_gives_the_same_exploration(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    subject = subjects(PER_STEP)
+    recorded = second_save(subject, tmp_path, ["fsync"])
+    told = [run(subject, recorded, "ext4").to_json() for _ in range(2)]
+    for each in told:
+        each.pop("seconds")
+    assert told[0] == told[1]
+
+
+def test_several_jobs_find_the_same(
+    subjects: Callable[[str], Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subjects(PER_STEP)
+    recorded = second_save(subject, tmp_path, ["fsync"])
+    monkeypatch.setattr(explore, "CHUNK", 8)
+    limits = Limits(candidates=60, visits=24, alone=4, rounds=0, jobs=2)
+    one = explore.explore(subject, recorded, ["ext4"], limits)
+    assert one.visited >= 16
+    again = explore.explore(subject, recorded, ["ext4"], Limits(60, 24, 4, rounds=0))
+    assert one.models["ext4"].outcomes == again.models["ext4"].outcomes
+
+
+def test_a_whole_step_that_does_not_load_is_unknown(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    subject = subjects(PER_STEP)
+    trace = Trace(tmp_path / "recording", subject.root)
+    atomic(trace, "checkpoint-4.pt", b"no checkpoint", 4)
+    result = explore.explore(subject, Recorded("first", trace.finish()), ["kill"], LIMITS)
+    assert any("control failed" in why for why in result.unknown)
+
+
+def test_ctrl_c_gives_what_was_found(
+    subjects: Callable[[str], Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subjects(PER_STEP)
+    recorded = second_save(subject, tmp_path)
+    monkeypatch.setattr(explore, "CHUNK", 3)
+
+    def stop(done: int, *_: Any) -> None:  # noqa: ANN401
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    result = explore.explore(subject, recorded, ["kill"], LIMITS, stop)
+    assert result.interrupted
+    assert result.models["kill"].visited == 6
+
+
+def test_a_bundle_replays_alone(subjects: Callable[[str], Subject], tmp_path: Path) -> None:
+    subject = subjects(PER_STEP)
+    recorded = second_save(subject, tmp_path, ["fsync"])
+    explorer = Explorer(subject, recorded, LIMITS)
+    result = explore.run(explorer, ["ext4"])
+    folder = bundles.write(tmp_path / "bundles", explorer, result.violations[0])
+    outcome, fine, told = bundles.replay(folder, subject)
+    assert outcome is Outcome.REFUSED_UNTYPED
+    assert not fine
+    assert "EOFError" in told
+    text = (folder / "operations.txt").read_text()
+    assert "---- crash here" in text
+    assert ">>" in text
+    whole = subject.golden().snapshot(4) / "checkpoint-4.pt"
+    (folder / "checkpoints" / "checkpoint-4.pt").write_bytes(whole.read_bytes())
+    assert bundles.replay(folder, subject)[1], "mended, it is fine"

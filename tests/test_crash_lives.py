@@ -1,0 +1,124 @@
+"""A life that is recorded, and a life that is struck at its system calls, through the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from recording import replay, tree
+
+from ckpt_conformance import registry
+from ckpt_conformance.client import Client, Server
+from ckpt_conformance.crash.operations import Kind, Recording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
+RECIPES = tuple(
+    name for name in registry.BUNDLED if not name.startswith(("accelerate", "lightning"))
+)  # without those of packages that may not be installed
+SAVE = {"op": "run", "until": 4, "save_at": [2, 4]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(RECIPES) as running:
+        yield running
+
+
+def live(client: Client, tmp_path: Path, *ops: dict[str, Any], **more: Any) -> Any:  # noqa: ANN401
+    (tmp_path / "root").mkdir(parents=True, exist_ok=True)
+    files = {name: str(tmp_path / name) for name in ("root", "journal", "result", "output")}
+    job = {"kind": "mixed", "seed": 1}
+    program = {"adapter": "torch-save-atomic-per-step", "job": job, "ops": list(ops)}
+    return client.run({**program, **files, **more})
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Client]:
+    running = Client(server.socket)
+    yield running
+    running.close()
+
+
+def test_a_recorded_life_has_its_marks_in_order(client: Client, tmp_path: Path) -> None:
+    ending = live(client, tmp_path, SAVE, record=str(tmp_path / "record"))
+    assert ending.how == "ended", ending.output
+    assert ending.error is None
+    recording = Recording.read(tmp_path / "record")
+    assert recording.unsupported == []
+    shown = [(op.mark, op.step) for op in recording.operations if op.kind is Kind.MARK]
+    assert shown == [("begun", 2), ("acknowledged", 2), ("begun", 4), ("acknowledged", 4)]
+    inside = [op.kind is Kind.RENAME for op in recording.operations]
+    assert inside.count(True) == 2
+    assert not recording.operations[-1].source
+    assert all("torch_save.py" in op.source for op in recording.operations if op.path)
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_recorded_byte_for_byte(name: str, client: Client, tmp_path: Path) -> None:
+    ending = live(client, tmp_path, SAVE, record=str(tmp_path / "record"), adapter=name)
+    assert (ending.how, ending.error) == ("ended", None), ending.output
+    recording = Recording.read(tmp_path / "record")
+    assert recording.unsupported == []
+    assert all(op.source for op in recording.operations if op.kind is not Kind.MARK)
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Path) -> None:
+    record = str(tmp_path / "record")
+    ending = live(client, tmp_path, SAVE, record=record, isolation="spawn")
+    assert (ending.how, ending.error) == ("ended", None), ending.output
+    recording = Recording.read(tmp_path / "record")
+    marks = [op.mark for op in recording.operations if op.kind is Kind.MARK]
+    assert marks == ["begun", "acknowledged"] * 2
+    assert all(op.source for op in recording.operations if op.kind is not Kind.MARK)
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+def struck(client: Client, tmp_path: Path, **fault: Any) -> Any:  # noqa: ANN401
+    spec = {"injector": INJECTOR, "args": fault}
+    return live(client, tmp_path, {**SAVE, "faults": [spec], "fault_step": 4})
+
+
+def test_each_call_of_a_save_is_counted_and_can_fail(client: Client, tmp_path: Path) -> None:
+    counted = struck(client, tmp_path).result("run")["faults"][0]
+    assert counted["calls"] == len(counted["log"]) > 2
+    assert counted["fired"] == 0
+    for at in range(1, counted["calls"] + 1):
+        ending = struck(client, tmp_path / str(at), at=at, error="EIO")
+        found = ending.result("run")["faults"][0]
+        assert (found["fired"], len(found["log"]) >= at) == (1, True)
+        assert ending.error is not None, (counted["log"][at - 1], ending.output)
+        assert ending.steps_of("acknowledged") == [2]
+        assert [event["call"] for event in ending.events if event["event"] == "fired"] == [at]
+
+
+def test_a_kill_ends_the_life_as_a_real_one(client: Client, tmp_path: Path) -> None:
+    ending = struck(client, tmp_path, at=2, error="kill", moment="half")
+    assert ending.how == "killed"
+    assert [event["call"] for event in ending.events if event["event"] == "fired"] == [2]
+    assert ending.steps_of("acknowledged") == [2]
+
+
+def test_reads_of_a_load_can_fail(client: Client, tmp_path: Path) -> None:
+    assert live(client, tmp_path, SAVE).error is None
+    spec = {"injector": INJECTOR, "args": {"at": 1, "reading": True, "only": ["read"]}}
+    ending = live(client, tmp_path, {"op": "load", "faults": [spec]})
+    assert ending.result("load")["faults"][0]["fired"] == 1
+    assert ending.error is not None
+
+
+def test_without_a_supervisor_the_injector_says_so(tmp_path: Path) -> None:
+    from ckpt_conformance.fault_injectors.system_call import SystemCall
+    from ckpt_conformance.journal import LifeJournal
+
+    injector = SystemCall(tmp_path, LifeJournal(tmp_path / "journal"), at=1)
+    with pytest.raises(RuntimeError, match="has no supervisor"):
+        injector.install()

@@ -1,0 +1,94 @@
+"""The fallback recorder, and what is said where system calls can't be recorded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from recording import replay, tree
+
+from ckpt_conformance.crash.operations import Kind, Recording
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUN = """
+import os, shutil, sys, tempfile, torch
+from pathlib import Path
+from ckpt_conformance.crash.patched import PatchedRecorder
+base = Path(sys.argv[1]); root = base / "root"
+root.mkdir(); (root / "old").write_bytes(b"abc")
+recorder = PatchedRecorder(root, base / "record")
+recorder.install()
+"""
+WORK = """
+torch.save({"a": torch.ones(1000)}, root / "a.tmp")
+with open(root / "a.tmp", "r+b") as f: os.fsync(f)
+os.replace(root / "a.tmp", root / "a.pt")
+(root / "d").mkdir(); (root / "d" / "x").write_text("text"); shutil.copy(root / "a.pt", root / "d")
+os.link(root / "old", root / "l"); os.symlink("old", root / "s")
+with open(root / "old", "ab") as f: f.write(b"more"); f.truncate(5)
+with tempfile.NamedTemporaryFile(dir=root, delete=False) as f: f.write(b"temp")
+os.rename(f.name, root / "named"); folder = os.open(root, os.O_RDONLY); os.fsync(folder)
+shutil.rmtree(root / "d")
+"""
+UNSEEN = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.write(libc.open(os.fsencode(root / "foreign"), 0o101, 0o600), b"abc", 3)
+"""
+# A process that is recorded can't record: there is one listener. So this is the real refusal.
+NESTED = """
+import json, sys
+from pathlib import Path
+from ckpt_conformance.crash import recorder
+from ckpt_conformance.client import Client, Server
+base = Path(sys.argv[1])
+def work():
+    Path(base / "reason").write_text(recorder.available())
+    with Server(("torch-save-atomic-per-step",)) as server:
+        client = Client(server.socket)
+        files = {n: str(base / n) for n in ("root", "journal", "result", "output", "record")}
+        op = {"op": "run", "until": 2, "save_at": [2]}
+        program = {"adapter": "torch-save-atomic-per-step", "job": {"kind": "mixed", "seed": 1}}
+        ending = client.run({**program, **files, "ops": [op]})
+        print(json.dumps([ending.how, ending.error, ending.output]))
+outer = recorder.Recorder(base / "elsewhere", None)
+outer.function(work)
+sys.exit(outer.code)
+"""
+
+
+def run(tmp_path: Path, script: str) -> str:
+    command = [sys.executable, "-B", "-c", script, str(tmp_path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_what_python_writes_is_recorded(tmp_path: Path) -> None:
+    run(tmp_path, RUN + WORK + "recorder.finish()")
+    recording = Recording.read(tmp_path / "record")
+    assert (recording.recorder, recording.unsupported) == ("patched", [])
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+    kinds = {operation.kind for operation in recording.operations}
+    assert kinds >= {Kind.FSYNC, Kind.RENAME, Kind.LINK, Kind.SYMLINK, Kind.RMDIR, Kind.TRUNCATE}
+
+
+def test_what_others_write_is_named(tmp_path: Path) -> None:
+    run(tmp_path, RUN + UNSEEN + "recorder.finish()")
+    assert [one.path for one in Recording.read(tmp_path / "record").unsupported] == ["foreign"]
+
+
+def test_where_calls_cannot_be_recorded_a_life_falls_back_and_says_why(tmp_path: Path) -> None:
+    how, error, output = json.loads(run(tmp_path, NESTED))
+    assert (how, error) == ("ended", None), output
+    assert "Another supervisor listens already" in (tmp_path / "reason").read_text()
+    assert "Recorded by patched entry points instead" in output
+    recording = Recording.read(tmp_path / "record")
+    assert recording.recorder == "patched"
+    marks = [op.mark for op in recording.operations if op.kind is Kind.MARK]
+    assert marks == ["begun", "acknowledged"]
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")

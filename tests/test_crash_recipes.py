@@ -1,0 +1,89 @@
+"""What comes out for the bundled recipes, recorded for real: nothing here knows a recipe's name.
+
+The table is what the recipes are known to do; the reference manager passes every model.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from recording import record
+
+from ckpt_conformance import facts
+from ckpt_conformance.client import Client
+from ckpt_conformance.crash import explore, workloads
+from ckpt_conformance.crash.audit import audit
+from ckpt_conformance.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FIXED, PER_STEP = "torch-save-atomic-fixed-name", "torch-save-atomic-per-step"
+NAMES = (
+    *("torch-save-inplace", FIXED, PER_STEP, "safetensors-per-step"),
+    *("dcp-per-step", "dcp-overwrite", "reference", "reference-dcp"),
+)
+MODELS = ("kill", "ext4", "xfs")
+LIMITS = explore.Limits(candidates=600, visits=40, alone=3, rounds=0, onward=0)
+REFUSED, LOST_ALL, LOST_STEP = {"REFUSED_UNTYPED"}, {"LOST_ALL"}, {"LOST_STEP"}
+
+# (recipe, workload): the classes of violation under kill, ext4 and xfs.
+KNOWN = {
+    ("torch-save-inplace", "second"): (LOST_ALL, LOST_ALL | LOST_STEP, LOST_ALL | LOST_STEP),
+    (FIXED, "first"): (set(), LOST_ALL, LOST_ALL),
+    # The rename may wait for the next commit, so the older step comes back: whole, on ext4.
+    (FIXED, "second"): (set(), LOST_STEP, LOST_ALL | LOST_STEP),
+    (PER_STEP, "second"): (set(), REFUSED | LOST_STEP, REFUSED | LOST_STEP),
+    ("safetensors-per-step", "second"): (set(), REFUSED | LOST_STEP, REFUSED | LOST_STEP),
+    ("dcp-per-step", "second"): (set(), LOST_STEP, LOST_STEP),
+    ("dcp-overwrite", "second"): (LOST_ALL, LOST_ALL, LOST_ALL),
+    ("reference", "second"): (set(), set(), set()),
+    ("reference", "same"): (set(), set(), set()),
+    ("reference", "rotated"): (set(), set(), set()),
+    ("reference-dcp", "second"): (set(), set(), set()),
+    ("reference-dcp", "same"): (set(), set(), set()),
+}
+DCP = """
+import sys, torch
+import torch.distributed.checkpoint as dcp
+dcp.save({"weight": torch.ones(300)}, checkpoint_id=f"{sys.argv[1]}/step-1")
+"""
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
+    made: dict[str, Subject] = {}
+    with facts.serve(NAMES) as (server, infos), closing(Client(server)) as client:
+
+        def get(name: str) -> Subject:
+            if name not in made:
+                made[name] = Subject(infos[name], client, tmp_path_factory.mktemp("subject"))
+            return made[name]
+
+        yield get
+
+
+@pytest.mark.parametrize(("name", "workload"), KNOWN, ids=["-".join(each) for each in KNOWN])
+def test_a_recipe_ends_as_it_is_known_to(
+    name: str, workload: str, subjects: Callable[[str], Subject]
+) -> None:
+    subject = subjects(name)
+    recorded = workloads.record(subject, workload)
+    result = explore.explore(subject, recorded, MODELS, LIMITS)
+    assert not result.unknown
+    found = tuple(set(map(str, result.models[model].worst)) for model in MODELS)
+    assert found == KNOWN[name, workload]
+    if name.startswith("reference"):
+        assert result.audit == []
+    else:
+        assert all(finding.source for finding in result.audit)
+        assert all(violation.source for violation in result.violations)
+
+
+def test_dcp_syncs_its_metadata_before_it_is_flushed(tmp_path: Path) -> None:
+    """A metadata file that fits into Python's buffer is written after its fsync."""
+    rules = {finding.rule: finding.path for finding in audit(record(tmp_path, DCP))}
+    assert rules["fsync-before-flush"] == "step-1/.metadata"

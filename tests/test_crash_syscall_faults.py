@@ -1,0 +1,122 @@
+"""Faults at system calls: the N-th below the directory, over all processes, and really fired."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DRIVER = """
+import json, os, sys
+from pathlib import Path
+from ckpt_conformance.crash.syscall_faults import Fault, trial
+root, fault = Path(sys.argv[1]), json.loads(sys.argv[2])
+root.mkdir(parents=True)
+outside = root.parent / "outside"
+W, C = os.O_WRONLY, os.O_CREAT
+def careful(path, data):
+    fd = os.open(path, W | C)
+    while data:
+        data = data[os.write(fd, data):]
+    os.fsync(fd)
+    os.close(fd)
+def careless(path, data):
+    fd = os.open(path, W | C); os.write(fd, data); os.fsync(fd); os.close(fd)
+def work():
+    WORK
+found = trial(root, work, Fault(**{**fault, "only": tuple(fault.get("only", ()))}))
+print(json.dumps(vars(found)))
+"""
+DATA = bytes(range(250)) * 40
+FAMILY = """
+    outside.write_bytes(b"not counted")
+    if os.fork() == 0:
+        careful(root / "child", b"c" * 100); os._exit(0)
+    os.wait()
+    import threading
+    thread = threading.Thread(target=careful, args=(root / "thread", b"t" * 100))
+    thread.start(); thread.join()
+    os.rename(root / "thread", root / "renamed")
+"""
+
+
+def run(tmp_path: Path, work: str, **fault: Any) -> dict[str, Any]:  # noqa: ANN401
+    script = DRIVER.replace("    WORK", work.strip("\n"))
+    command = [sys.executable, "-B", "-c", script, str(tmp_path / "root"), json.dumps(fault)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {**found, "stderr": done.stderr}
+
+
+def test_calls_are_counted_over_the_whole_tree_below_the_directory_only(tmp_path: Path) -> None:
+    found = run(tmp_path, FAMILY)
+    told = [(entry["what"], entry["path"]) for entry in found["log"]]
+    one = [("openat", "child"), ("write", "child"), ("fsync", "child")]
+    two = [("openat", "thread"), ("write", "thread"), ("fsync", "thread"), ("rename", "thread")]
+    assert told == one + two
+    assert (found["calls"], found["fired"], found["code"]) == (7, 0, 0)
+
+
+@pytest.mark.parametrize("writer", ["careful", "careless"])
+def test_a_short_write_really_writes_half(writer: str, tmp_path: Path) -> None:
+    found = run(tmp_path, f"    {writer}(root / 'a', {DATA!r})", at=1, error="short")
+    written = (tmp_path / "root" / "a").read_bytes()
+    assert found["fired"] == 1
+    assert written == (DATA if writer == "careful" else DATA[: len(DATA) // 2])
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EDQUOT"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_errno_reaches_the_program(error: str, persistent: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    work = """
+    for name in "ab":
+        try: careful(root / name, b"x")
+        except OSError as problem: print(name, problem, file=sys.stderr)
+"""
+    found = run(tmp_path, work, at=2, error=error, persistent=persistent)
+    assert found["stderr"].count("[Errno") == (2 if persistent else 1)
+    assert found["fired"] == (2 if persistent else 1)
+    assert [entry["struck"] for entry in found["log"]][:2] == [False, True]
+
+
+def test_an_interrupted_call_is_made_again(tmp_path: Path) -> None:
+    found = run(tmp_path, "    careful(root / 'a', b'abc')", at=2, error="EINTR")
+    assert (found["fired"], found["calls"], found["code"]) == (1, 3, 0)
+    assert (tmp_path / "root" / "a").read_bytes() == b"abc"
+
+
+def test_only_a_sync_fails(tmp_path: Path) -> None:
+    found = run(tmp_path, "    careful(root / 'a', b'abc')", at=1, only=["fsync", "fdatasync"])
+    assert [entry["what"] for entry in found["log"]] == ["fsync"]
+    assert found["code"] == 1
+    assert "Input/output error" in found["stderr"]
+
+
+@pytest.mark.parametrize(("moment", "size"), [("before", 0), ("half", 50), ("after", 100)])
+def test_a_kill_ends_every_process_of_the_tree(moment: str, size: int, tmp_path: Path) -> None:
+    work = """
+    if os.fork() == 0:
+        careful(root / "child", b"c" * 100)
+        careful(root / "later", b"")
+        os._exit(0)
+    os.wait()
+    careful(root / "parent", b"p")
+"""
+    found = run(tmp_path, work, at=2, error="kill", moment=moment)
+    assert (found["code"], found["fired"]) == (-9, 1)
+    held = {path.name: path.stat().st_size for path in (tmp_path / "root").iterdir()}
+    assert held == {"child": size}
+
+
+def test_every_call_of_a_run_can_fail_once_and_from_there_on(tmp_path: Path) -> None:
+    for persistent in (False, True):
+        for at in range(1, 8):
+            found = run(tmp_path / f"{persistent}{at}", FAMILY, at=at, persistent=persistent)
+            assert found["fired"] >= 1
+            assert found["log"][at - 1]["struck"]
