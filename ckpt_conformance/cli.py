@@ -244,6 +244,9 @@ def deliver(
     write: Path | None,
 ) -> int:
     """Write and print the results; give the exit status."""
+    if not results:  # stopped before the adapters had said what they are
+        report.say("Stopped by hand before anything ran.")
+        return INTERRUPTED
     for result, folder in zip(results, folders_of(options).values(), strict=True):
         report.write_certificate(result, folder)
         report.show(
@@ -257,7 +260,7 @@ def deliver(
         profiles = dict.fromkeys(name for one in results for name in one["profiles"])
         pad = max(len(one["adapter"]["name"]) for one in results) + 2
         report.show("managers.txt.j2", results=results, profiles=list(profiles), pad=pad)
-    if not results or any(result["interrupted"] for result in results):
+    if any(result["interrupted"] for result in results):
         report.say("Stopped by hand: what did not run is UNKNOWN.")
         return INTERRUPTED
     if write:

@@ -89,7 +89,11 @@ class Server:
             text=True,
             start_new_session=True,
         )
-        line = self.process.stdout.readline() if self.process.stdout else ""
+        try:
+            line = self.process.stdout.readline() if self.process.stdout else ""
+        except BaseException:  # Ctrl-C while it starts: nothing is left behind
+            self.close()
+            raise
         answer = _parse(line)
         if "ready" not in answer:
             self.log.seek(0)

@@ -78,7 +78,7 @@ def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
     return error
 
 
-def block(outcome: dict[str, Any]) -> str:
+def block(outcome: dict[str, Any], config: pytest.Config) -> str:
     """Print a violation for a terminal: id, promise, reason, evidence, how to reproduce it."""
     from ckpt_conformance.catalogue import load_catalogue
 
@@ -88,13 +88,15 @@ def block(outcome: dict[str, Any]) -> str:
         lines += [f"  promise   {invariant.statement}", f"  why       {invariant.why}"]
     lines.append(f"  found     {outcome.get('reason')}")
     lines += [f"  {key:<9} {value}" for key, value in outcome.get("evidence", {}).items()]
-    lines.append(f"  reproduce: {reproduce(outcome)}")
+    lines.append(f"  reproduce: {reproduce(outcome, config)}")
     return "\n".join(lines)
 
 
-def reproduce(outcome: dict[str, Any]) -> str:
-    """Give the one command that runs this check again."""
+def reproduce(outcome: dict[str, Any], config: pytest.Config) -> str:
+    """Give the one command that runs this check again, with the same choices."""
     choice = f"--only {outcome.get('invariant')} --seed {outcome.get('seed')}"
+    choice += f" --budget {config.option.ckpt_budget}"
+    choice += "".join(f" --claim {name}" for name in config.option.ckpt_claim)
     return f"ckpt-conformance certify {outcome.get('adapter')} {choice}"
 
 

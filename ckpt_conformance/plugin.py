@@ -98,7 +98,27 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if not hasattr(config, "workerinput"):
         pytest.register_assert_rewrite("ckpt_conformance.suites")
+    _check_names(config)
     config.stash[STATE] = State(config)
+
+
+def _check_names(config: pytest.Config) -> None:
+    """Refuse a profile or an id that does not exist: a typo would select nothing and stay green."""
+    given = config.option
+    profiles = [*given.ckpt_profile, *given.ckpt_claim]
+    if not (profiles or given.ckpt_only):
+        return
+    import difflib
+
+    from ckpt_conformance.catalogue import PROFILES, load_catalogue
+
+    known = {"profile": list(PROFILES), "invariant": list(load_catalogue().invariants)}
+    asked = [("profile", name) for name in profiles]
+    for what, name in [*asked, *(("invariant", name) for name in given.ckpt_only)]:
+        if name not in known[what]:
+            near = difflib.get_close_matches(name, known[what], n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "see docs/invariants.md"
+            raise pytest.UsageError(f"unknown {what} {name!r}: {hint}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -270,7 +290,7 @@ def pytest_runtest_makereport(
         outcome = outcomes.of_error(item, name, call.excinfo.value)
         report.user_properties.append((PROPERTY, outcome.to_json()))
     if call.when == "call" and report.failed:
-        report.longrepr = outcomes.block(outcome_of(report))
+        report.longrepr = outcomes.block(outcome_of(report), item.config)
     return report
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from ckpt_conformance.catalogue import load_catalogue
+from ckpt_conformance.contract import EVERYTHING, Capability
+
 GROUP = "ckpt_conformance.adapters"
 
 # name -> (module below ckpt_conformance.adapters, attribute): an adapter, or what makes one.
@@ -130,10 +133,24 @@ def _check(name: str, found: Any) -> Any:  # noqa: ANN401
             lacks = f"{type(adapter).__name__} lacks {needed!r}"
             msg = f"adapter {name!r}: {lacks}; see docs/adapter-guide.md"
             raise AdapterError(msg)
-    if adapter.shape not in {"manager", "trainer"}:
-        msg = f"adapter {name!r}: shape is {adapter.shape!r}; it must be 'manager' or 'trainer'"
-        raise AdapterError(msg)
+    for field_name, given, allowed in _fields(adapter):
+        for value in given:
+            if value not in allowed:
+                choice = ", ".join(map(repr, allowed))
+                msg = f"adapter {name!r}: {field_name} has {value!r}; it may be {choice}"
+                raise AdapterError(msg)
     return adapter
+
+
+def _fields(adapter: Any) -> list[tuple[str, list[str], list[str]]]:  # noqa: ANN401
+    """Give the fields whose values are known: name, what the adapter says, what it may say."""
+    return [
+        ("shape", [adapter.shape], ["manager", "trainer"]),
+        ("isolation", [adapter.isolation], ["fork", "spawn"]),
+        ("capabilities", sorted(map(str, adapter.capabilities)), sorted(map(str, Capability))),
+        ("holds", sorted(adapter.holds), sorted({*EVERYTHING, "gradients"})),
+        ("promises", sorted(getattr(adapter, "promises", {})), sorted(load_catalogue().invariants)),
+    ]
 
 
 def describe(name: str) -> AdapterInfo:

@@ -20,10 +20,16 @@ class Made:
     def library(self):
         raise LookupError("no such distribution")
 """
+MISTAKEN = """
+from ckpt_conformance.contract import AdapterBase
+def make():
+    return AdapterBase(name="mistaken", version="1", capabilities=frozenset({"STEPS"}))
+"""
 MODULES = {
     "exploding": ("raise RuntimeError('at import')", "cannot be made: RuntimeError: at import"),
     "leaving": ("import os; os._exit(3)", "its import ends the process (exit status 3)"),
     "silent": (SILENT, "does not say what it is: no such distribution"),
+    "mistaken": (MISTAKEN, "capabilities has 'STEPS'; it may be 'cold_start'"),
     "lacking": ("make = dict", "dict lacks 'name'"),
 }
 

@@ -1,5 +1,5 @@
-"""The crash-state explorer: record one save, then visit every legal content of the disk after a crash.
+"""The crash-state explorer: record one save, then visit every content the disk may legally hold.
 
-Reading order: `operations` (what was recorded), `recorder` (how), `states` (what a crash can leave),
-one module per persistence model, `explore` (visit and judge), `audit` (the trace itself).
+Reading order: `operations` (what was recorded), `recorder` (how), `states` (what a crash can
+leave), one module per persistence model, `explore` (visit and judge), `audit` (the trace itself).
 """
