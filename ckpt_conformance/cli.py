@@ -129,15 +129,18 @@ class Ran:
     interrupted: bool
 
 
-def run(options: SessionOptions, what: str) -> Ran:
-    """Start the server, run a session; raises AdapterError for an adapter that can't be made."""
+def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Ran:
+    """Start the server, run a session; the facts of the `described` adapters come with it.
+
+    Raises AdapterError for an adapter that can't be made.
+    """
     from ckpt_conformance import facts
     from ckpt_conformance.session import run_session  # it loads pytest
 
     ran = Ran({}, defaultdict(list), interrupted=False)
     with Progress(what) as progress:
         try:
-            with facts.serve(options.adapters) as (server, ran.infos):
+            with facts.serve(options.adapters, described) as (server, ran.infos):
                 outcomes = run_session(replace(options, server=server, on_progress=progress))
         except KeyboardInterrupt:
             outcomes, ran.interrupted = progress.outcomes, True
@@ -199,7 +202,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
     )
     certificate.check_request(options, load_catalogue(), PROFILES)
     old = prepare_files(options, known, write_baseline)
-    ran = run(options, "certify")
+    ran = run(options, "certify", options.adapters)
     results = build_results(ran, options)
     raise typer.Exit(deliver(results, options, old, write_baseline))
 

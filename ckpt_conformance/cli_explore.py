@@ -71,7 +71,7 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
     from ckpt_conformance.subject import Subject
 
     with (
-        facts.serve((adapter,)) as (server, infos),
+        facts.serve((adapter,), (adapter,)) as (server, infos),
         tempfile.TemporaryDirectory(prefix="ckc-explore-") as folder,
         contextlib.closing(Client(server)) as client,
     ):
@@ -266,7 +266,7 @@ def _replay(told: dict[str, Any]) -> int:
 
     outcome = told["outcome"]
     name = outcome["adapter"]
-    with facts.serve((name,)) as (server, _):
+    with facts.serve((name,), (name,)) as (server, _):
         options = SessionOptions(
             adapters=(name,),
             only=(outcome["invariant"],),

@@ -31,7 +31,7 @@ Jobs = Annotated[
     int | None,
     typer.Option(parser=whole(1, 1024), metavar="N", help="Processes; default: one a core."),
 ]
-Spending = Annotated[Budget, typer.Option(help="quick: 12 core-seconds an adapter.")]
+Spending = Annotated[Budget, typer.Option(help="quick: a sample of the faults; full: all of them.")]
 Seed = Annotated[
     int,
     typer.Option(parser=whole(0, 2**32 - 1), metavar="N", help="Every choice follows from it."),

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def serve(names: Sequence[str]) -> Generator[tuple[str, dict[str, registry.AdapterInfo]]]:
-    """Start the fork server of a session; give its socket and the facts of each adapter.
+def serve(
+    names: Sequence[str], described: Sequence[str]
+) -> Generator[tuple[str, dict[str, registry.AdapterInfo]]]:
+    """Start the fork server of a session; give its socket and the facts of `described` adapters.
 
     Raises registry.AdapterError with the reason if an adapter is unknown or can't be made.
     """
@@ -27,7 +29,7 @@ def serve(names: Sequence[str]) -> Generator[tuple[str, dict[str, registry.Adapt
         for name, reason in server.refused.items():
             raise registry.AdapterError(_refusal(name, reason))
         with contextlib.closing(Client(server.socket)) as client:
-            infos = {name: _known(client, name, server.folder) for name in names}
+            infos = {name: _known(client, name, server.folder) for name in described}
         yield server.socket, infos
 
 

@@ -92,8 +92,11 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Session:
 
 
 @contextlib.contextmanager
-def serve(names: Sequence[str]) -> Iterator[tuple[str, dict[str, registry.AdapterInfo]]]:
-    yield "socket", {name: describe(name) for name in names}
+def serve(
+    names: Sequence[str], described: Sequence[str]
+) -> Iterator[tuple[str, dict[str, registry.AdapterInfo]]]:
+    assert set(described) <= set(names)
+    yield "socket", {name: describe(name) for name in described}
 
 
 def describe(name: str) -> registry.AdapterInfo:

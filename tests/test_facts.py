@@ -35,7 +35,7 @@ MODULES = {
 
 
 def test_facts_are_read_in_a_life() -> None:
-    with facts.serve(("torch-save-inplace",)) as (socket, infos):
+    with facts.serve(("torch-save-inplace",), ("torch-save-inplace",)) as (socket, infos):
         assert socket
     assert infos == {"torch-save-inplace": registry.describe("torch-save-inplace")}
 
@@ -48,7 +48,7 @@ def test_an_adapter_that_cannot_be_made_is_refused(
     (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     made = f"{name}:{'Made' if name == 'silent' else 'make'}"
-    with pytest.raises(registry.AdapterError) as refused, facts.serve((made,)):
+    with pytest.raises(registry.AdapterError) as refused, facts.serve((made,), (made,)):
         pass
     assert told in str(refused.value)
     assert name in str(refused.value)
@@ -57,6 +57,6 @@ def test_an_adapter_that_cannot_be_made_is_refused(
 def test_an_unknown_name_is_refused_before_anything_starts() -> None:
     with (
         pytest.raises(registry.AdapterError, match="did you mean reference"),
-        facts.serve(("refrence",)),
+        facts.serve(("refrence",), ()),
     ):
         pass
