@@ -187,7 +187,10 @@ class Supervisor:
     def _take_umask(self, thread: int) -> None:
         """Create with the caller's umask, once any caller changed its own."""
         with open(f"/proc/{thread}/status", "rb") as file:  # noqa: PTH123
-            os.umask(int(file.read().split(b"\nUmask:")[1].split(None, 1)[0], 8))
+            _, _, mask = file.read().partition(b"\nUmask:")
+        if not mask:
+            raise ProcessLookupError(errno.ESRCH, "the caller was killed and has no umask")
+        os.umask(int(mask.split(None, 1)[0], 8))
 
     # -- the journal --------------------------------------------------------------------------
 

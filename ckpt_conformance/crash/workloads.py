@@ -98,7 +98,7 @@ def record(subject: Subject, name: str) -> Recorded:
 def _record(subject: Subject, work: Workload) -> Recorded:
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / work.name
-    folder.parent.mkdir(exist_ok=True)
+    trees.clear(folder)  # a recording that failed before may be tried again
     golden = subject.golden() if work.before else None
     before = [(step, golden.snapshot(step)) for step in work.before] if golden else []
     if golden:

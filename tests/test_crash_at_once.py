@@ -1,0 +1,60 @@
+"""Several lives are recorded at once, by supervisors that were forked from one server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from recording import replay, tree
+
+from ckpt_conformance.crash.operations import Recording
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZE = 5000  # bytes of one write
+# One supervisor stands between reading its caller's bytes and writing them; meanwhile the other
+# does all of its work. Nothing here depends on how fast either is.
+HEAD = """
+import os, sys
+from pathlib import Path
+from ckpt_conformance.crash import {module}
+from ckpt_conformance.crash.recorder import Recorder
+
+folder, size = Path(sys.argv[1]), int(sys.argv[2])
+begun, begin = os.pipe()
+"""
+SLOW_WRITE = """
+other = os.fork()
+if other == 0:
+    os.read(begun, 1)
+    work = lambda: (folder / "other" / "file").write_bytes(b"B" * size)
+    recorder = Recorder(folder / "other", folder / "other-record")
+    recorder.function(work)
+    os._exit(recorder.code)
+write = data_calls._write
+def slow(*given):
+    if not ended:
+        os.write(begin, b"!")
+        ended.append(os.waitpid(other, 0)[1])
+    return write(*given)
+ended = []
+data_calls._write = slow
+recorder = Recorder(folder / "one", folder / "one-record")
+recorder.function(lambda: (folder / "one" / "file").write_bytes(b"A" * size))
+sys.exit(recorder.code or ended != [0])
+"""
+
+
+def test_supervisors_of_one_server_do_not_share_the_bytes_on_their_way(tmp_path: Path) -> None:
+    script = HEAD.format(module="data_calls") + SLOW_WRITE
+    command = [sys.executable, "-B", "-c", script, str(tmp_path), str(SIZE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, byte in (("one", b"A"), ("other", b"B")):
+        assert (tmp_path / name / "file").read_bytes() == byte * SIZE, name
+        recording = Recording.read(tmp_path / f"{name}-record")
+        replay(recording, tmp_path / f"{name}-again")
+        assert tree(tmp_path / f"{name}-again") == tree(tmp_path / name)
