@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from recording import replay, tree
 
 from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.crash.supervisor import umask_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,16 +20,14 @@ if TYPE_CHECKING:
 SIZE = 5000  # bytes of one write
 # One supervisor stands between reading its caller's bytes and writing them; meanwhile the other
 # does all of its work. Nothing here depends on how fast either is.
-HEAD = """
+SLOW_WRITE = """
 import os, sys
 from pathlib import Path
-from ckpt_conformance.crash import {module}
+from ckpt_conformance.crash import data_calls
 from ckpt_conformance.crash.recorder import Recorder
 
 folder, size = Path(sys.argv[1]), int(sys.argv[2])
 begun, begin = os.pipe()
-"""
-SLOW_WRITE = """
 other = os.fork()
 if other == 0:
     os.read(begun, 1)
@@ -48,8 +49,21 @@ sys.exit(recorder.code or ended != [0])
 """
 
 
+def test_a_caller_that_was_killed_has_no_umask() -> None:
+    """Its other threads end while one of them waits for an answer."""
+    with subprocess.Popen(["/bin/true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ProcessLookupError, match=str(ended.pid)):
+            umask_of(ended.pid)
+    mine = os.umask(0o27)
+    try:
+        assert umask_of(threading.get_native_id()) == 0o27
+    finally:
+        os.umask(mine)
+
+
 def test_supervisors_of_one_server_do_not_share_the_bytes_on_their_way(tmp_path: Path) -> None:
-    script = HEAD.format(module="data_calls") + SLOW_WRITE
+    script = SLOW_WRITE
     command = [sys.executable, "-B", "-c", script, str(tmp_path), str(SIZE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
