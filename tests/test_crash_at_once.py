@@ -6,16 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from recording import replay, tree
 
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.crash.supervisor import umask_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZE = 5000  # bytes of one write
 # One supervisor stands between reading its caller's bytes and writing them; meanwhile the other
@@ -72,3 +69,11 @@ def test_supervisors_of_one_server_do_not_share_the_bytes_on_their_way(tmp_path:
         recording = Recording.read(tmp_path / f"{name}-record")
         replay(recording, tmp_path / f"{name}-again")
         assert tree(tmp_path / f"{name}-again") == tree(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(250, marks=pytest.mark.slow)])
+def test_many_recordings_at_once_differ_in_nothing(count: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-B", str(Path(__file__).with_name("at_once.py"))]
+    command += [str(tmp_path), "4", str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

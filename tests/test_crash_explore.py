@@ -69,7 +69,7 @@ def test_a_recording_that_failed_can_be_made_again(
     subject = subjects(PER_STEP)
     live = subject.life
 
-    def fail(*ops: dict[str, Any], **given: Any) -> Ending:
+    def fail(*ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401
         return replace(live(*ops, **given), how="crashed")
 
     with monkeypatch.context() as patch:
