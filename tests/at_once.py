@@ -1,7 +1,8 @@
 """Many small writers, recorded at once by workers that are forked from one process.
 
-Run by test_crash_at_once: `python at_once.py FOLDER WORKERS COUNT`. The directory, what the record replays, and what the same
-writer does when nobody records it must be equal, byte for byte; each difference is a line.
+Run by test_crash_at_once: `python at_once.py FOLDER WORKERS COUNT`. The directory, what the record
+replays, and what the same writer does when nobody records it must be equal, byte for byte; each
+difference is a line.
 """
 
 from __future__ import annotations
