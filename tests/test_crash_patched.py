@@ -145,3 +145,14 @@ def test_where_nothing_can_be_patched_the_machine_is_named(tmp_path: Path) -> No
     told = run(tmp_path, SPAWNED)
     assert told.startswith(MACHINE_LIMIT), told
     assert "Another supervisor listens already" in told
+
+
+def test_a_kernel_that_would_run_a_call_twice_is_refused(tmp_path: Path) -> None:
+    """It knows no flag for calls that wait; it says so, and what is needed."""
+    told = run(
+        tmp_path,
+        "from ckpt_conformance.crash import notify, recorder\n"
+        "notify._WAIT_KILLABLE = 1 << 20\n"
+        "print(recorder.available())",
+    )
+    assert "The kernel is too old: Linux 5.19 or newer is needed" in told
