@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance import __version__
-from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, worst
+from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, remarks, worst
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -125,8 +125,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFacts) -> Json:
     """Merge the outcomes of one adapter into the content of its `result.json`."""
     chosen = selected(run.catalogue, run.options)
-    grouped: dict[str, list[CheckOutcome]] = defaultdict(list)
-    for outcome in outcomes:
+    found, grouped = list(outcomes), defaultdict[str, list[CheckOutcome]](list)
+    for outcome in found:
         grouped[outcome.invariant].append(outcome)
     invariants = {one.id: _invariant(one, grouped[one.id], info, run) for one in chosen}
     profiles = _profiles(invariants, run)
@@ -136,7 +136,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         "suite": _suite(run),
         "created": run.created,
         "interrupted": run.interrupted,
-        "environment": dict(run.environment),
+        "environment": {**run.environment, **remarks(found)},
         "adapter": _adapter(info),
         "seed": options.seed,
         "budget": options.budget,

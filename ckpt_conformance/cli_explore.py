@@ -212,6 +212,8 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     rate = result.visited / result.batch_seconds if result.batch_seconds else 0
     count = len(result.recording.operations)
     yield f"{result.workload}: {count} operations, {result.visited} states visited, {rate:.0f}/s"
+    if result.recording.remark:
+        yield f"  crash: {result.recording.remark}"
     for name, one in result.models.items():
         clean = one.is_clean and not one.unusable
         sign = report.WORDS[Verdict.PASS if clean else Verdict.VIOLATION].glyph

@@ -28,7 +28,14 @@ def require(subject: Subject, invariant: Invariant) -> None:
 
 def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
     """Give a PASS."""
-    return CheckOutcome(adapter_of(item), invariant, _name(item), Verdict.PASS, seed=_seed(item))
+    return CheckOutcome(
+        adapter_of(item),
+        invariant,
+        _name(item),
+        Verdict.PASS,
+        evidence=_remarks(item),
+        seed=_seed(item),
+    )
 
 
 def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
@@ -41,7 +48,7 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
     }
     if isinstance(error, Violation):
         promised = _promise(item, invariant)
-        evidence = error.evidence | ({"promised": promised} if promised else {})
+        evidence = error.evidence | ({"promised": promised} if promised else {}) | _remarks(item)
         must = promised or _is_must(item, invariant)
         verdict = Verdict.VIOLATION if must else Verdict.NOT_MET
         return CheckOutcome(
@@ -50,7 +57,9 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
     if isinstance(error, NotApplicable):
         return CheckOutcome(**common, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
     if isinstance(error, Unknown):
-        return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=str(error))
+        return CheckOutcome(
+            **common, verdict=Verdict.UNKNOWN, reason=str(error), evidence=_remarks(item)
+        )
     lines = traceback.format_exception(error)[-6:]
     return CheckOutcome(
         **common,
@@ -104,6 +113,12 @@ def _promise(item: pytest.Item, invariant: str) -> str:
     """Quote the manager's own documentation, if its adapter does."""
     subject, _ = item.stash.get(NEEDS, (None, None))
     return str(subject.info.promises.get(invariant, "")) if subject else ""
+
+
+def _remarks(item: pytest.Item) -> dict[str, Any]:
+    """Give what the certificate must say of how the check was made."""
+    subject, _ = item.stash.get(NEEDS, (None, None))
+    return dict(subject.remarks) if subject else {}
 
 
 def _is_must(item: pytest.Item, invariant: str) -> bool:

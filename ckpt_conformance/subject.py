@@ -68,6 +68,7 @@ class Subject:
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # id -> reason, empty if held
     notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
+    remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
     lives: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
@@ -109,10 +110,11 @@ class Subject:
     # -- lives ------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Empty the manager's directory, its mirror and the scratch."""
+        """Empty the manager's directory, its mirror and the scratch; begin a check."""
         trees.clear(self.root)
         trees.clear(self.scratch)
         self.programs.clear()
+        self.remarks.clear()
 
     def life(self, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  program fields
         """Run operations in one fresh life; a crash of the harness itself is UNKNOWN.

@@ -52,6 +52,9 @@ class Outcome(StrEnum):
 REFUSALS = frozenset({Outcome.REFUSED_TYPED, Outcome.REFUSED_UNTYPED})
 
 
+REMARKS = ("crash",)  # keys of the evidence that a certificate repeats: how a check was made
+
+
 class Violation(Exception):  # noqa: N818  a verdict, not an error of ours
     """The manager broke the invariant.
 
@@ -96,3 +99,8 @@ class CheckOutcome:
     def to_json(self) -> dict[str, Any]:
         """Give plain types only."""
         return asdict(self) | {"verdict": str(self.verdict)}
+
+
+def remarks(outcomes: Iterable[CheckOutcome]) -> dict[str, Any]:
+    """Give what checks say of how they were made."""
+    return {key: one.evidence[key] for one in outcomes for key in REMARKS if key in one.evidence}

@@ -381,3 +381,10 @@ def test_kill_matrix_compares_exactly() -> None:
     # A control that violates, is undecided, or did not run proves nothing.
     for control in ([killed], [unknown], []):
         assert not matrix([killed], control)["exact"]
+
+
+def test_a_certificate_repeats_how_its_checks_were_made() -> None:
+    told = {"crash": "recorded by patched entry points"}
+    result = build(outcome(ATOM, "PASS", evidence=told), outcome(CORR, "PASS"))
+    assert result["environment"]["crash"] == told["crash"]
+    assert "crash" not in build(*all_pass())["environment"]

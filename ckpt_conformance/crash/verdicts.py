@@ -42,6 +42,8 @@ def explored(subject: Subject, name: str) -> Explorer:
         subject.notes[CONTROL] = explorer.result.control
         subject.notes[key] = explorer
     found: Explorer = subject.notes[key]
+    if found.recording.remark:
+        subject.remarks["crash"] = found.recording.remark
     if found.result.interrupted:
         raise KeyboardInterrupt
     if found.result.unknown:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
 from ckpt_conformance.contract import Capability
+from ckpt_conformance.crash import notify
 from ckpt_conformance.crash.explore import Recorded
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import JOB_SEED
@@ -98,7 +99,7 @@ def record(subject: Subject, name: str) -> Recorded:
 def _record(subject: Subject, work: Workload) -> Recorded:
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / work.name
-    folder.parent.mkdir(exist_ok=True)
+    trees.clear(folder)  # a recording that failed before may be tried again
     golden = subject.golden() if work.before else None
     before = [(step, golden.snapshot(step)) for step in work.before] if golden else []
     if golden:
@@ -119,6 +120,8 @@ def _record(subject: Subject, work: Workload) -> Recorded:
 
 
 def _give_up(work: Workload, told: str) -> None:
+    if notify.NotAvailableError.__name__ in told:  # and this life could not be patched
+        raise Unknown(f"this machine can't record this adapter: {told}")
     if set(work.before) & {step for _, saves in work.runs for step in saves}:
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
         raise NotApplicable(msg)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "A02",
     url="Lightning-AI/pytorch-lightning#19970",
     change="a finished file is copied over the old one in place instead of being renamed",
-    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-002", "CKC-DURA-001", "CKC-DURA-004", "CKC-IOER-002"},
 )
 class CopiesOverTheOld(CheckpointManager):
     """Truncates what it replaces."""
@@ -45,7 +45,7 @@ class CopiesOverTheOld(CheckpointManager):
     "A04",
     url="NVIDIA/nvidia-resiliency-ext#359",
     change="an existing file is removed before the new one is renamed to its name",
-    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-002", "CKC-DURA-004", "CKC-IOER-002"},
 )
 class RemovesBeforeRename(CheckpointManager):
     """Leaves a window in which neither is there."""
@@ -61,7 +61,7 @@ class RemovesBeforeRename(CheckpointManager):
     "J12",
     url="pytorch/pytorch#125877",
     change="an existing directory of the step is deleted before the new one gets its name",
-    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-002", "CKC-DURA-004", "CKC-IOER-002"},
     base="reference-dcp",
 )
 class DeletesTheOldDirectory(CheckpointManager):
@@ -79,7 +79,7 @@ class DeletesTheOldDirectory(CheckpointManager):
     "A03",
     url="PrimeIntellect-ai/prime-rl#2992",
     change="a small progress file beside the checkpoints is written in place",
-    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-DURA-001", "CKC-DURA-002", "CKC-IOER-002"},
 )
 class SideFileInPlace(CheckpointManager):
     """Is atomic in everything but one small file."""
@@ -102,7 +102,7 @@ class SideFileInPlace(CheckpointManager):
     "B01-insists",
     url="KempnerInstitute/KempnerForge#102",
     change="the pointer names a step before it is committed, and a load insists on the pointer",
-    violates={"CKC-ATOM-001", "CKC-IOER-002"},
+    violates={"CKC-ATOM-001", "CKC-DURA-001", "CKC-IOER-002"},
 )
 class PointerBeforeData(CheckpointManager):
     """Points at what is not there yet."""
@@ -136,7 +136,7 @@ class PointerBeforeData(CheckpointManager):
     "A12",
     url="NVIDIA-NeMo/Automodel#3254",
     change="staging names are fixed, and one that is there already is an error",
-    violates={"CKC-ATOM-003", "CKC-IOER-003"},
+    violates={"CKC-ATOM-003", "CKC-DURA-003", "CKC-IOER-003"},
 )
 class FixedStagingNames(CheckpointManager):
     """Trips over what its dead predecessor left."""
