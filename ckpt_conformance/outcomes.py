@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import bundle
+from ckpt_conformance import asking, bundle
 from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
 from ckpt_conformance.verdicts import CheckOutcome, NotApplicable, Unknown, Verdict, Violation
 
@@ -94,10 +94,15 @@ def block(outcome: dict[str, Any], config: pytest.Config) -> str:
 
 def reproduce(outcome: dict[str, Any], config: pytest.Config) -> str:
     """Give the one command that runs this check again, with the same choices."""
-    choice = f"--only {outcome.get('invariant')} --seed {outcome.get('seed')}"
-    choice += f" --budget {config.option.ckpt_budget}"
-    choice += "".join(f" --claim {name}" for name in config.option.ckpt_claim)
-    return f"ckpt-conformance certify {outcome.get('adapter')} {choice}"
+    given = config.option
+    return asking.reproduce(
+        str(outcome.get("adapter")),
+        str(outcome.get("invariant")),
+        seed=int(outcome.get("seed", 0)),
+        budget=given.ckpt_budget,
+        claims=given.ckpt_claim,
+        catalogue=given.ckpt_catalogue,
+    )
 
 
 def _promise(item: pytest.Item, invariant: str) -> str:

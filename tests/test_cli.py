@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import __version__, cli, environment, facts, registry, report, session
+from ckpt_conformance import __version__, cli, cli_progress, environment, facts, registry, report, session
 from ckpt_conformance import mutants as all_of_mutants
 from ckpt_conformance.catalogue import Catalogue, Invariant
 from ckpt_conformance.certificate import selected
@@ -86,7 +86,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Session:
     monkeypatch.setattr(cli, "PROFILES", PROFILES)
     monkeypatch.setattr(facts, "serve", serve)
     monkeypatch.setattr(registry, "describe", describe)
-    monkeypatch.setattr(registry, "bundled", lambda: ["reference", "broken"])
+    monkeypatch.setattr(registry, "known", lambda: ["reference", "broken"])
     monkeypatch.setattr(all_of_mutants, "all_mutants", lambda: mutants)
     return made
 
@@ -150,7 +150,8 @@ def test_violation_is_printed_in_a_readable_block(ckpt: Ckpt, fake: Session) -> 
         "    step 20 [bold]was[/bold] served \\x1b[31m",
         "      step: 20",
         "      steps: [10, 20]",
-        f"    reproduce: ckpt-conformance certify toy --only {ATOM} --seed 5 --budget quick",
+        "    reproduce: ckpt-conformance certify toy "
+        f"--only {ATOM} --seed 5 --budget quick --out reproduced",
     ]
 
 
@@ -338,7 +339,7 @@ def test_fault_of_the_harness_is_no_violation(ckpt: Ckpt, monkeypatch: pytest.Mo
 
 
 def test_progress_in_a_log_is_plain_lines(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(cli_progress, "QUIET_SECONDS", 0.0)
     _, out, error = ckpt("certify", "toy")
     assert "certify: 1 of 2, 0 s\n" in error
     assert "\x1b" not in error + out
