@@ -21,12 +21,15 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
+from ckpt_conformance import bundle
 from ckpt_conformance.catalogue import FAMILIES
 from ckpt_conformance.certificate import (
     CERTIFIED,
     STOPPED,
     UNDECIDED,
+    ResultError,
     judge,
+    load_result,
     write_json,
     write_text,
 )
@@ -55,7 +58,7 @@ class Word(NamedTuple):
 WORDS = {
     Verdict.VIOLATION: Word("✗", "X", "violated", "a promise was broken, with evidence"),
     Verdict.UNKNOWN: Word("?", "?", "unknown", "the harness or an assumption failed; not a pass"),
-    Verdict.NOT_MET: Word("○", "o", "not met", "good practice that this manager does not claim"),
+    Verdict.NOT_MET: Word("○", "o", "SHOULD not met", "good practice that this manager does not follow, and does not claim"),
     Verdict.WAIVED: Word("⚑", "w", "waived", "a violation that was accepted, with a reason"),
     Verdict.PASS: Word("✓", "+", "kept", "every check of the promise passed"),
     Verdict.NOT_APPLICABLE: Word("·", "-", "not applicable", "the manager does not declare it"),
@@ -173,6 +176,9 @@ def _certified(result: Json, counts: Mapping[Verdict, int], sentence: str) -> He
     """Do not call a manager certified where nothing applied, or no profile was judged whole."""
     if not counts.get(Verdict.PASS):
         return Headline(Verdict.NOT_APPLICABLE, "Nothing was shown", sentence)
+    unmet = counts.get(Verdict.NOT_MET)
+    if unmet:
+        sentence = f"Every MUST holds; {count(unmet, 'SHOULD')} not met. {sentence}"
     title = "Certified" if result["profiles"] else "No violation in a selection"
     return Headline(Verdict.PASS, title, sentence)
 
@@ -210,12 +216,27 @@ def attention(result: Json) -> list[tuple[str, Json]]:
 
 
 def profile_note(counts: Mapping[Any, int]) -> str:
-    """Write the counts of a profile; the SHOULDs that are not met stand there by name."""
-    words = {verdict: word.label for verdict, word in WORDS.items()}
-    words[Verdict.NOT_MET] = "SHOULD not met"
+    """Write the counts of a profile."""
     return ", ".join(
-        f"{counts[verdict]} {words[verdict]}" for verdict in WORDS if verdict in counts
+        f"{counts[verdict]} {word.label}" for verdict, word in WORDS.items() if verdict in counts
     )
+
+
+def profile_shown(profile: Json) -> Verdict:
+    """Give the verdict that people are shown of a profile, the same in every report.
+
+    Where every MUST holds and a SHOULD does not, it must not read as if everything held.
+    """
+    verdict = Verdict(profile["verdict"])
+    unmet = verdict is Verdict.PASS and profile["counts"].get(Verdict.NOT_MET)
+    return Verdict.NOT_MET if unmet else verdict
+
+
+def called(adapter: Json) -> str:
+    """Name an adapter: as it was asked for, and what it calls itself where that differs."""
+    title = str(adapter.get("title", ""))
+    own = f"{title} {adapter['version']}".strip()
+    return f"{adapter['name']} ({own})" if title not in {"", adapter["name"]} else adapter["name"]
 
 
 def _show(value: object) -> object:
@@ -249,6 +270,7 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     environment.filters.update(
         pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
     )
+    environment.globals.update(words=WORDS, profile_shown=profile_shown, called=called)
     return environment.get_template(name)
 
 
@@ -262,7 +284,6 @@ def render_html(result: Json) -> str:
         incident=incident,
         bundle_path=bundle_path,
         attention=attention(result),
-        words=WORDS,
         mark=MARK,
     )
 
@@ -273,7 +294,6 @@ def render_summary(result: Json) -> str:
         result=result,
         headline=headline(result),
         attention=attention(result),
-        words=WORDS,
         mark=MARK,
     )
 
@@ -289,7 +309,7 @@ def render_text(template: str, width: int, **values: object) -> str:
         return ("\n" + " " * indent).join(itertools.chain.from_iterable(lines))
 
     return _template(template, _show).render(
-        wrap=wrap, one_line=one_line, words=WORDS, headline=headline, attention=attention, **values
+        wrap=wrap, one_line=one_line, headline=headline, attention=attention, **values
     )
 
 
@@ -350,12 +370,25 @@ def _case(adapter: str, name: str, one: Json) -> ET.Element:
 
 
 def write_certificate(result: Json, folder: Path) -> None:
-    """Write the four files of one certificate; `bundles/` belongs to the session."""
+    """Write the four files of one certificate; the session has written `bundles/`.
+
+    Bundles that the certificate before this one names, and this one does not, go with it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    stale = _bundles_of(folder / "result.json") - bundle.named(result)
     write_json(folder / "result.json", result)
     write_text(folder / "report.html", render_html(result))
     write_text(folder / "summary.md", render_summary(result))
     write_text(folder / "junit.xml", junit_xml(result))
+    bundle.remove(folder / "bundles", sorted(stale))
+
+
+def _bundles_of(path: Path) -> set[str]:
+    """Give what the certificate that is there names; nothing if there is none that reads."""
+    try:
+        return bundle.named(load_result(path))
+    except (ResultError, LookupError, TypeError, AttributeError):  # cut, or edited by hand
+        return set()
 
 
 def open_console(*, error: bool = False, file: TextIO | None = None) -> Console:

@@ -114,7 +114,8 @@ def test_a_claim_makes_practice_a_must_and_stands_in_the_command() -> None:
     one = result["invariants"][CORR]
     assert one["level"] == "MUST"
     assert one["reproduce"] == (
-        f"ckpt-conformance certify toy --only {CORR} --seed 7 --budget quick --claim damage"
+        f"ckpt-conformance certify toy --only {CORR} --seed 7 --budget quick --claim damage "
+        "--out reproduced"
     )
     assert "--claim" not in result["invariants"][ATOM]["reproduce"]
 
@@ -129,7 +130,7 @@ def test_commands_are_quoted_for_a_shell() -> None:
     result = certificate.build_result(replace(INFO, name="a b;$(c)"), [], facts)
     command = result["invariants"][ATOM]["reproduce"]
     assert command.startswith("ckpt-conformance certify 'a b;$(c)' --only")
-    assert command.endswith("--catalogue 1")
+    assert command.endswith("--catalogue 1 --out reproduced")
 
 
 def test_only_judges_no_profile_that_it_did_not_cover() -> None:
