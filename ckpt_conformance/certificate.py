@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance import __version__
+from ckpt_conformance import __version__, bundle
 from ckpt_conformance.asking import RequestError, check_names, reproduce
 from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, worst
 
@@ -324,6 +324,14 @@ def load_result(path: Path) -> Json:
     except ValueError as error:
         raise ResultError(f"{path}: {error}") from error
     return result
+
+
+def bundles_of(path: Path) -> set[str]:
+    """Name the bundles of the certificate that is there; none where none reads."""
+    try:
+        return bundle.named(load_result(path))
+    except (ResultError, LookupError, TypeError, AttributeError):  # cut, or edited by hand
+        return set()
 
 
 def write_text(path: Path, text: str) -> None:

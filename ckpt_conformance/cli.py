@@ -1,7 +1,8 @@
 """The command line: `certify`, `mutants` and `list`; `explore` and `replay` are in `cli_explore`.
 
 Exit status: 0 certified, 1 violations, 2 usage error, 3 undecided (UNKNOWN, or the harness itself
-failed), 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by a hang-up. Results go to stdout, progress and errors to stderr.
+failed), 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by a hang-up. Results go to stdout, progress and
+errors to stderr.
 """
 
 from __future__ import annotations

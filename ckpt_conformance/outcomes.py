@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import asking, bundle
+from ckpt_conformance import asking, bundle, resumption
+from ckpt_conformance.client import ServerError
 from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
-from ckpt_conformance.verdicts import CheckOutcome, NotApplicable, Unknown, Verdict, Violation
+from ckpt_conformance.verdicts import (
+    CONTROL,
+    CheckOutcome,
+    NotApplicable,
+    Unknown,
+    Verdict,
+    Violation,
+    control_failed,
+)
 
 if TYPE_CHECKING:
     from ckpt_conformance.catalogue import Invariant
@@ -50,7 +60,8 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
     if isinstance(error, NotApplicable):
         return CheckOutcome(**common, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
     if isinstance(error, Unknown):
-        return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=str(error))
+        reason = _referred(item, str(error))
+        return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=reason)
     lines = traceback.format_exception(error)[-6:]
     return CheckOutcome(
         **common,
@@ -58,6 +69,16 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
         reason=f"the harness failed: {type(error).__name__}: {error}",
         evidence={"trace": lines},
     )
+
+
+def _referred(item: pytest.Item, reason: str) -> str:
+    """Refer a failed control that names no invariant to the one that says why, if there is one."""
+    subject, _ = item.stash.get(NEEDS, (None, None))
+    if subject is None or not reason.startswith(CONTROL):
+        return reason
+    with contextlib.suppress(ServerError):  # it went away: nothing more can be found out
+        return str(control_failed(reason, resumption.plain_trouble(subject)))
+    return reason
 
 
 def keep(item: pytest.Item, outcome: CheckOutcome, subject: Subject | None) -> None:

@@ -6,8 +6,6 @@ own name) is untrusted text in each of them. Reports are keyed by invariant id.
 
 from __future__ import annotations
 
-import functools
-import importlib.resources
 import itertools
 import json
 import re
@@ -27,13 +25,13 @@ from ckpt_conformance.certificate import (
     CERTIFIED,
     STOPPED,
     UNDECIDED,
-    ResultError,
+    bundles_of,
     judge,
-    load_result,
     write_json,
     write_text,
 )
 from ckpt_conformance.environment import MARK
+from ckpt_conformance.report_incidents import incident
 from ckpt_conformance.verdicts import SEVERITY, Verdict
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ class Word(NamedTuple):
 WORDS = {
     Verdict.VIOLATION: Word("✗", "X", "violated", "a promise was broken, with evidence"),
     Verdict.UNKNOWN: Word("?", "?", "unknown", "the harness or an assumption failed; not a pass"),
-    Verdict.NOT_MET: Word("○", "o", "SHOULD not met", "good practice that this manager does not follow, and does not claim"),
+    Verdict.NOT_MET: Word("○", "o", "SHOULD not met", "good practice, not followed, not claimed"),
     Verdict.WAIVED: Word("⚑", "w", "waived", "a violation that was accepted, with a reason"),
     Verdict.PASS: Word("✓", "+", "kept", "every check of the promise passed"),
     Verdict.NOT_APPLICABLE: Word("·", "-", "not applicable", "the manager does not declare it"),
@@ -108,30 +106,6 @@ STYLES = {
     Verdict.PASS: "green",
     Verdict.NOT_APPLICABLE: "dim",
 }
-
-
-class Incident(NamedTuple):
-    """A real bug behind an invariant; `url` is empty where there is nothing to link."""
-
-    label: str
-    url: str
-    title: str
-
-
-@functools.cache
-def _corpus() -> dict[str, dict[str, str]]:
-    folder = importlib.resources.files("ckpt_conformance") / "templates"
-    corpus: dict[str, dict[str, str]] = json.loads((folder / "incidents.json").read_text("utf-8"))
-    return corpus
-
-
-def incident(name: str) -> Incident:
-    """Look up an id of the bug corpus ("A01"), or take an address as it is."""
-    known = _corpus().get(name)
-    if known:
-        return Incident(f"{name} {known['thread']}", known["url"], known["title"])
-    # Anything but http(s) stays text: a javascript: link is not an incident.
-    return Incident(name, name if re.match(r"https?://[^\s]+$", name) else "", "")
 
 
 def bundle_path(key: str, value: object) -> str:
@@ -375,20 +349,12 @@ def write_certificate(result: Json, folder: Path) -> None:
     Bundles that the certificate before this one names, and this one does not, go with it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stale = _bundles_of(folder / "result.json") - bundle.named(result)
+    stale = bundles_of(folder / "result.json") - bundle.named(result)
     write_json(folder / "result.json", result)
     write_text(folder / "report.html", render_html(result))
     write_text(folder / "summary.md", render_summary(result))
     write_text(folder / "junit.xml", junit_xml(result))
     bundle.remove(folder / "bundles", sorted(stale))
-
-
-def _bundles_of(path: Path) -> set[str]:
-    """Give what the certificate that is there names; nothing if there is none that reads."""
-    try:
-        return bundle.named(load_result(path))
-    except (ResultError, LookupError, TypeError, AttributeError):  # cut, or edited by hand
-        return set()
 
 
 def open_console(*, error: bool = False, file: TextIO | None = None) -> Console:

@@ -97,9 +97,9 @@ class Collector:
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Give a folder for what a run leaves. With a server of one's own, it must outlive the server:
+    """Give a folder for what a run leaves.
 
-    a life that is still being killed may write there.
+    It must outlive the server of the run: a life that is still being killed may write there.
     """
     return tempfile.TemporaryDirectory(prefix="ckc-session-")
 

@@ -30,6 +30,7 @@ def invariant(identifier: str, basis: str, *profiles: str, since: int = 1) -> In
     return Invariant(identifier, "It holds.", "Because.", basis, profiles, ("A01",), since=since)
 
 
+AGAIN = "--budget quick --out reproduced"
 CATALOGUE = Catalogue(
     2,
     {
@@ -234,7 +235,7 @@ def test_summary_escapes_what_markdown_would_run() -> None:
     assert {line.replace("\\|", "").count("|") for line in rows} == {4, 5}
     assert "<script" not in text
     assert "\x1b" not in text
-    assert f"\n    ckpt-conformance certify toy --only {ATOM} --seed 7 --budget quick\n" in text
+    assert f"\n    ckpt-conformance certify toy --only {ATOM} --seed 7 {AGAIN}\n" in text
     assert "Fault of the harness" in text
 
 

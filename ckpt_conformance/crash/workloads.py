@@ -14,7 +14,7 @@ from ckpt_conformance.contract import Capability
 from ckpt_conformance.crash.explore import Recorded
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import JOB_SEED
-from ckpt_conformance.verdicts import NotApplicable, Unknown
+from ckpt_conformance.verdicts import NotApplicable, control_failed
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
@@ -125,4 +125,4 @@ def _give_up(work: Workload, told: str) -> None:
     msg = f"the workload {work.name!r}, which nothing disturbs, ends: {told}"
     if work.resume:
         raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
-    raise Unknown(f"control failed: {msg}")
+    raise control_failed(msg)
