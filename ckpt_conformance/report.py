@@ -32,6 +32,7 @@ from ckpt_conformance.certificate import (
 )
 from ckpt_conformance.environment import MARK
 from ckpt_conformance.report_incidents import incident
+from ckpt_conformance.report_words import OWNERS, lines, linked, outcomes_in
 from ckpt_conformance.verdicts import SEVERITY, Verdict
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 CLIP = 4000
 ONE_LINE = 72
+BRIEF = 200  # characters of a reason in the list of what to look at first
 
 
 class Word(NamedTuple):
@@ -244,6 +246,9 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     environment.filters.update(
         pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
     )
+    environment.filters["lines"] = lambda value: pretty(lines(value) or value)
+    environment.filters["brief"] = lambda text: one_line(text, BRIEF)
+    environment.filters["linked"] = lambda text, known: linked(shown(text), known)
     environment.globals.update(words=WORDS, profile_shown=profile_shown, called=called)
     return environment.get_template(name)
 
@@ -258,6 +263,8 @@ def render_html(result: Json) -> str:
         incident=incident,
         bundle_path=bundle_path,
         attention=attention(result),
+        outcomes=outcomes_in(result),
+        owners=OWNERS,
         mark=MARK,
     )
 

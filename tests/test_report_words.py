@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from test_report import INFO, make_result
 
-from ckpt_conformance import bundle, report, report_incidents
+from ckpt_conformance import bundle, report, report_incidents, report_words
+from ckpt_conformance.verdicts import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +88,20 @@ def test_a_profile_with_unmet_shoulds_does_not_read_as_if_all_held() -> None:
         assert "SHOULD not met" in head[: head.index("</div>")]
     assert result["profiles"][unmet[0]] == "PASS", "the certificate stands"
     assert "Every MUST holds; 1 SHOULD not met." in report.headline(result).sentence
+
+
+def test_words_are_explained_where_they_are_used() -> None:
+    result = make_result(["VIOLATION", "UNKNOWN"])
+    one = next(iter(result["invariants"].values()))
+    one |= {"reason": "killed after x: LOST_ALL <i>; see CKC-RTRP-001, CKC-DISC-099"}
+    page = report.render_html(result)
+    assert 'LOST_ALL &lt;i&gt;; see <a href="#CKC-RTRP-001">CKC-RTRP-001</a>, CKC-DISC-099' in page
+    assert "no checkpoint loads any more" in page
+    assert "does not end within its deadline" not in page, "only what is mentioned"
+    first = page[page.index('class="attention"') : page.index('class="all"')]
+    assert "killed after x: LOST_ALL" in first, "the list says what happened, not only the promise"
+    assert "the way of using the library that its documentation shows" in page
+    assert set(report_words.OUTCOMES) == set(Outcome)
 
 
 def test_the_name_that_an_adapter_gives_itself_is_shown() -> None:
