@@ -243,13 +243,19 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
         lstrip_blocks=True,
         finalize=finalize,
     )
-    environment.filters.update(
-        pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
-    )
-    environment.filters["lines"] = lambda value: pretty(lines(value) or value)
-    environment.filters["brief"] = lambda text: one_line(text, BRIEF)
-    environment.filters["linked"] = lambda text, known: linked(shown(text), known)
-    environment.globals.update(words=WORDS, profile_shown=profile_shown, called=called)
+    filters: dict[str, Any] = {
+        "pretty": pretty,
+        "percent": percent,
+        "profile_note": profile_note,
+        "clip": clip,
+        "code": _code,
+        "lines": lambda value: pretty(lines(value) or value),
+        "brief": lambda text: one_line(text, BRIEF),
+        "linked": lambda text, known: linked(shown(text), known),
+    }
+    shared: dict[str, Any] = {"words": WORDS, "profile_shown": profile_shown, "called": called}
+    environment.filters |= filters
+    environment.globals |= shared
     return environment.get_template(name)
 
 

@@ -8,7 +8,7 @@ winds up must not be cut short by the second.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -31,7 +31,7 @@ class Stop:
     def __init__(self) -> None:
         """Take nothing yet."""
         self.signal: signal.Signals | None = None
-        self._before: dict[signal.Signals, signal._HANDLER] = {}
+        self._before: dict[signal.Signals, Any] = {}  # what `signal.signal` gave
 
     def __enter__(self) -> Self:
         """Take the signals."""

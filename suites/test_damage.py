@@ -287,8 +287,9 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
             raise Violation(f"{name} is damaged: the refused load changed the job", evidence=told)
     if not refused:
         silent = (test_a_file_cut_short_is_never_served, test_damaged_payload_is_never_served)
-        told = f"no damage is refused: {subject.tell(ending)}"
-        raise resumption.blame(subject, told, *silent, test_where_nothing_is_whole_the_load_refuses)
+        reason = f"no damage is refused: {subject.tell(ending)}"
+        about = (*silent, test_where_nothing_is_whole_the_load_refuses)
+        raise resumption.blame(subject, reason, *about)
 
 
 def spoilt(subject: Subject, names: Sequence[str]) -> list[tuple[str, bool]]:

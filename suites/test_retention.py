@@ -15,6 +15,7 @@ from ckpt_conformance.suites import test_smoke as smoke
 from ckpt_conformance.verdicts import Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ckpt_conformance.client import Ending
@@ -163,7 +164,10 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
     How: beside steps 2 and 4, of this run and then of another, save step 1 with one to keep.
     """
     golden = subject.golden()
-    lays = {"this run": subject.lay_out, "another run": partial(only_steps, subject)}
+    lays: dict[str, Callable[[Golden], None]] = {
+        "this run": subject.lay_out,
+        "another run": partial(only_steps, subject),
+    }
     for whose, lay in lays.items():
         lay(golden)
         before = there(subject)

@@ -47,7 +47,8 @@ def _difference(plain: Ending, saved: Ending) -> dict[str, Any]:
         found["first step that differs"] = first
     left, right = plain.result("run")["final"], saved.result("run")["final"]
     if left != right:
-        found["with saves != without"] = oracle.differences(right, left, {part.partition(".")[0] for part in left})
+        parts = {part.partition(".")[0] for part in left}
+        found["with saves != without"] = oracle.differences(right, left, parts)
     around = plain.result("probe")["value"], saved.result("probe")["value"]
     changed = [key for key, value in around[0].items() if around[1].get(key) != value]
     return found | ({"around": changed} if changed else {})

@@ -271,8 +271,8 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
     ending = subject.run(NEWEST, (NEWEST,))
     if ending.how != "ended" or ending.error:
-        told = subject.tell(ending)
-        raise resumption.blame(subject, told, test_a_job_goes_on_saving_after_a_kill)
+        about = test_a_job_goes_on_saving_after_a_kill
+        raise resumption.blame(subject, subject.tell(ending), about)
     extra = left_over(subject.root, known)
     if len(extra) > len(left):
         told = {"after one dead save": left, "after two dead ones and a good one": extra}
