@@ -32,7 +32,7 @@ from ckpt_conformance.certificate import (
 )
 from ckpt_conformance.environment import MARK
 from ckpt_conformance.report_incidents import incident
-from ckpt_conformance.report_words import OWNERS, lines, linked, outcomes_in
+from ckpt_conformance.report_words import OWNERS, called, lines, linked, outcomes_in, profile_shown
 from ckpt_conformance.verdicts import SEVERITY, Verdict
 
 if TYPE_CHECKING:
@@ -198,23 +198,6 @@ def profile_note(counts: Mapping[Any, int]) -> str:
     )
 
 
-def profile_shown(profile: Json) -> Verdict:
-    """Give the verdict that people are shown of a profile, the same in every report.
-
-    Where every MUST holds and a SHOULD does not, it must not read as if everything held.
-    """
-    verdict = Verdict(profile["verdict"])
-    unmet = verdict is Verdict.PASS and profile["counts"].get(Verdict.NOT_MET)
-    return Verdict.NOT_MET if unmet else verdict
-
-
-def called(adapter: Json) -> str:
-    """Name an adapter: as it was asked for, and what it calls itself where that differs."""
-    title = str(adapter.get("title", ""))
-    own = f"{title} {adapter['version']}".strip()
-    return f"{adapter['name']} ({own})" if title not in {"", adapter["name"]} else adapter["name"]
-
-
 def _show(value: object) -> object:
     return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
@@ -233,6 +216,18 @@ def _code(value: str) -> Markup:
     return Markup(" ".join(shown(value).split()))  # noqa: S704  no HTML comes of it
 
 
+def _lines(value: object) -> str:
+    return pretty(lines(value) or value)
+
+
+def _brief(text: str) -> str:
+    return one_line(text, BRIEF)
+
+
+def _linked(text: str, known: Mapping[str, Json]) -> Markup:
+    return linked(shown(text), known)
+
+
 def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Template:
     """Load a template whose every expression passes `finalize`: no line of it can forget to."""
     environment = jinja2.Environment(
@@ -243,18 +238,12 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
         lstrip_blocks=True,
         finalize=finalize,
     )
-    filters: dict[str, Any] = {
-        "pretty": pretty,
-        "percent": percent,
-        "profile_note": profile_note,
-        "clip": clip,
-        "code": _code,
-        "lines": lambda value: pretty(lines(value) or value),
-        "brief": lambda text: one_line(text, BRIEF),
-        "linked": lambda text, known: linked(shown(text), known),
-    }
+    environment.filters.update(
+        pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
+    )
+    filters: dict[str, Any] = {"lines": _lines, "brief": _brief, "linked": _linked}
+    environment.filters.update(filters)
     shared: dict[str, Any] = {"words": WORDS, "profile_shown": profile_shown, "called": called}
-    environment.filters |= filters
     environment.globals |= shared
     return environment.get_template(name)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from markupsafe import Markup, escape
 
-from ckpt_conformance.verdicts import Outcome
+from ckpt_conformance.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -52,3 +52,21 @@ def linked(text: str, known: Collection[str]) -> Markup:
     link = Markup('<a href="#{0}">{0}</a>')
     parts = IDENTIFIER.split(text)
     return Markup("").join(link.format(one) if one in known else escape(one) for one in parts)
+
+
+def profile_shown(profile: Mapping[str, Any]) -> Verdict:
+    """Give the verdict that people are shown of a profile, the same in every report.
+
+    Where every MUST holds and a SHOULD does not, it must not read as if everything held.
+    """
+    verdict = Verdict(profile["verdict"])
+    unmet = verdict is Verdict.PASS and profile["counts"].get(Verdict.NOT_MET)
+    return Verdict.NOT_MET if unmet else verdict
+
+
+def called(adapter: Mapping[str, Any]) -> str:
+    """Name an adapter: as it was asked for, and what it calls itself where that differs."""
+    title = str(adapter.get("title", ""))
+    own = f"{title} {adapter['version']}".strip()
+    name = str(adapter["name"])
+    return f"{name} ({own})" if title not in {"", name} else name

@@ -106,7 +106,7 @@ def test_words_are_explained_where_they_are_used() -> None:
 
 def test_the_name_that_an_adapter_gives_itself_is_shown() -> None:
     result = make_result(["PASS"])
-    assert report.called(result["adapter"]) == INFO.name, "nothing is told twice"
+    assert report_words.called(result["adapter"]) == INFO.name, "nothing is told twice"
     result["adapter"]["title"] = "Mine <b>"
     named = f"{INFO.name} (Mine <b> {INFO.version})"
     assert on_terminal(result).splitlines()[0] == f"✓ {named}: Certified"
