@@ -31,7 +31,7 @@ FAMILIES: Mapping[str, str] = {
 }
 
 PROFILES: Mapping[str, str] = {
-    "smoke": "the adapter works and its claims hold; the first ten seconds",
+    "smoke": "the adapter works and its claims hold",
     "resume": "a resumed run is the run that never stopped, bit for bit",
     "crash": "a killed process costs at most the step that was being saved",
     "power-loss": "what was acknowledged is there when the power comes back",

@@ -6,18 +6,17 @@ from that file alone. An invariant that was selected and has no outcome is UNKNO
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
 import os
-import shlex
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance import __version__
+from ckpt_conformance import __version__, bundle
+from ckpt_conformance.asking import RequestError, check_names, reproduce
 from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, remarks, worst
 
 if TYPE_CHECKING:
@@ -42,10 +41,6 @@ Json = dict[str, Any]
 
 class ResultError(ValueError):
     """A result file that cannot be judged."""
-
-
-class RequestError(ValueError):
-    """A request that cannot be run: a usage error."""
 
 
 @dataclass(frozen=True)
@@ -102,26 +97,6 @@ def check_request(options: SessionOptions, catalogue: Catalogue, profiles: Colle
         )
 
 
-def check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a name that does not exist.
-
-    Raises:
-        RequestError: names it, and the nearest that do exist.
-
-    """
-    for name in given:
-        if name not in known:
-            hint = f"{nearest(name, known)}`ckpt-conformance list {kind}s` names all"
-            raise RequestError(f"unknown {kind} {name!r}; {hint}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Write a hint with the valid names nearest to `name`, or nothing."""
-    folded = {one.casefold(): one for one in known}
-    found = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.55)
-    return f"did you mean {' or '.join(folded[one] for one in found)}? " if found else ""
-
-
 def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFacts) -> Json:
     """Merge the outcomes of one adapter into the content of its `result.json`."""
     chosen = selected(run.catalogue, run.options)
@@ -163,6 +138,7 @@ def _suite(run: RunFacts) -> Json:
 def _adapter(info: AdapterInfo) -> Json:
     return {
         "name": info.name,
+        "title": info.title,
         "version": info.version,
         "shape": info.shape,
         "capabilities": sorted(info.capabilities),
@@ -251,14 +227,10 @@ def _check(outcome: CheckOutcome) -> Json:
 
 
 def _reproduce(invariant: Invariant, adapter: str, options: SessionOptions) -> str:
-    words = ["ckpt-conformance", "certify", adapter, "--only", invariant.id]
-    words += ["--seed", str(options.seed), "--budget", options.budget]
-    for claim in options.claims:
-        # Without the claim the same finding is NOT_MET, and the command would exit with 0.
-        words += ["--claim", claim] if claim in invariant.profiles else []
-    if options.catalogue is not None:
-        words += ["--catalogue", str(options.catalogue)]
-    return shlex.join(words)
+    # Without the claim the same finding is NOT_MET, and the command would exit with 0.
+    claims = [claim for claim in options.claims if claim in invariant.profiles]
+    choices: Json = {"seed": options.seed, "budget": options.budget, "catalogue": options.catalogue}
+    return reproduce(adapter, invariant.id, claims=claims, **choices)
 
 
 def _profiles(invariants: Mapping[str, Json], run: RunFacts) -> dict[str, Json]:
@@ -352,6 +324,14 @@ def load_result(path: Path) -> Json:
     except ValueError as error:
         raise ResultError(f"{path}: {error}") from error
     return result
+
+
+def bundles_of(path: Path) -> set[str]:
+    """Name the bundles of the certificate that is there; none where none reads."""
+    try:
+        return bundle.named(load_result(path))
+    except (ResultError, LookupError, TypeError, AttributeError):  # cut, or edited by hand
+        return set()
 
 
 def write_text(path: Path, text: str) -> None:

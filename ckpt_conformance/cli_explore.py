@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import progress as bars
 
-from ckpt_conformance import bundle, certificate, environment, report
+from ckpt_conformance import asking, bundle, certificate, cli_progress, environment, report
 from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
 
@@ -25,42 +23,17 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
-INTERRUPTED, QUIET_SECONDS = 130, 10.0
+INTERRUPTED = 130
 SCHEMA = "ckpt-conformance/exploration/v1"
 
 
-class Bar:
+class Progress(cli_progress.Progress):
     """Shows how many states were visited, and how many a second."""
-
-    def __init__(self) -> None:
-        """Draw on stderr; a log gets a line now and then."""
-        self.console = report.open_console(error=True)
-        self.what, self.shown = "", time.monotonic()
-        self.plain = not self.console.is_terminal or self.console.is_dumb_terminal
-        self.bar = bars.Progress(
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(complete_style="cyan", finished_style="cyan"),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            bars.TextColumn("{task.fields[rate]}"),
-            console=self.console,
-            transient=True,
-            disable=self.plain,
-        )
-        self.task = self.bar.add_task("", total=None, rate="")
-
-    def begin(self, what: str) -> None:
-        """Name what is explored now."""
-        self.what = what
-        self.bar.reset(self.task, description=what, total=None, rate="recording")
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
         """Take the progress of one exploration."""
         rate = f"{done / seconds:.0f} states/s" if seconds > 0 else ""
-        self.bar.update(self.task, completed=done, total=total, rate=rate)
-        if self.plain and time.monotonic() - self.shown > QUIET_SECONDS:
-            self.shown = time.monotonic()
-            self.console.print(f"{self.what}: {done} of {total} states, {rate}")
+        self.update(done, total, rate, unit=" states")
 
 
 @contextlib.contextmanager
@@ -71,8 +44,9 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
     from ckpt_conformance.subject import Subject
 
     with (
-        facts.serve((adapter,), (adapter,)) as (server, infos),
+        # First, so that it goes last: a life that is still being killed may write there.
         tempfile.TemporaryDirectory(prefix="ckc-explore-") as folder,
+        facts.serve((adapter,), (adapter,)) as (server, infos),
         contextlib.closing(Client(server)) as client,
     ):
         yield Subject(infos[adapter], client, Path(folder), seed=seed, budget=budget)
@@ -106,13 +80,16 @@ def explore(  # noqa: PLR0913  one parameter for each option
 
     every = budget is Budget.FULL
     usual = list(workloads.WORKLOADS) if every else list(workloads.QUICK)
-    certificate.check_names("model", model or (), MODELS)
-    certificate.check_names("workload", workload or (), workloads.WORKLOADS)
+    asking.check_names("model", model or (), MODELS)
+    asking.check_names("workload", workload or (), workloads.WORKLOADS)
     environment.prepare_output(out)
     limits = replace(engine.FULL if every else engine.QUICK_COMMAND, jobs=jobs or _cpus())
     run = Run(list(model or DEFAULT_MODELS), limits, out, keep=keep)
-    with subject_of(adapter, seed, str(budget)) as subject:
-        run.all(subject, list(workload or usual))
+    try:
+        with subject_of(adapter, seed, str(budget)) as subject:
+            run.all(subject, list(workload or usual))
+    except KeyboardInterrupt:  # while it started
+        run.interrupted = True
     raise typer.Exit(run.finish(adapter, seed))
 
 
@@ -133,13 +110,12 @@ class Run:
         self.interrupted = False
 
     def all(self, subject: Subject, names: Sequence[str]) -> None:
-        """Explore every workload; Ctrl-C ends it with what was found so far."""
-        bar = Bar()
-        with bar.bar:
+        """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
+        with Progress(subject.info.name) as progress:
             for name in names:
-                bar.begin(f"{subject.info.name} {name}")
+                progress.begin(f"{subject.info.name} {name}", "recording")
                 try:
-                    self.one(subject, name, bar)
+                    self.one(subject, name, progress)
                 except NotApplicable as error:
                     self.aside.append(f"{name}: {error}")
                 except Unknown as error:
@@ -149,13 +125,13 @@ class Run:
                 if self.interrupted:
                     break
 
-    def one(self, subject: Subject, name: str, bar: Bar) -> None:
+    def one(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
         from ckpt_conformance.crash import explore as engine
         from ckpt_conformance.crash import workloads
 
         recorded = workloads.record(subject, name)
-        explorer = engine.Explorer(subject, recorded, self.limits, bar)
+        explorer = engine.Explorer(subject, recorded, self.limits, progress)
         result = engine.run(explorer, self.models)
         self.found.append(result)
         self.unknown += [f"{name}: {why}" for why in result.unknown]
@@ -196,7 +172,7 @@ class Run:
         for line in self.unknown:
             report.say(f"? unknown  {line}")
         if self.interrupted:
-            report.say("Stopped by hand: this is what was found so far.")
+            report.say("Stopped before the end: this is what was found so far.")
             return INTERRUPTED
         if any(result.violations or _unusable(result) for result in self.found):
             return certificate.VIOLATED
@@ -216,7 +192,8 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
         yield f"  crash: {result.recording.remark}"
     for name, one in result.models.items():
         clean = one.is_clean and not one.unusable
-        sign = report.WORDS[Verdict.PASS if clean else Verdict.VIOLATION].glyph
+        good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # not all were visited
+        sign = report.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in one.outcomes.most_common())
         seen = f"{one.candidates} candidates, {one.distinct} distinct, {one.visited} visited"
         yield f"  {sign} {name:<6} {seen}: {ends}"

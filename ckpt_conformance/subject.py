@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_conformance import oracle, trees
-from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import (
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Violation,
+    control_failed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -189,9 +195,7 @@ class Subject:
         if ending.error and ending.error["type"] == "builtins.NotImplementedError":
             raise NotApplicable(f"the adapter takes no job of kind {kind}: {self.tell(ending)}")
         if ending.how != "ended" or ending.error:
-            raise Unknown(
-                f"control failed: a run without faults does not end well: {self.tell(ending)}"
-            )
+            raise control_failed(f"a run without faults does not end well: {self.tell(ending)}")
         found = ending.result("run")
         at = {int(step): state for step, state in found["states"].items()}
         found_needles = ending.result("needles").get("value", {})
@@ -205,9 +209,8 @@ class Subject:
             ending = self.resume(kind=golden.kind, **given)
             arrived, state = oracle.arrival(ending)
             if arrived != step:
-                raise Unknown(
-                    f"control failed: an undamaged load of step {step} gives {self.tell(ending)}"
-                )
+                told = self.tell(ending)
+                raise control_failed(f"an undamaged load of step {step} gives {told}")
             golden.served[step] = state
         return golden.served[step]
 

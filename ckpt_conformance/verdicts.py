@@ -82,6 +82,19 @@ class Unknown(Exception):  # noqa: N818
     """The harness or an assumption failed: a fault did not fire, a control failed."""
 
 
+CONTROL = "control failed: "
+
+
+def control_failed(reason: object, see: str = "") -> Unknown:
+    """Make the Unknown of a check whose control failed; `see` is the invariant that is about it.
+
+    A reason that is a failed control already is not told twice, and keeps what it refers to.
+    """
+    told = str(reason).removeprefix(CONTROL)
+    refers = f"; see {see}" if see and "; see CKC-" not in told else ""
+    return Unknown(f"{CONTROL}{told}{refers}")
+
+
 @dataclass(frozen=True)
 class CheckOutcome:
     """One check's result, plain enough for JSON and for xdist."""

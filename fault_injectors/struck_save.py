@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle, trees
 from ckpt_conformance.fault_injectors import injector
 from ckpt_conformance.fault_injectors.points import WHOLE_FILES, points, survey
-from ckpt_conformance.verdicts import NotApplicable, Unknown
+from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,8 +85,7 @@ def _give_up(name: str, told: str) -> None:
     if name == "same":
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
         raise NotApplicable(msg)
-    msg = f"control failed: the save that is to be struck ends: {told}"
-    raise Unknown(msg)
+    raise control_failed(f"the save that is to be struck ends: {told}")
 
 
 def overwrites(subject: Subject) -> bool:
@@ -106,8 +105,7 @@ def overwritten(subject: Subject) -> dict[str, Any]:
         step, state = oracle.arrival(ending)
         if step != NEWEST:
             told = subject.tell(ending)
-            msg = f"control failed: an unharmed second save of step {NEWEST} gives {told}"
-            raise Unknown(msg)
+            raise control_failed(f"an unharmed second save of step {NEWEST} gives {told}")
         subject.notes["overwritten"] = state
     found: dict[str, Any] = subject.notes["overwritten"]
     return found

@@ -189,14 +189,28 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
     subject.lay_out(subject.golden(), SAVES[0])
     saving = subject.run(NEWEST, (NEWEST,), resume=True, final=True, seed=OTHER_SEED)
     if saving.error:
-        raise Unknown(f"control failed: {subject.tell(saving)}; see CKC-RSUM-002")
+        about = (test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,)
+        raise resumption.blame(
+            subject, subject.tell(saving), *about, test_what_was_loaded_can_be_saved_again
+        )
     ending = subject.resume()
     step, arrived = oracle.arrival(ending)
     wanted = saving.result("run").get("final", {})
     if not arrived or not oracle.same(arrived, wanted, {"model"}):
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-RTRP-001")
+        raise model_trouble(subject)
     if step != NEWEST:
         raise Violation(f"the load says step {step}, and gives the state of step {NEWEST}")
+
+
+def model_trouble(subject: Subject) -> Unknown:
+    """Make the Unknown of a check that needs a model that comes back, and has none."""
+    checks = (
+        test_trained_parameters_are_the_saved_ones,
+        test_buffers_are_the_saved_ones,
+        test_rare_parameters_are_the_saved_ones,
+        test_what_was_loaded_can_be_saved_again,
+    )
+    return resumption.blame(subject, "the model does not come back", *checks)
 
 
 # -- RSUM: the run that follows ------------------------------------------------------------------

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, screening, trees
+from ckpt_conformance import oracle, resumption, screening, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, points, struck_save
 from ckpt_conformance.screening import Case
+from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
@@ -182,7 +183,12 @@ def control(subject: Subject) -> None:
     subject.lay_out(subject.golden(), OLDER)
     trouble, told = goes_on(subject)
     if trouble:
-        raise Unknown(f"control failed: without any kill {trouble}: {told['life']}")
+        raise resumption.blame(
+            subject,
+            f"without any kill {trouble}: {told['life']}",
+            bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
+            bit_exact.test_what_was_loaded_can_be_saved_again,
+        )
 
 
 def usable(subject: Subject) -> list[Crash]:
@@ -192,7 +198,8 @@ def usable(subject: Subject) -> list[Crash]:
     """
     found = [crash for crash in crashes(subject, "new") if crash.is_usable]
     if not found:
-        raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
+        told = "no killed save can be resumed from"
+        raise resumption.blame(subject, told, test_a_kill_during_a_save_costs_at_most_that_step)
 
     known = lasting(subject)
 
@@ -264,7 +271,8 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
     ending = subject.run(NEWEST, (NEWEST,))
     if ending.how != "ended" or ending.error:
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-ATOM-003")
+        about = test_a_job_goes_on_saving_after_a_kill
+        raise resumption.blame(subject, subject.tell(ending), about)
     extra = left_over(subject.root, known)
     if len(extra) > len(left):
         told = {"after one dead save": left, "after two dead ones and a good one": extra}

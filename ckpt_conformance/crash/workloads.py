@@ -15,7 +15,7 @@ from ckpt_conformance.crash import notify
 from ckpt_conformance.crash.explore import Recorded
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import JOB_SEED
-from ckpt_conformance.verdicts import NotApplicable, Unknown
+from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
@@ -128,4 +128,4 @@ def _give_up(work: Workload, told: str) -> None:
     msg = f"the workload {work.name!r}, which nothing disturbs, ends: {told}"
     if work.resume:
         raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
-    raise Unknown(f"control failed: {msg}")
+    raise control_failed(msg)
