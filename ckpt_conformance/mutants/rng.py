@@ -74,6 +74,27 @@ class SamplerDraws(Trainer):
 
 
 @mutant(
+    "E04",
+    url="wyim-pgl/transgenic#59",
+    change="an epoch's permutation is not saved: it is drawn again, from the restored generator",
+    violates={RUN},
+    base="reference-trainer",
+)
+class DrawnAgain(Trainer):
+    """A resume in mid-epoch skips the right number of batches of another permutation."""
+
+    def batches(self, job: Any) -> Iterator[Any]:
+        """Draw the order of what is about to be read; the draw itself leaves no trace."""
+        while True:
+            with torch.random.fork_rng(devices=[]):
+                ids = torch.randperm(len(job.loader.samples)).tolist()
+            size = job.loader.batch
+            drawn = [ids[at : at + size] for at in range(0, len(ids), size)]
+            job.loader.order = lambda drawn=drawn: drawn
+            yield from job.loader
+
+
+@mutant(
     "E05",
     url="huggingface/accelerate#3960",
     change="an elif chain restores the first generator that was saved, and no other",
