@@ -116,7 +116,7 @@ def _check_names(config: pytest.Config) -> None:
     asked = [("profile", name) for name in profiles]
     for what, name in [*asked, *(("invariant", name) for name in given.ckpt_only)]:
         if name not in known[what]:
-            near = difflib.get_close_matches(name, known[what], n=3)
+            near: list[str] = difflib.get_close_matches(str(name), known[what], n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "see docs/invariants.md"
             raise pytest.UsageError(f"unknown {what} {name!r}: {hint}")
 

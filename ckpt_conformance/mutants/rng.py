@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -87,10 +88,10 @@ class DrawnAgain(Trainer):
         """Draw the order of what is about to be read; the draw itself leaves no trace."""
         while True:
             with torch.random.fork_rng(devices=[]):
-                ids = torch.randperm(len(job.loader.samples)).tolist()
+                drawn = cast("list[int]", torch.randperm(len(job.loader.samples)).tolist())
             size = job.loader.batch
-            drawn = [ids[at : at + size] for at in range(0, len(ids), size)]
-            job.loader.order = lambda drawn=drawn: drawn
+            batches = [drawn[at : at + size] for at in range(0, len(drawn), size)]
+            job.loader.order = partial(list[list[int]], batches)
             yield from job.loader
 
 
