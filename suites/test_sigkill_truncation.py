@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle, screening, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, points, struck_save
+from ckpt_conformance.fault_injectors.struck_save import ELSEWHERE
 from ckpt_conformance.screening import Case
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
@@ -128,9 +129,7 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
     rename crosses: then nothing could be copied.
     """
     kinds = {"new": "CKC-ATOM-001", "same": "CKC-ATOM-002"}
-    crossing = [
-        kind for kind in kinds if struck_save.crosses(subject, kind + struck_save.ELSEWHERE)
-    ]
+    crossing = [each for each in kinds if struck_save.crosses(subject, each + ELSEWHERE)]
     if not crossing:
         raise NotApplicable("nothing is renamed into or out of the directory: see CKC-ATOM-001")
     for kind in crossing:
@@ -138,7 +137,7 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
             judge_saves(subject, kind)
         except Violation as found:
             raise Unknown(f"control failed: {found}; see {kinds[kind]}") from found
-        judge_saves(subject, kind + struck_save.ELSEWHERE)
+        judge_saves(subject, kind + ELSEWHERE)
 
 
 def judge_saves(subject: Subject, name: str) -> None:
