@@ -204,9 +204,9 @@ def test_a_rename_across_is_refused_as_between_two_file_systems(
         pytest.skip("no second file system for the temporary folder")
     staged = tmp_path / "staged"
     staged.write_text("new")
-    with tempfile.TemporaryDirectory(dir=memory) as other:
-        with pytest.raises(OSError, match="cross-device") as real:
-            staged.rename(Path(other) / "x")
+    crossing = pytest.raises(OSError, match="cross-device")
+    with tempfile.TemporaryDirectory(dir=memory) as other, crossing as real:
+        staged.rename(Path(other) / "x")
     with armed_with(CrossDevice(root, notes)) as armed:
         with pytest.raises(OSError, match="cross-device") as injected:
             staged.rename(root / "x")
