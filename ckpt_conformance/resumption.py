@@ -237,3 +237,24 @@ def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> Non
                 "addresses"
             ) from found
         raise
+
+
+def mid_epoch(subject: Subject) -> None:
+    """Raise Violation unless a run that resumes in mid-epoch goes on as if unbroken."""
+    arrive(subject)
+    message = "the resumed run leaves the unbroken one"
+    trajectory(subject, subject.golden(), SAVES[-1], message)
+
+
+def needs_mid_epoch(subject: Subject) -> None:
+    """Raise Unknown unless the plain resume holds: only then can a special one be judged."""
+    control(mid_epoch, subject, "CKC-RSUM-001")
+
+
+def follow_kind(subject: Subject, kind: str, message: str, saves: tuple[int, ...] = SAVES) -> None:
+    """Raise Violation unless a job of a kind that resumes from its last save goes on as before."""
+    try:
+        golden = subject.golden(saves, kind=kind)
+    except Unknown as found:
+        raise Violation(f"{message}: {found}") from found
+    trajectory(subject, golden, saves[-1], message)

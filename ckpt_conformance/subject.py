@@ -77,6 +77,7 @@ class Subject:
     remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
     lives: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    left: list[str] = field(default_factory=list[str])  # daemons of its lives, ended since
 
     def __post_init__(self) -> None:
         """Make the folders."""
@@ -146,7 +147,9 @@ class Subject:
             **given,
         }
         self.programs.append(program)
-        return self.client.run(program)
+        ending = self.client.run(program)
+        self.left += ending.left
+        return ending
 
     def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
         """Train to a step with saves; the fields of the operation are `RUN_FIELDS`."""
@@ -260,6 +263,8 @@ class Subject:
         found: dict[str, Any] = {"life": self.tell(ending), **more}
         if ending.error:
             found["where"] = ending.error["where"]
+        if self.left:
+            found["left behind"] = self.left[-3:]
         step, arrived = oracle.arrival(ending)
         if state is not None and arrived:
             found["step"] = step

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -16,8 +19,6 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ckpt_conformance.reference_impl import LoadResult
 
 
@@ -37,6 +38,27 @@ class CopiesOverTheOld(CheckpointManager):
             return
         with target.open("wb") as file:
             file.write(source.read_bytes())
+        with suppress(OSError):
+            source.unlink()
+
+
+@mutant(
+    "A01-tmpdir",
+    url="Lightning-AI/pytorch-lightning#21253",
+    change="files are staged in TMPDIR and moved: between file systems, a copy over the old one",
+    violates={"CKC-ATOM-006"},
+)
+class StagesInTmpdir(CheckpointManager):
+    """Atomic as long as TMPDIR is on the file system of the checkpoints."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Take a detour over TMPDIR."""
+        if source.is_dir():
+            source.rename(target)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            staged = shutil.copyfile(source, Path(folder) / "staged")
+            shutil.move(staged, target)
         with suppress(OSError):
             source.unlink()
 
