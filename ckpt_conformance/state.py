@@ -39,7 +39,11 @@ class Ema:
 
 
 class Extra:
-    """The user's own nested dict: counters, history, a best score, keys that are not strings."""
+    """The user's own nested dict: counters, history, a best score, keys that are not strings.
+
+    From the second step on its size does not change: then the next save of the same step has each
+    byte where this one has it, and a mixture of the two parses.
+    """
 
     def __init__(self, seed: int) -> None:
         """Differ by seed, so that a value that is not restored shows."""
@@ -55,7 +59,7 @@ class Extra:
     def update(self, step: int, loss: float) -> None:
         """Count one step."""
         self.value["tokens"] += 4
-        self.value["phase"]["history"].append(step)
+        self.value["phase"]["history"] = [*self.value["phase"]["history"], step][-2:]
         self.value["phase"]["span"] = (step, step + 1)
         self.value["best"] = min(self.value["best"], loss)
 

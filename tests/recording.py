@@ -10,11 +10,16 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ckpt_conformance.crash.operations import Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+needs_strace = pytest.mark.skipif(
+    shutil.which("strace") is None, reason="strace is not installed: apt-get install strace"
+)
 DRIVER = """
 import sys
 from pathlib import Path

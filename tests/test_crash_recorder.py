@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from recording import Witness, plain, record, replay, tree
+from recording import Witness, needs_strace, plain, record, replay, tree
 
 from ckpt_conformance.crash.operations import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-needs_strace = pytest.mark.skipif(
-    shutil.which("strace") is None, reason="strace is not installed: apt-get install strace"
-)
 HEAD = """
 import ctypes, os, subprocess, sys, threading
 from pathlib import Path

@@ -1,0 +1,57 @@
+"""What the recorder says of each bundled manager equals what strace, the witness, says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from recording import Witness, needs_strace, plain, record, replay, tree
+
+from ckpt_conformance import registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.crash.operations import Recording
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from ckpt_conformance import registry
+from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance.job import Job
+from ckpt_conformance.journal import LifeJournal
+
+root, adapter, job = Path(sys.argv[1]), registry.get({name!r}), Job("mixed", 11)
+keep = 1 if "retention" in adapter.capabilities else None
+opened = adapter.open(root, OpenOptions(keep_last=keep))
+if adapter.shape == "trainer":
+    opened.fit(job, 4, (2, 4), False, LifeJournal(root.with_name("journal")))
+else:
+    for step in (2, 4):
+        job.train(2)
+        opened.save(job, step)
+getattr(opened, "close", lambda: None)()
+os._exit(0)
+"""
+
+
+@needs_strace
+@pytest.mark.parametrize("name", registry.BUNDLED)
+def test_a_managers_operations_equal_those_of_strace(name: str, tmp_path: Path) -> None:
+    recording = _recorded(tmp_path, name)
+    seen = Witness(tmp_path / "root").read(tmp_path / "strace")
+    assert len(seen) > 5
+    assert plain(recording) == seen
+    assert recording.unsupported == []
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+def _recorded(tmp_path: Path, name: str) -> Recording:
+    try:
+        return record(tmp_path, SCRIPT.format(name=name), by="strace")
+    except RuntimeError as error:
+        if "AdapterError" not in str(error):
+            raise
+        pytest.skip(f"{name} is an extra: pip install 'ckpt-conformance[{name}]'")
