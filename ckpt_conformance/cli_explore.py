@@ -97,20 +97,25 @@ def explore(  # noqa: PLR0913  one parameter for each option
     out: Annotated[Path, typer.Option(help="Folder of exploration.json and bundles/.")] = Path(
         "reports"
     ),
+    real: Annotated[
+        Names, typer.Option(help="Crash mounted images, too (repeatable): ext4, xfs, btrfs; root.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the recordings there, too.")] = False,
 ) -> None:
     """Visit what the disk may hold after a crash in a save; keep what violates as bundles."""
     from ckpt_conformance.crash import explore as engine
-    from ckpt_conformance.crash import workloads
+    from ckpt_conformance.crash import observed, real_fs, workloads
     from ckpt_conformance.crash.models import MODELS
 
     every = budget is Budget.FULL
     usual = list(workloads.WORKLOADS) if every else list(workloads.QUICK)
     certificate.check_names("model", model or (), MODELS)
     certificate.check_names("workload", workload or (), workloads.WORKLOADS)
+    certificate.check_names("file system", real or (), real_fs.FILE_SYSTEMS)
+    observed.require(real or ())
     environment.prepare_output(out)
     limits = replace(engine.FULL if every else engine.QUICK_COMMAND, jobs=jobs or _cpus())
-    run = Run(list(model or DEFAULT_MODELS), limits, out, keep=keep)
+    run = Run(list(model or DEFAULT_MODELS), limits, out, keep=keep, real=list(real or ()))
     with subject_of(adapter, seed, str(budget)) as subject:
         run.all(subject, list(workload or usual))
     raise typer.Exit(run.finish(adapter, seed))
@@ -123,8 +128,17 @@ def _cpus() -> int:
 class Run:
     """The explorations of one command, and what is said of them."""
 
-    def __init__(self, models: Sequence[str], limits: Limits, out: Path, *, keep: bool) -> None:
+    def __init__(
+        self,
+        models: Sequence[str],
+        limits: Limits,
+        out: Path,
+        *,
+        keep: bool,
+        real: Sequence[str] = (),
+    ) -> None:
         """Start with nothing found."""
+        self.real = real
         self.models, self.limits, self.out, self.keep = models, limits, out, keep
         self.found: list[Exploration] = []
         self.aside: list[str] = []
@@ -156,7 +170,7 @@ class Run:
 
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, bar)
-        result = engine.run(explorer, self.models)
+        result = engine.run(explorer, self.models, self.real)
         self.found.append(result)
         self.unknown += [f"{name}: {why}" for why in result.unknown]
         self.interrupted = result.interrupted

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.crash import real_fs
 from ckpt_conformance.crash.judging import RANK, Facts, Version, Visit, facts_at, is_fine, judge
 
 if TYPE_CHECKING:
@@ -120,6 +121,10 @@ class Exploration:
     visits: dict[str, Visit] = field(default_factory=dict[str, Visit])
     used: dict[str, str] = field(default_factory=dict[str, str])  # content -> what went wrong after
     control: str | None = None  # what goes wrong when a job goes on without a crash; "": nothing
+    # On images of which file systems a content was seen, by what was promised at that moment.
+    seen: dict[tuple[str, Facts], list[str]] = field(
+        default_factory=dict[tuple[str, Facts], list[str]]
+    )
     trees: Mapping[int, str] = field(default_factory=dict[int, str])  # version -> tree on disk
     visited: int = 0  # recoveries in batches
     seconds: float = 0.0  # that the lives took, alone recoveries included
@@ -130,6 +135,15 @@ class Exploration:
     def facts(self, point: int) -> Facts:
         """Give what was promised at a crash point."""
         return facts_at(self.versions, point)
+
+    def grade(self, case: Case) -> str:
+        """Say how good the evidence of a state is.
+
+        It was observed if a real file system showed the same content after a crash, at a moment
+        when the same was promised.
+        """
+        where = self.seen.get((case.content, self.facts(case.state.point)))
+        return f"observed on {', '.join(where)}, {real_fs.kernel()}" if where else BY_MODEL
 
     @property
     def violations(self) -> list[Violation]:
@@ -161,12 +175,11 @@ class Exploration:
             report.outcomes[outcome] += 1
             report.points.setdefault(point, Counter())[outcome] += 1
             if not is_fine(outcome, facts):
-                known = report.worst.get(outcome)
-                count = known.states + 1 if known else 1
-                first = known or Violation(case, outcome, visit)
-                report.worst[outcome] = Violation(
-                    first.case, outcome, first.visit, states=count, grade=first.grade
-                )
+                first = known = report.worst.get(outcome)
+                grade = self.grade(case)
+                if first is None or (first.grade == BY_MODEL != grade):
+                    first = Violation(case, outcome, visit, grade=grade)
+                report.worst[outcome] = replace(first, states=known.states + 1 if known else 1)
 
     def to_json(self) -> dict[str, Any]:
         """Give plain values."""

@@ -1,0 +1,105 @@
+"""Says in words what a crash state holds and lacks, beside what had been issued by then."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash.states import ZEROS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.crash.states import Content, State
+
+LINES = 12  # names that are listed of one state
+SAME, ZEROED, OLDER = "same", "zeros", "older"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One name: its size in bytes, None for what is no file or not there; what is wrong with it."""
+
+    path: str
+    size: int | None = None
+    note: str = ""
+    there: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values; what is as usual is left out."""
+        told: dict[str, Any] = {"path": self.path}
+        told |= {"size": self.size} if self.size is not None else {}
+        told |= {"note": self.note} if self.note else {}
+        return told if self.there else {**told, "gone": True}
+
+
+def lines_of(state: State, whole: State) -> list[Line]:
+    """List the names of a state, those with a loss first.
+
+    `whole` is the state in which all that had been issued is kept.
+    """
+    moved = {one: path for path, one in whole.names.items() if path not in state.names}
+    found = [_there(path, one, state, whole, moved) for path, one in state.names.items()]
+    for path, one in whole.names.items():
+        if path not in state.names:
+            size = whole.contents[one].size if one in whole.contents else None
+            found.append(Line(path, size, "the name is not there", there=False))
+    return sorted(found, key=lambda line: (not line.note, line.path))
+
+
+def _there(path: str, one: int, state: State, whole: State, moved: Mapping[int, str]) -> Line:
+    content = state.contents.get(one)
+    size = content.size if content else None
+    notes: list[str] = []
+    if path not in whole.names:
+        notes.append(f"not yet renamed to {moved[one]}" if one in moved else "not yet removed")
+    elif whole.names[path] != one:
+        notes.append("the one that was here before")
+    if content is not None and one in whole.contents:
+        notes.append(difference(content, whole.contents[one]))
+    return Line(path, size, "; ".join(filter(None, notes)))
+
+
+def difference(content: Content, full: Content) -> str:
+    """Say what of a file's bytes is not as it was issued; empty if all is."""
+    if content == full:
+        return ""
+    if not content.size and full.size:
+        return f"empty: {full.size:,} bytes are lost"
+    count = {SAME: 0, ZEROED: 0, OLDER: 0}
+    for start, stop in pairwise(_edges(content, full)):
+        count[_kind(content, full, start)] += stop - start
+    told: list[str] = []
+    if content.size < full.size:
+        told.append(f"ends at {content.size:,} of {full.size:,} bytes")
+    elif content.size > full.size:
+        told.append(f"{content.size - full.size:,} bytes longer than it should be")
+    if count[ZEROED]:
+        told.append(f"{count[ZEROED]:,} bytes are zeros")
+    if count[OLDER]:
+        told.append(f"{count[OLDER]:,} bytes are older ones")
+    return ", ".join(told)
+
+
+def _edges(content: Content, full: Content) -> list[int]:
+    """Give the offsets at which the source of bytes may change, up to the end of `content`."""
+    cuts = {0, content.size, full.size}
+    for extent in (*content.extents, *full.extents):
+        cuts |= {extent.offset, extent.offset + extent.size}
+    return sorted(cut for cut in cuts if cut <= content.size)
+
+
+def _kind(content: Content, full: Content, at: int) -> str:
+    mine, theirs = _source(content, at), _source(full, at)
+    if mine == theirs:
+        return SAME
+    return ZEROED if mine == ZEROS else OLDER
+
+
+def _source(content: Content, at: int) -> int:
+    """Give the source of one byte; a gap is zeros."""
+    first = bisect_right(content.extents, at, key=lambda extent: extent.offset) - 1
+    near = content.extents[first : first + 1] if first >= 0 else ()
+    return next((one.source for one in near if at < one.offset + one.size), ZEROS)
