@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance import __version__
+from ckpt_conformance.crash import summary
 from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, worst
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ class RunFacts:
     interrupted: bool = False
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     waivers: Sequence[Mapping[str, Any]] = ()
-    crash: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def asked_profiles(options: SessionOptions) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(folded[one] for one in found)}? " if found else ""
 
 
-def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFacts) -> Json:
+def build_result(info: AdapterInfo, outcomes: Sequence[CheckOutcome], run: RunFacts) -> Json:
     """Merge the outcomes of one adapter into the content of its `result.json`."""
     chosen = selected(run.catalogue, run.options)
     grouped: dict[str, list[CheckOutcome]] = defaultdict(list)
@@ -137,7 +137,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         "created": run.created,
         "interrupted": run.interrupted,
         "environment": dict(run.environment),
-        "adapter": _adapter(info),
+        "adapter": info.to_json(),
         "seed": options.seed,
         "budget": options.budget,
         "claims": list(options.claims),
@@ -146,7 +146,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         "profile_details": profiles,
         "invariants": invariants,
         "harness": [_check(one) for one in _strays(grouped, run.catalogue)],
-        "crash": dict(run.crash),
+        "crash": summary.of_outcomes(one.crash for one in outcomes),
         "waivers": [dict(waiver) for waiver in run.waivers],
     }
 
@@ -157,20 +157,6 @@ def _suite(run: RunFacts) -> Json:
         "version": __version__,
         "commit": run.commit,
         "catalogue": run.catalogue.version if pin is None else pin,
-    }
-
-
-def _adapter(info: AdapterInfo) -> Json:
-    return {
-        "name": info.name,
-        "version": info.version,
-        "shape": info.shape,
-        "capabilities": sorted(info.capabilities),
-        "holds": sorted(info.holds),
-        "library": info.library,
-        "recipe": info.recipe,
-        "owner": info.owner,
-        "notes": info.notes,
     }
 
 

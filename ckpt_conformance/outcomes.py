@@ -28,7 +28,20 @@ def require(subject: Subject, invariant: Invariant) -> None:
 
 def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
     """Give a PASS."""
-    return CheckOutcome(adapter_of(item), invariant, _name(item), Verdict.PASS, seed=_seed(item))
+    return CheckOutcome(
+        adapter_of(item),
+        invariant,
+        _name(item),
+        Verdict.PASS,
+        seed=_seed(item),
+        crash=_explored(item),
+    )
+
+
+def _explored(item: pytest.Item) -> dict[str, Any]:
+    """Take what was explored since the last outcome; each exploration is carried once."""
+    subject, _ = item.stash.get(NEEDS, (None, None))
+    return dict(subject.notes.pop("crash", {})) if subject else {}
 
 
 def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
@@ -38,6 +51,7 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
         "invariant": invariant,
         "check": _name(item),
         "seed": _seed(item),
+        "crash": _explored(item),
     }
     if isinstance(error, Violation):
         promised = _promise(item, invariant)

@@ -52,6 +52,20 @@ class AdapterInfo:
     isolation: str = "fork"
     promises: dict[str, str] = field(default_factory=dict[str, str])
 
+    def to_json(self) -> dict[str, Any]:
+        """Give what a result says of its adapter."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "shape": self.shape,
+            "capabilities": sorted(self.capabilities),
+            "holds": sorted(self.holds),
+            "library": self.library,
+            "recipe": self.recipe,
+            "owner": self.owner,
+            "notes": self.notes,
+        }
+
 
 def bundled() -> list[str]:
     """Name the bundled adapters."""

@@ -252,9 +252,15 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     return environment.get_template(name)
 
 
+def page(name: str, **values: object) -> str:
+    """Render an HTML page of `templates/`; all text in it is escaped."""
+    return _template(name, _show).render(words=WORDS, mark=MARK, **values)
+
+
 def render_html(result: Json) -> str:
     """Render the report: one file, no network, no script."""
-    return _template("report.html.j2", _show).render(
+    return page(
+        "report.html.j2",
         result=result,
         headline=headline(result),
         counts=verdict_counts(result),
@@ -262,8 +268,6 @@ def render_html(result: Json) -> str:
         incident=incident,
         bundle_path=bundle_path,
         attention=attention(result),
-        words=WORDS,
-        mark=MARK,
     )
 
 

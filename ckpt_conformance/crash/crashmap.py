@@ -70,9 +70,7 @@ def map_of(explorer: Explorer, replays: Mapping[str, str]) -> Json:
 # ---- cells ---------------------------------------------------------------------------------------
 
 
-def _cells(
-    result: Exploration, cases: Mapping[str, Sequence[Case]]
-) -> dict[str, dict[int, Cell]]:
+def _cells(result: Exploration, cases: Mapping[str, Sequence[Case]]) -> dict[str, dict[int, Cell]]:
     """Give a cell for each model and crash point of which a state was visited."""
     kept = {(v.case.model, v.case.state.point, v.case.content) for v in result.violations}
     found: dict[str, dict[int, Cell]] = {}
@@ -104,7 +102,7 @@ def _merged(cells: Sequence[Cell]) -> Cell | None:
 def _columns(
     operations: Sequence[Operation], points: Mapping[str, Mapping[int, Cell]]
 ) -> list[list[int]]:
-    """Group the crash points: each alone, neighbours that are alike together where they are many."""
+    """Group the crash points: each alone, or where they are many, neighbours that are alike."""
     every = range(len(operations) + 1)
     if len(every) <= PLAIN:
         return [[point] for point in every]
@@ -215,7 +213,7 @@ class _States:
             "why": state.why or "all of it kept",
             "content": case.content,
             "promised": self._promised(state.point),
-            "gave": visit.told[:TEXT],
+            "gave": visit.told[:TEXT].rstrip(": "),
             "alone": visit.alone,
             "grade": result.grade(case),
             "files": [line.to_json() for line in lines[: describe.LINES]],

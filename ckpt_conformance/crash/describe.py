@@ -20,19 +20,17 @@ SAME, ZEROED, OLDER = "same", "zeros", "older"
 
 @dataclass(frozen=True)
 class Line:
-    """One name: its size in bytes, None for what is no file or not there; what is wrong with it."""
+    """One name, what stands there, and whether that is less than was issued."""
 
     path: str
-    size: int | None = None
-    note: str = ""
+    told: str
+    lost: bool = False
     there: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Give plain values; what is as usual is left out."""
-        told: dict[str, Any] = {"path": self.path}
-        told |= {"size": self.size} if self.size is not None else {}
-        told |= {"note": self.note} if self.note else {}
-        return told if self.there else {**told, "gone": True}
+        marks = {"lost": self.lost, "gone": not self.there}
+        return {"path": self.path, "told": self.told, **{k: v for k, v in marks.items() if v}}
 
 
 def lines_of(state: State, whole: State) -> list[Line]:
@@ -44,14 +42,13 @@ def lines_of(state: State, whole: State) -> list[Line]:
     found = [_there(path, one, state, whole, moved) for path, one in state.names.items()]
     for path, one in whole.names.items():
         if path not in state.names:
-            size = whole.contents[one].size if one in whole.contents else None
-            found.append(Line(path, size, "the name is not there", there=False))
-    return sorted(found, key=lambda line: (not line.note, line.path))
+            size = f": {whole.contents[one].size:,} bytes" if one in whole.contents else ""
+            found.append(Line(path, f"not there{size}", lost=True, there=False))
+    return sorted(found, key=lambda line: (not line.lost, line.path))
 
 
 def _there(path: str, one: int, state: State, whole: State, moved: Mapping[int, str]) -> Line:
     content = state.contents.get(one)
-    size = content.size if content else None
     notes: list[str] = []
     if path not in whole.names:
         notes.append(f"not yet renamed to {moved[one]}" if one in moved else "not yet removed")
@@ -59,7 +56,9 @@ def _there(path: str, one: int, state: State, whole: State, moved: Mapping[int, 
         notes.append("the one that was here before")
     if content is not None and one in whole.contents:
         notes.append(difference(content, whole.contents[one]))
-    return Line(path, size, "; ".join(filter(None, notes)))
+    notes = [note for note in notes if note]
+    size = [f"{content.size:,} bytes"] if content and (content.size or not notes) else []
+    return Line(path, ": ".join([*size, "; ".join(notes)] if notes else size), lost=bool(notes))
 
 
 def difference(content: Content, full: Content) -> str:

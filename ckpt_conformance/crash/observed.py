@@ -39,8 +39,8 @@ def require(filesystems: Sequence[str]) -> None:
         missing = real_fs.unavailable(filesystem)
         if missing:
             raise Unknown(
-                f"this machine has no crash states of real {filesystem}: {missing}. Run on Linux as "
-                f"root, where loop devices may be mounted (in a container: --privileged), or leave "
+                f"this machine can't crash a real {filesystem}: {missing}. Run on Linux as root, "
+                "where loop devices may be mounted (in a container: --privileged), or leave "
                 f"--real {filesystem} out: the models need none of this"
             )
 
@@ -64,9 +64,9 @@ def enumerate_states(explorer: Explorer, filesystem: str) -> list[Case]:
                 _doubt(explorer, f"{state.why}, after operation {state.point}: {told}")
     except OSError as error:
         full = "; the image is too small for it" if error.errno == errno.ENOSPC else ""
-        raise Unknown(f"the recorded operations do not replay on {filesystem}: {error}{full}") from (
-            error
-        )
+        raise Unknown(
+            f"the recorded operations do not replay on {filesystem}: {error}{full}"
+        ) from (error)
     report.candidates = len(cases)
     report.distinct = len({case.content for case in cases})
     return cases

@@ -1,8 +1,8 @@
 """The `crash` section of a `result.json`: for each persistence model what was visited, and its end.
 
 An exploration of one workload sums up as one table; `merge` adds those of several. `certify` and
-`explore` share it: a check's outcome carries the summaries of what was explored for it, by workload,
-so that an exploration which several checks asked for counts once.
+`explore` share it: the outcome of a check carries the summaries of what was explored for it, by
+workload, so that an exploration which several checks asked for counts once.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import bundle
-from ckpt_conformance.crash import bundles, workloads
+from ckpt_conformance.crash import bundles, summary, workloads
 from ckpt_conformance.crash import explore as engine
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
@@ -41,6 +41,8 @@ def explored(subject: Subject, name: str) -> Explorer:
         engine.run(explorer, MODELS)
         subject.notes[CONTROL] = explorer.result.control
         subject.notes[key] = explorer
+        carried = subject.notes.setdefault("crash", {})  # to the certificate, by the next outcome
+        carried[name] = summary.of_exploration(explorer.result)
     found: Explorer = subject.notes[key]
     if found.result.interrupted:
         raise KeyboardInterrupt
