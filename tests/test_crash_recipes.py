@@ -56,7 +56,7 @@ dcp.save({"weight": torch.ones(300)}, checkpoint_id=f"{sys.argv[1]}/step-1")
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
     made: dict[str, Subject] = {}
-    with facts.serve(NAMES) as (server, infos), closing(Client(server)) as client:
+    with facts.serve(NAMES, NAMES) as (server, infos), closing(Client(server)) as client:
 
         def get(name: str) -> Subject:
             if name not in made:
