@@ -165,11 +165,12 @@ class Run:
     def one(self, subject: Subject, name: str, bar: Bar) -> None:
         """Record and explore one workload, and keep what violates."""
         from ckpt_conformance.crash import explore as engine
-        from ckpt_conformance.crash import workloads
+        from ckpt_conformance.crash import reproduced, workloads
 
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, bar)
         result = engine.run(explorer, self.asked.models, self.asked.real)
+        reproduced.reproduce(explorer)
         self.found.append(result)
         self.findings.unknown += [f"{name}: {why}" for why in result.unknown]
         self.findings.interrupted = result.interrupted
@@ -224,8 +225,9 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
             yield f"      after the recovery: {told}"
     for key, group in result.classes().items():
         violation, models = group[0], ", ".join(each.case.model for each in group)
+        grades = "; ".join(result.grades(group))
         yield f"    {models}: {violation.outcome}: {violation.visit.told}"
-        yield f"      {violation.where}; {violation.states} states so; {violation.grade}"
+        yield f"      {violation.where}; {violation.states} states so; {grades}"
         if violation.blame:
             yield f"      audit: {violation.blame.told}"
         if key in kept:

@@ -56,6 +56,7 @@ def test_a_violation_is_told_with_its_replay_command(found: tuple[int, str, Path
     assert "LOST_ALL" in text
     assert f"replay: ckpt-conformance replay {bundle_of(out)}" in text
     assert "removed-before-replaced" in text, "the audit names the truncate"
+    assert "reproduced with a real process" in text, "a real kill left that state"
 
 
 def test_the_exploration_is_written_as_json_and_as_a_page(found: tuple[int, str, Path]) -> None:

@@ -81,7 +81,7 @@ def hostile(text: str) -> dict[str, Any]:
     numbers = {"states": 2, "unique": 1, "visited": 1, "points": 1, "violating": 2}
     crash = {"kill": {**numbers, "outcomes": {"LOST_ALL": 2}, "grades": {}}}
     found = {"outcome": "LOST_ALL", "models": ["kill"], "states": 2, "state": 0, "where": text}
-    found |= {"source": text, "blame": text, "bundle": text, "grade": "allowed by the model only"}
+    found |= {"source": text, "blame": text, "bundle": text, "grades": [text]}
     model = {"violations": [{"outcome": "LOST_ALL"}], "unusable": [text]}
     one = {"workload": text, "told": text, "recorder": "seccomp", "operations": [], "visited": 1}
     one |= {"models": {"kill": model}, "audit": [], "unknown": [text], "interrupted": True}
@@ -189,6 +189,12 @@ def test_a_map_of_any_recording_is_small(count: int) -> None:
 def test_writes_to_one_file_that_end_alike_are_one_column() -> None:
     writes = [Operation(at, Kind.WRITE, object=1, path="file", source="a") for at in range(200)]
     assert [len(column) for column in crashmap._columns(writes, {})] == [1, 200]
+    good, bad = (
+        crashmap.Cell(outcome=Outcome.NEW),
+        crashmap.Cell(outcome=Outcome.LOST_ALL, bad=True),
+    )
+    ends = {"kill": {10: good, 20: good, 100: bad, 150: bad}}
+    assert [len(column) for column in crashmap._columns(writes, ends)] == [1, 99, 101]
 
 
 def test_every_column_is_drawn_once_in_each_width() -> None:

@@ -106,23 +106,42 @@ def _columns(
     every = range(len(operations) + 1)
     if len(every) <= PLAIN:
         return [[point] for point in every]
-    alike = itertools.groupby(every, key=lambda point: _likeness(operations, points, point))
-    columns = [list(group) for _, group in alike]
+    columns = _folded(operations, points)
     size = -(-len(columns) // MOST)
     chunks = (columns[at : at + size] for at in range(0, len(columns), size))
     return [list(itertools.chain.from_iterable(chunk)) for chunk in chunks]
 
 
-def _likeness(
-    operations: Sequence[Operation], points: Mapping[str, Mapping[int, Cell]], point: int
-) -> tuple[object, ...]:
-    """Give what neighbours must share: writes to one file by one line that end alike."""
-    one = operations[point - 1] if point else None
-    if one is None or one.kind not in DATA:
-        return (point,)
-    cells = [of_model.get(point) for of_model in points.values()]
-    ends = tuple((cell.outcome, cell.bad) if cell else None for cell in cells)
-    return one.kind, one.object, one.source, ends
+Ends = dict[str, tuple[object, bool]]  # model -> the worst outcome, and whether it is bad
+
+
+def _folded(
+    operations: Sequence[Operation], points: Mapping[str, Mapping[int, Cell]]
+) -> list[list[int]]:
+    """Join neighbours: writes to one file by one line, none of which ends otherwise.
+
+    A point of which no state was visited goes with any.
+    """
+    columns: list[list[int]] = []
+    ends: Ends = {}
+    last: object = None
+    for point in range(len(operations) + 1):
+        one = operations[point - 1] if point else None
+        write = (one.kind, one.object, one.source) if one and one.kind in DATA else None
+        mine = _ends(points, point)
+        if write and write == last and all(ends.get(model, it) == it for model, it in mine.items()):
+            columns[-1].append(point)
+            ends |= mine
+        else:
+            columns.append([point])
+            ends = mine
+        last = write
+    return columns
+
+
+def _ends(points: Mapping[str, Mapping[int, Cell]], point: int) -> Ends:
+    cells = {model: of_model[point] for model, of_model in points.items() if point in of_model}
+    return {model: (cell.outcome, cell.bad) for model, cell in cells.items()}
 
 
 def _column(operations: Sequence[Operation], points: Sequence[int]) -> Json:
@@ -182,7 +201,7 @@ class _States:
                 "where": group[0].where,
                 "source": group[0].source,
                 "blame": group[0].blame.told if group[0].blame else "",
-                "grade": group[0].grade,
+                "grades": self.explorer.result.grades(group),
                 "bundle": self.replays.get(key, ""),
             }
             for key, group in self.explorer.result.classes().items()

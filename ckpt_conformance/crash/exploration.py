@@ -10,14 +10,16 @@ from ckpt_conformance.crash import real_fs
 from ckpt_conformance.crash.judging import RANK, Facts, Version, Visit, facts_at, is_fine, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.crash.audit import Finding
     from ckpt_conformance.crash.operations import Operation, Recording
     from ckpt_conformance.crash.states import State
     from ckpt_conformance.verdicts import Outcome
 
-BY_MODEL = "allowed by the model only"  # the evidence grade of a state that was made, not seen
+# Evidence grades: a state that was made and not seen, and one that a killed process left.
+BY_MODEL, BY_PROCESS = "allowed by the model only", "reproduced with a real process"
+KILL = "kill"  # the model of a death that loses nothing: no image of a power loss is its evidence
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class Exploration:
     seen: dict[tuple[str, Facts], list[str]] = field(
         default_factory=dict[tuple[str, Facts], list[str]]
     )
+    left: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # by real kills
     trees: Mapping[int, str] = field(default_factory=dict[int, str])  # version -> tree on disk
     visited: int = 0  # recoveries in batches
     seconds: float = 0.0  # that the lives took, alone recoveries included
@@ -140,8 +143,10 @@ class Exploration:
         """Say how good the evidence of a state is.
 
         It was observed if a real file system showed the same content after a crash, at a moment
-        when the same was promised.
+        when the same was promised; a state of `kill` has to be left by a process that is killed.
         """
+        if case.model == KILL:
+            return BY_PROCESS if (case.content, case.state.point) in self.left else BY_MODEL
         where = self.seen.get((case.content, self.facts(case.state.point)))
         return f"observed on {', '.join(where)}, {real_fs.kernel()}" if where else BY_MODEL
 
@@ -158,6 +163,12 @@ class Exploration:
             key = f"{violation.outcome} {violation.case.content}"
             groups.setdefault(key, []).append(violation)
         return groups
+
+    @staticmethod
+    def grades(group: Sequence[Violation]) -> list[str]:
+        """List the evidence of a group of `classes`, the best first."""
+        order = {BY_MODEL: 2, BY_PROCESS: 1}
+        return sorted({each.grade for each in group}, key=lambda one: (order.get(one, 0), one))
 
     def tally(self, cases: Iterable[Case]) -> None:
         """Judge every case whose content was visited; keep the simplest violation of a class."""
