@@ -233,7 +233,9 @@ def _shown(value: Any) -> Any:  # noqa: ANN401  any JSON value
         return report.shown(value)
     if isinstance(value, dict):
         return {report.shown(k): _shown(v) for k, v in cast("Json", value).items()}
-    return [_shown(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_shown(one) for one in cast("list[object]", value)]
+    return value
 
 
 def _resource(name: str) -> str:

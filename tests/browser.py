@@ -106,7 +106,8 @@ class Browser:
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while (answer := self._receive()).get("id") != number:
             self.events.append(answer)
-        assert "error" not in answer, answer
+        if "error" in answer:
+            raise RuntimeError(answer)
         return answer["result"]
 
     def page(self, method: str, **params: object) -> dict[str, Any]:
@@ -116,7 +117,8 @@ class Browser:
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             chunk = os.read(self._read, 1 << 20)
-            assert chunk, "chromium closed its pipe"
+            if not chunk:
+                raise RuntimeError("chromium closed its pipe")
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(line)
@@ -135,7 +137,8 @@ class Browser:
     def run(self, script: str) -> Any:  # noqa: ANN401  whatever the script gives
         """Evaluate a script in the page."""
         answer = self.page("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
+        if "exceptionDetails" in answer:
+            raise RuntimeError(answer)
         return answer["result"].get("value")
 
     def complaints(self) -> list[object]:

@@ -50,7 +50,7 @@ def merge(summaries: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
             for key in NUMBERS:
                 total[key] += one.get(key, 0)
             for key in ("outcomes", "grades"):
-                total[key] = dict(Counter(total[key]) + Counter(one.get(key, {})))
+                total[key] = dict(Counter[str](total[key]) + Counter[str](one.get(key, {})))
     return found
 
 
