@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 from traces import Trace, atomic
@@ -134,6 +134,36 @@ def test_a_file_without_a_name_is_unknown(
     explorer = Explorer(subjects(PER_STEP), Recorded("first", trace.finish()), LIMITS)
     with pytest.raises(Unknown, match="without a name"):
         explore.run(explorer, [], ["ext4"])
+
+
+def test_ctrl_c_leaves_nothing_mounted_and_keeps_what_was_seen(
+    subjects: Callable[[str], Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if real_fs.unavailable("ext4"):
+        pytest.skip(real_fs.unavailable("ext4"))
+    subject = subjects(PER_STEP)
+    trace = Trace(tmp_path / "recording", subject.root, subject.golden().snapshot(2))
+    trace.rename("checkpoint-2.pt", "other")
+
+    folders: list[Path] = []
+
+    class Images(real_fs.Images):
+        def __enter__(self) -> Self:
+            folders.append(self.folder)
+            return super().__enter__()
+
+    monkeypatch.setattr(real_states.real_fs, "Images", Images)
+
+    def stop(done: int, *_: object) -> None:
+        if done >= 2:
+            raise KeyboardInterrupt
+
+    recorded = Recorded("second", trace.finish(), [(2, subject.golden().snapshot(2))])
+    result = explore.run(Explorer(subject, recorded, LIMITS, stop), [], ["ext4"])
+    assert result.interrupted
+    assert len(result.seen) == 1
+    assert str(folders[-1]) not in Path("/proc/self/mounts").read_text()
+    assert not folders[-1].exists()
 
 
 def test_missing_root_is_said_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

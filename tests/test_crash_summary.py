@@ -28,7 +28,11 @@ def test_an_exploration_sums_up_as_its_models_do() -> None:
     recording = Recording("", None, [], [])  # type: ignore[arg-type]
     found = summary.of_exploration(Exploration("first", recording, [], {"kill": report}))
     assert found["kill"] == {
-        "states": 9, "unique": 7, "visited": 5, "points": 1, "violating": 3,
+        "states": 9,
+        "unique": 7,
+        "visited": 5,
+        "points": 1,
+        "violating": 3,
         "outcomes": {"NEW": 2, "LOST_ALL": 3},
         "grades": {"allowed by the model only": 1},
     }

@@ -7,6 +7,7 @@ like one that a model allows, in a row of its own, and lends its grade to the sa
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind
 from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from ckpt_conformance.crash.explore import Explorer
     from ckpt_conformance.crash.operations import Recording
@@ -55,13 +56,14 @@ def enumerate_states(explorer: Explorer, filesystem: str) -> list[Case]:
     explorer.cases[name] = cases
     report = explorer.result.models.setdefault(name, ModelReport(name))
     try:
-        for state in _states(explorer, filesystem):
-            strange = _strange(state)
-            told = strange or MODELS[filesystem].illegal(recording, state)
-            if not strange:
-                cases.append(_seen(explorer, filesystem, Case(name, state, "")))
-            if told:
-                _doubt(explorer, f"{state.why}, after operation {state.point}: {told}")
+        with contextlib.closing(_states(explorer, filesystem)) as found:
+            for state in found:
+                strange = _strange(state)
+                told = strange or MODELS[filesystem].illegal(recording, state)
+                if not strange:
+                    cases.append(_seen(explorer, filesystem, Case(name, state, "")))
+                if told:
+                    _doubt(explorer, f"{state.why}, after operation {state.point}: {told}")
     except OSError as error:
         full = "; the image is too small for it" if error.errno == errno.ENOSPC else ""
         raise Unknown(
@@ -72,7 +74,7 @@ def enumerate_states(explorer: Explorer, filesystem: str) -> list[Case]:
     return cases
 
 
-def _states(explorer: Explorer, filesystem: str) -> Iterator[State]:
+def _states(explorer: Explorer, filesystem: str) -> Generator[State]:
     """Give the states, with progress; how many there will be is not known before."""
     points = points_of(explorer.recording, explorer.limits.images)
     begun = time.monotonic()
@@ -80,9 +82,10 @@ def _states(explorer: Explorer, filesystem: str) -> Iterator[State]:
     found = real_states.real_states(
         explorer.recording, filesystem, points, rounds=ROUNDS, seed=seed
     )
-    for count, state in enumerate(found, 1):
-        explorer.on_progress(count, len(points) * (2 + ROUNDS), time.monotonic() - begun)
-        yield state
+    with contextlib.closing(found):  # whoever stops early leaves nothing mounted
+        for count, state in enumerate(found, 1):
+            explorer.on_progress(count, len(points) * (2 + ROUNDS), time.monotonic() - begun)
+            yield state
 
 
 def points_of(recording: Recording, most: int) -> list[int]:
