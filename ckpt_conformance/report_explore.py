@@ -204,7 +204,9 @@ def _table(one: Json) -> Json:
     rows = [[name, cells] for name, cells in drawn["rows"].items()]
     bundles = sorted({cell["bundle"] for _, cells in rows for cell in cells if _kept(cell)})
     commands = {path: [_replay(path), _bundle_name(path)] for path in bundles}
-    return {"columns": columns, "rows": rows, "states": drawn["states"], "replays": commands}
+    unused = {"point", "content", "alone"}
+    states = [{k: v for k, v in one.items() if k not in unused} for one in drawn["states"]]
+    return {"columns": columns, "rows": rows, "states": states, "replays": commands}
 
 
 def _kept(cell: Json | None) -> bool:

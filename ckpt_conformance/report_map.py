@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 WIDE, NARROW = 32, 10  # columns of one line, on a desktop and on a phone
 PITCH, SIZE = 26, 22  # from one cell to the next, and a cell
 LABELS, HEAD = 82, 62  # room for the names of the rows, and above the cells
+WORD = 60  # room for the word of a marker
 
 
 class Look(NamedTuple):
@@ -114,7 +115,7 @@ def _lines(
     for start in range(0, len(columns), count):
         part = columns[start : start + count]
         line = Line(LABELS + PITCH * (len(part) if start == 0 else count) + 2, height)
-        line.columns = [_head(one, at) for at, one in enumerate(part)]
+        line.columns = [_head(one, at, line.width) for at, one in enumerate(part)]
         line.sources = list(_brackets(part, letters))
         for number, (name, cells) in enumerate(rows.items()):
             y = HEAD + PITCH * number
@@ -130,21 +131,25 @@ def _x(at: int) -> int:
     return LABELS + PITCH * at
 
 
-def _head(column: Json, at: int) -> Json:
+def _head(column: Json, at: int, width: int) -> Json:
+    """Lay out what stands above a column; an acknowledgement has its word to the left."""
     first, last = column["first"], column["last"]
     number = str(first) if first == last else f"{first}…"
     marks = [mark["mark"] for mark in column.get("marks", ())]
     step = next((mark["step"] for mark in column.get("marks", ())), None)
     folder = column["kind"] in {"fsync", "fdatasync"} and not column.get("path")
     short = "dir." if folder else SHORT.get(column["kind"], column["kind"][:3])
-    failed = bool(column.get("error"))
+    x = _x(at) + PITCH // 2 - 2
+    mark = marks[-1] if marks else ""
+    left = mark == "acknowledged" or x > width - WORD
     return {
-        "x": _x(at) + PITCH // 2 - 2,
+        "x": x,
+        "word_x": x - 4 if left else x + 9,
         "short": short,
         "number": number,
-        "mark": marks[-1] if marks else "",
+        "mark": mark,
         "step": step,
-        "failed": failed,
+        "failed": bool(column.get("error")),
     }
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PLAIN = 64  # points up to which each has a column of its own
 MOST = 120  # columns
+FEW = 6  # names that are listed of a state that keeps the promise
 TEXT = 300  # characters of a manager's message
 
 Json = dict[str, Any]
@@ -185,7 +186,7 @@ class _States:
         if cell is None or cell.case is None or cell.outcome is None:
             return None
         told: Json = {"worst": str(cell.outcome), "bad": cell.bad, "counts": dict(cell.counts)}
-        told["state"] = self._number(cell.case)
+        told["state"] = self._number(cell.case, describe.LINES if cell.bad else FEW)
         if cell.bad:
             told |= self._replay(model, cell.outcome, cell.case)
         return told
@@ -197,7 +198,7 @@ class _States:
                 "outcome": str(group[0].outcome),
                 "models": [violation.case.model for violation in group],
                 "states": sum(violation.states for violation in group),
-                "state": self._number(group[0].case),
+                "state": self._number(group[0].case, describe.LINES),
                 "where": group[0].where,
                 "source": group[0].source,
                 "blame": group[0].blame.told if group[0].blame else "",
@@ -216,14 +217,14 @@ class _States:
         same = (simplest.content, simplest.state.point) == (case.content, case.state.point)
         return told if same else {**told, "simplest": simplest.state.point}
 
-    def _number(self, case: Case) -> int:
+    def _number(self, case: Case, lines: int) -> int:
         key = (case.content, case.state.point)
         if key not in self._known:
             self._known[key] = len(self.told)
-            self.told.append(self._state(case))
+            self.told.append(self._state(case, lines))
         return self._known[key]
 
-    def _state(self, case: Case) -> Json:
+    def _state(self, case: Case, most: int) -> Json:
         result, state = self.explorer.result, case.state
         visit = result.visits[case.content]
         lines = describe.lines_of(state, self.explorer.complete(state.point))
@@ -235,9 +236,9 @@ class _States:
             "gave": visit.told[:TEXT].rstrip(": "),
             "alone": visit.alone,
             "grade": result.grade(case),
-            "files": [line.to_json() for line in lines[: describe.LINES]],
+            "files": [line.to_json() for line in lines[:most]],
         }
-        more = len(lines) - describe.LINES
+        more = len(lines) - most
         told |= {"more": more} if more > 0 else {}
         return told | ({"differs": list(visit.differs[:4])} if visit.differs else {})
 
