@@ -107,7 +107,8 @@ def _hygiene(explored: Sequence[Json]) -> list[Json]:
         for finding in one["audit"]:
             key = finding["rule"], finding["source"], finding["other_source"]
             first = found.setdefault(key, {**finding, "workloads": []})
-            first["workloads"].append(one["workload"])
+            if one["workload"] not in first["workloads"]:
+                first["workloads"].append(one["workload"])
     return list(found.values())
 
 

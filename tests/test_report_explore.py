@@ -67,7 +67,6 @@ def hostile(text: str) -> dict[str, Any]:
         "point": 1,
         "content": "c",
         "alone": True,
-        "grade": "allowed by the model only",
         "files": [{"path": text, "told": text, "lost": True}, {"path": text, "told": "1 bytes"}],
         "differs": [text],
         "more": 3,
@@ -77,7 +76,14 @@ def hostile(text: str) -> dict[str, Any]:
         {"first": 1, "last": 1, "kind": "mark", "marks": [{"mark": "begun", "step": 2}]},
         *({**column(at), "path": text, "target": text, "source": text} for at in range(2, 50)),
     ]
-    cell = {"worst": "LOST_ALL", "bad": True, "counts": {"LOST_ALL": 2}, "state": 0, "bundle": text}
+    cell = {
+        "worst": "LOST_ALL",
+        "bad": True,
+        "counts": {"LOST_ALL": 2},
+        "state": 0,
+        "grade": text,
+        "bundle": text,
+    }
     numbers = {"states": 2, "unique": 1, "visited": 1, "points": 1, "violating": 2}
     crash = {"kill": {**numbers, "outcomes": {"LOST_ALL": 2}, "grades": {}}}
     found = {"outcome": "LOST_ALL", "models": ["kill"], "states": 2, "state": 0, "where": text}
@@ -130,6 +136,13 @@ def test_the_result_obeys_its_schema(result: dict[str, Any]) -> None:
         "renamed-unsynced",
         "directory-not-synced",
     }
+
+
+def test_a_finding_of_several_workloads_stands_there_once() -> None:
+    audit = {"rule": "r", "source": "s", "other_source": "", "path": "p"}
+    two = {"workload": "first", "audit": [audit, {**audit, "path": "q"}]}
+    found = report_explore._hygiene([two, {**two, "workload": "second"}])
+    assert [one["workloads"] for one in found] == [["first", "second"]]
 
 
 def test_the_crash_section_is_one_that_a_certificate_may_have(result: dict[str, Any]) -> None:

@@ -186,6 +186,7 @@ class _States:
         if cell is None or cell.case is None or cell.outcome is None:
             return None
         told: Json = {"worst": str(cell.outcome), "bad": cell.bad, "counts": dict(cell.counts)}
+        told["grade"] = self.explorer.result.grade(cell.case)
         told["state"] = self._number(cell.case, describe.LINES if cell.bad else FEW)
         if cell.bad:
             told |= self._replay(model, cell.outcome, cell.case)
@@ -235,7 +236,6 @@ class _States:
             "promised": self._promised(state.point),
             "gave": visit.told[:TEXT].rstrip(": "),
             "alone": visit.alone,
-            "grade": result.grade(case),
             "files": [line.to_json() for line in lines[:most]],
         }
         more = len(lines) - most

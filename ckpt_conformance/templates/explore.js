@@ -77,7 +77,7 @@ const show = (section, data, row, number, line) => {
       "Meaning": looks[cell.worst].meaning,
       "Differs": (state.differs || []).join("; "),
       "State chosen": state.why,
-      "Evidence": state.grade,
+      "Evidence": cell.grade,
       "All states here": counts(cell),
       "Source line": column.source,
     }),
