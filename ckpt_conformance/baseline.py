@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance import __version__
+from ckpt_conformance.asking import RequestError
 from ckpt_conformance.certificate import (
     MACHINE_LIMIT,
     STOPPED,
-    RequestError,
     as_table,
     plain,
     write_json,

@@ -8,6 +8,7 @@ left it). Where a check found a crash state, `crash/` is a bundle of that state 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import trees
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from ckpt_conformance.subject import Subject
@@ -53,6 +55,24 @@ def write(folder: Path, subject: Subject, outcome: CheckOutcome) -> Path:
     if (subject.scratch / CRASH).is_dir():
         trees.copy(subject.scratch / CRASH, target / CRASH)
     return target
+
+
+def named(result: Mapping[str, Any]) -> set[str]:
+    """Give the bundles that the content of a `result.json` names; whatever else it holds."""
+    told = [
+        each.get("evidence", {}).get("bundle")
+        for one in result["invariants"].values()
+        for each in (one, *one["checks"])
+    ]
+    return {name for name in told if isinstance(name, str) and name == safe(name) != ".."}
+
+
+def remove(folder: Path, names: Iterable[str]) -> None:
+    """Remove bundles below `folder` by name; what is no bundle of ours is left alone."""
+    for name in names:
+        with contextlib.suppress(BundleError):
+            read(folder / name)
+            shutil.rmtree(folder / name)
 
 
 def read(folder: Path) -> dict[str, Any]:

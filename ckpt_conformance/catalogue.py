@@ -17,6 +17,7 @@ FAMILIES: Mapping[str, str] = {
     "COMP": "completeness of state",
     "RSUM": "resumed trajectory",
     "ATOM": "atomicity under kill",
+    "DURA": "durability under power loss",
     "CORR": "damage detection",
     "IOER": "I/O errors and full disk",
     "DISC": "discovery and latest",
@@ -30,9 +31,10 @@ FAMILIES: Mapping[str, str] = {
 }
 
 PROFILES: Mapping[str, str] = {
-    "smoke": "the adapter works and its claims hold; the first ten seconds",
+    "smoke": "the adapter works and its claims hold",
     "resume": "a resumed run is the run that never stopped, bit for bit",
     "crash": "a killed process costs at most the step that was being saved",
+    "power-loss": "what was acknowledged is there when the power comes back",
     "damage": "damaged bytes are never served as a checkpoint",
     "io-error": "a failed save reaches the caller and destroys nothing",
     "retention": "rotation deletes what it should and nothing else",

@@ -6,20 +6,19 @@ from that file alone. An invariant that was selected and has no outcome is UNKNO
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
 import os
-import shlex
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance import __version__
+from ckpt_conformance import __version__, bundle
+from ckpt_conformance.asking import RequestError, check_names, reproduce
 from ckpt_conformance.crash import summary
-from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, worst
+from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, remarks, worst
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -43,10 +42,6 @@ Json = dict[str, Any]
 
 class ResultError(ValueError):
     """A result file that cannot be judged."""
-
-
-class RequestError(ValueError):
-    """A request that cannot be run: a usage error."""
 
 
 @dataclass(frozen=True)
@@ -102,31 +97,11 @@ def check_request(options: SessionOptions, catalogue: Catalogue, profiles: Colle
         )
 
 
-def check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a name that does not exist.
-
-    Raises:
-        RequestError: names it, and the nearest that do exist.
-
-    """
-    for name in given:
-        if name not in known:
-            hint = f"{nearest(name, known)}`ckpt-conformance list {kind}s` names all"
-            raise RequestError(f"unknown {kind} {name!r}; {hint}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Write a hint with the valid names nearest to `name`, or nothing."""
-    folded = {one.casefold(): one for one in known}
-    found = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.55)
-    return f"did you mean {' or '.join(folded[one] for one in found)}? " if found else ""
-
-
-def build_result(info: AdapterInfo, outcomes: Sequence[CheckOutcome], run: RunFacts) -> Json:
+def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFacts) -> Json:
     """Merge the outcomes of one adapter into the content of its `result.json`."""
     chosen = selected(run.catalogue, run.options)
-    grouped: dict[str, list[CheckOutcome]] = defaultdict(list)
-    for outcome in outcomes:
+    found, grouped = list(outcomes), defaultdict[str, list[CheckOutcome]](list)
+    for outcome in found:
         grouped[outcome.invariant].append(outcome)
     invariants = {one.id: _invariant(one, grouped[one.id], info, run) for one in chosen}
     profiles = _profiles(invariants, run)
@@ -136,7 +111,7 @@ def build_result(info: AdapterInfo, outcomes: Sequence[CheckOutcome], run: RunFa
         "suite": _suite(run),
         "created": run.created,
         "interrupted": run.interrupted,
-        "environment": dict(run.environment),
+        "environment": {**run.environment, **remarks(found)},
         "adapter": info.to_json(),
         "seed": options.seed,
         "budget": options.budget,
@@ -146,7 +121,7 @@ def build_result(info: AdapterInfo, outcomes: Sequence[CheckOutcome], run: RunFa
         "profile_details": profiles,
         "invariants": invariants,
         "harness": [_check(one) for one in _strays(grouped, run.catalogue)],
-        "crash": summary.of_outcomes(one.crash for one in outcomes),
+        "crash": summary.of_outcomes(one.crash for one in found),
         "waivers": [dict(waiver) for waiver in run.waivers],
     }
 
@@ -237,14 +212,10 @@ def _check(outcome: CheckOutcome) -> Json:
 
 
 def _reproduce(invariant: Invariant, adapter: str, options: SessionOptions) -> str:
-    words = ["ckpt-conformance", "certify", adapter, "--only", invariant.id]
-    words += ["--seed", str(options.seed), "--budget", options.budget]
-    for claim in options.claims:
-        # Without the claim the same finding is NOT_MET, and the command would exit with 0.
-        words += ["--claim", claim] if claim in invariant.profiles else []
-    if options.catalogue is not None:
-        words += ["--catalogue", str(options.catalogue)]
-    return shlex.join(words)
+    # Without the claim the same finding is NOT_MET, and the command would exit with 0.
+    claims = [claim for claim in options.claims if claim in invariant.profiles]
+    choices: Json = {"seed": options.seed, "budget": options.budget, "catalogue": options.catalogue}
+    return reproduce(adapter, invariant.id, claims=claims, **choices)
 
 
 def _profiles(invariants: Mapping[str, Json], run: RunFacts) -> dict[str, Json]:
@@ -338,6 +309,14 @@ def load_result(path: Path) -> Json:
     except ValueError as error:
         raise ResultError(f"{path}: {error}") from error
     return result
+
+
+def bundles_of(path: Path) -> set[str]:
+    """Name the bundles of the certificate that is there; none where none reads."""
+    try:
+        return bundle.named(load_result(path))
+    except (ResultError, LookupError, TypeError, AttributeError):  # cut, or edited by hand
+        return set()
 
 
 def write_text(path: Path, text: str) -> None:

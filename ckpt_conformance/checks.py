@@ -18,6 +18,12 @@ def check(invariant: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return pytest.mark.ckpt(invariant)
 
 
+def id_of(function: Callable[..., Any]) -> str:
+    """Give the id that `check` marked a function with; raises StopIteration if it did not."""
+    marks: list[pytest.Mark] = getattr(function, "pytestmark", [])
+    return next(str(mark.args[0]) for mark in marks if mark.name == MARKER)
+
+
 def invariant_of(item: pytest.Item) -> str | None:
     """Give the id that a collected test verifies, or None for an ordinary test."""
     marker = item.get_closest_marker(MARKER)

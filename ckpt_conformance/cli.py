@@ -1,32 +1,30 @@
 """The command line: `certify`, `mutants` and `list`; `explore` and `replay` are in `cli_explore`.
 
 Exit status: 0 certified, 1 violations, 2 usage error, 3 undecided (UNKNOWN, or the harness itself
-failed), 130 stopped by hand. Results go to stdout, progress and errors to stderr.
+failed), 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by a hang-up. Results go to stdout, progress and
+errors to stderr.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
-import time
 import traceback
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self, TextIO
+from typing import TYPE_CHECKING, Annotated
 
-from ckpt_conformance import __version__, bundle, environment, registry
+from ckpt_conformance import __version__, asking, bundle, environment, registry, stopping
 from ckpt_conformance.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 try:
     import typer
-    from rich import progress as bars
 
-    from ckpt_conformance import baseline, certificate, cli_explore, report
+    from ckpt_conformance import baseline, certificate, cli_explore, cli_progress, report
     from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed, Spending, whole
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
@@ -46,9 +44,8 @@ if TYPE_CHECKING:
 
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 INTERRUPTED = 130
-QUIET_SECONDS, LINE_SECONDS = 2.0, 10.0
 USAGE_ERRORS = (
-    *(certificate.RequestError, environment.OutputError, registry.AdapterError),
+    *(asking.RequestError, environment.OutputError, registry.AdapterError),
     bundle.BundleError,
 )
 MEANINGS = {0: "certified", 1: "violated", 3: "undecided"}
@@ -66,58 +63,20 @@ app = typer.Typer(
 Listed = StrEnum("Listed", ["ADAPTERS", "INVARIANTS", "PROFILES", "FAULTS", "MUTANTS"])
 
 
-class Progress:
+class Progress(cli_progress.Progress):
     """Shows how far a session is, and keeps what it has found in case it is stopped."""
 
     def __init__(self, what: str) -> None:
-        """Write to a copy of stderr: pytest may have taken the original while checks run."""
+        """Start with nothing found."""
+        super().__init__(what)
         self.outcomes: list[CheckOutcome] = []
-        self._console = report.open_console(file=_copy_of_stderr())
-        self._what = what
-        self._shown = time.monotonic() + QUIET_SECONDS - LINE_SECONDS
-        self._start = time.monotonic()
-        self._bar = bars.Progress(
-            bars.SpinnerColumn(),
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(complete_style="cyan", finished_style="cyan"),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            bars.TextColumn("{task.fields[note]}"),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal or self._console.is_dumb_terminal,
-        )
-        self._task = self._bar.add_task(what, total=None, note="starting")
-
-    def __enter__(self) -> Self:
-        """Show the bar at once: a session takes a while to start."""
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the bar."""
-        self._bar.stop()
-        if self._console.file is not sys.stderr:
-            self._console.file.close()
 
     def __call__(self, done: int, total: int, outcome: CheckOutcome | None) -> None:
         """Take one step of the session."""
         if outcome is not None:
             self.outcomes.append(outcome)
         bad = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
-        note = report.count(bad, "violation") if bad else ""
-        self._bar.update(self._task, completed=done, total=total, note=note)
-        if self._bar.disable and time.monotonic() - self._shown >= LINE_SECONDS:
-            self._shown = time.monotonic()
-            line = f"{self._what}: {done} of {total}, {self._shown - self._start:.0f} s {note}"
-            self._console.print(line.rstrip())
-
-
-def _copy_of_stderr() -> TextIO:
-    try:
-        return os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding)
-    except (OSError, ValueError):
-        return sys.stderr  # a test's or an embedder's: no descriptor behind it
+        self.update(done, total, report.count(bad, "violation") if bad else "")
 
 
 @dataclass
@@ -135,13 +94,14 @@ def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Ra
     Raises AdapterError for an adapter that can't be made.
     """
     from ckpt_conformance import facts
-    from ckpt_conformance.session import run_session  # it loads pytest
+    from ckpt_conformance.session import run_session, scratch_folder  # they load pytest
 
     ran = Ran({}, defaultdict(list), interrupted=False)
-    with Progress(what) as progress:
+    with Progress(what) as progress, scratch_folder() as scratch:
+        options = replace(options, on_progress=progress, scratch=Path(scratch))
         try:
             with facts.serve(options.adapters, described) as (server, ran.infos):
-                outcomes = run_session(replace(options, server=server, on_progress=progress))
+                outcomes = run_session(replace(options, server=server))
         except KeyboardInterrupt:
             outcomes, ran.interrupted = progress.outcomes, True
     for one in outcomes:
@@ -248,10 +208,12 @@ def deliver(
 ) -> int:
     """Write and print the results; give the exit status."""
     if not results:  # stopped before the adapters had said what they are
-        report.say("Stopped by hand before anything ran.")
+        report.say(f"Stopped before anything ran.{_no_baseline(write)}")
         return INTERRUPTED
-    for result, folder in zip(results, folders_of(options).values(), strict=True):
+    folders = list(folders_of(options).values())
+    for result, folder in zip(results, folders, strict=True):  # before a terminal can be gone
         report.write_certificate(result, folder)
+    for result, folder in zip(results, folders, strict=True):
         report.show(
             "result.txt.j2",
             result=result,
@@ -264,7 +226,7 @@ def deliver(
         pad = max(len(one["adapter"]["name"]) for one in results) + 2
         report.show("managers.txt.j2", results=results, profiles=list(profiles), pad=pad)
     if any(result["interrupted"] for result in results):
-        report.say("Stopped by hand: what did not run is UNKNOWN.")
+        report.say(f"Stopped before the end: what did not run is UNKNOWN.{_no_baseline(write)}")
         return INTERRUPTED
     if write:
         known = baseline.write_baseline(write, results)
@@ -275,6 +237,11 @@ def deliver(
     new = "nothing new is violated" if old and not status else MEANINGS[status]
     report.say(f"{new} (exit {status})")
     return status
+
+
+def _no_baseline(path: Path | None) -> str:
+    """Say that a baseline was not written: half a run would forget what it did not judge."""
+    return f" {path} was not written: run it again to the end." if path else ""
 
 
 @app.command()
@@ -293,7 +260,7 @@ def mutants(
     from ckpt_conformance.session import SessionOptions
 
     known = all_mutants()
-    certificate.check_names("mutant", only or (), known)
+    asking.check_names("mutant", only or (), known)
     chosen = {name: known[name] for name in only or known}
     bases = {info.base for info in chosen.values()}
     controls = [name for name in CONTROLS if not only or name in bases]
@@ -319,7 +286,8 @@ def mutants(
 @app.command("list")
 def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> None:
     """List what there is."""
-    report.show("listing.txt.j2", what=str(what), entries=entries(what))
+    plugins = registry.entry_points()
+    report.show("listing.txt.j2", what=str(what), entries=entries(what), plugins=plugins)
 
 
 def entries(what: Listed) -> Mapping[str, object]:
@@ -333,7 +301,7 @@ def entries(what: Listed) -> Mapping[str, object]:
 
         return all_faults()
     if what is Listed.ADAPTERS:
-        return {name: _adapter(name) for name in registry.bundled()}
+        return {name: _adapter(name) for name in registry.known()}
     return PROFILES if what is Listed.PROFILES else load_catalogue().invariants
 
 
@@ -343,6 +311,8 @@ def _adapter(name: str) -> registry.AdapterInfo | str:
         return registry.describe(name)
     except registry.AdapterError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001  an installed package's: it must not hide the others
+        return registry.refusal(name, f"{type(error).__name__}: {error}")
 
 
 @app.callback(invoke_without_command=True)
@@ -363,8 +333,14 @@ def main() -> None:
     """Run the command line; a fault of the harness must not look like a violation."""
     # An adapter beside the user is named as `my_adapter:make`, as `python -m` would find it.
     sys.path.insert(0, str(Path.cwd()))
+    stop = stopping.Stop()
     try:
-        app()
+        with stop:
+            app()
+    except SystemExit:
+        if stop.status:  # whatever it left with: 1, as typer has it, would mean "violations"
+            raise SystemExit(stop.status) from None
+        raise
     except USAGE_ERRORS as error:
         report.say(f"error: {report.shown(error)}", error=True)
         raise SystemExit(certificate.USAGE) from None

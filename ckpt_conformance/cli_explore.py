@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import progress as bars
 
-from ckpt_conformance import bundle, certificate, environment, report, report_explore
+from ckpt_conformance import (
+    asking,
+    bundle,
+    certificate,
+    cli_progress,
+    environment,
+    report,
+    report_explore,
+)
 from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
 
@@ -26,41 +32,16 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
-INTERRUPTED, QUIET_SECONDS = 130, 10.0
+INTERRUPTED = 130
 
 
-class Bar:
+class Progress(cli_progress.Progress):
     """Shows how many states were visited, and how many a second."""
-
-    def __init__(self) -> None:
-        """Draw on stderr; a log gets a line now and then."""
-        self.console = report.open_console(error=True)
-        self.what, self.shown = "", time.monotonic()
-        self.plain = not self.console.is_terminal or self.console.is_dumb_terminal
-        self.bar = bars.Progress(
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(complete_style="cyan", finished_style="cyan"),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            bars.TextColumn("{task.fields[rate]}"),
-            console=self.console,
-            transient=True,
-            disable=self.plain,
-        )
-        self.task = self.bar.add_task("", total=None, rate="")
-
-    def begin(self, what: str) -> None:
-        """Name what is explored now."""
-        self.what = what
-        self.bar.reset(self.task, description=what, total=None, rate="recording")
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
         """Take the progress of one exploration."""
         rate = f"{done / seconds:.0f} states/s" if seconds > 0 else ""
-        self.bar.update(self.task, completed=done, total=total, rate=rate)
-        if self.plain and time.monotonic() - self.shown > QUIET_SECONDS:
-            self.shown = time.monotonic()
-            self.console.print(f"{self.what}: {done} of {total} states, {rate}")
+        self.update(done, total, rate, unit=" states")
 
 
 @contextlib.contextmanager
@@ -71,8 +52,9 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
     from ckpt_conformance.subject import Subject
 
     with (
-        facts.serve((adapter,), (adapter,)) as (server, infos),
+        # First, so that it goes last: a life that is still being killed may write there.
         tempfile.TemporaryDirectory(prefix="ckc-explore-") as folder,
+        facts.serve((adapter,), (adapter,)) as (server, infos),
         contextlib.closing(Client(server)) as client,
     ):
         yield Subject(infos[adapter], client, Path(folder), seed=seed, budget=budget)
@@ -109,9 +91,9 @@ def explore(  # noqa: PLR0913  one parameter for each option
 
     every = budget is Budget.FULL
     usual = list(workloads.WORKLOADS) if every else list(workloads.QUICK)
-    certificate.check_names("model", model or (), MODELS)
-    certificate.check_names("workload", workload or (), workloads.WORKLOADS)
-    certificate.check_names("file system", real or (), real_fs.FILE_SYSTEMS)
+    asking.check_names("model", model or (), MODELS)
+    asking.check_names("workload", workload or (), workloads.WORKLOADS)
+    asking.check_names("file system", real or (), real_fs.FILE_SYSTEMS)
     try:
         observed.require(real or ())
     except Unknown as error:
@@ -123,9 +105,13 @@ def explore(  # noqa: PLR0913  one parameter for each option
     models = list(model or DEFAULT_MODELS)
     asked = report_explore.Asked(seed, str(budget), models, chosen, list(real or ()))
     run = Run(asked, limits, out, keep=keep)
-    with subject_of(adapter, seed, str(budget)) as subject:
-        run.all(subject, chosen)
-        info = subject.info
+    info: AdapterInfo | None = None
+    try:
+        with subject_of(adapter, seed, str(budget)) as subject:
+            info = subject.info
+            run.all(subject, chosen)
+    except KeyboardInterrupt:  # while it started
+        run.findings.interrupted = True
     raise typer.Exit(run.finish(info))
 
 
@@ -146,13 +132,12 @@ class Run:
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
     def all(self, subject: Subject, names: Sequence[str]) -> None:
-        """Explore every workload; Ctrl-C ends it with what was found so far."""
-        bar = Bar()
-        with bar.bar:
+        """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
+        with Progress(subject.info.name) as progress:
             for name in names:
-                bar.begin(f"{subject.info.name} {name}")
+                progress.begin(f"{subject.info.name} {name}", "recording")
                 try:
-                    self.one(subject, name, bar)
+                    self.one(subject, name, progress)
                 except NotApplicable as error:
                     self.findings.aside.append(f"{name}: {error}")
                 except Unknown as error:
@@ -162,13 +147,13 @@ class Run:
                 if self.findings.interrupted:
                     break
 
-    def one(self, subject: Subject, name: str, bar: Bar) -> None:
+    def one(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
         from ckpt_conformance.crash import explore as engine
         from ckpt_conformance.crash import reproduced, workloads
 
         recorded = workloads.record(subject, name)
-        explorer = engine.Explorer(subject, recorded, self.limits, bar)
+        explorer = engine.Explorer(subject, recorded, self.limits, progress)
         result = engine.run(explorer, self.asked.models, self.asked.real)
         reproduced.reproduce(explorer)
         self.found.append(result)
@@ -191,10 +176,11 @@ class Run:
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(explorer.recording.folder, target, symlinks=True)
 
-    def finish(self, info: AdapterInfo) -> int:
+    def finish(self, info: AdapterInfo | None) -> int:
         """Write result.json and report.html, print what was found, give the exit status."""
         findings = self.findings
-        report_explore.write(findings, info, self.out)
+        if info is not None:
+            report_explore.write(findings, info, self.out)
         for at, result in enumerate(self.found):
             for line in lines_of(result, self.bundles.get(at, {})):
                 report.say(line)
@@ -202,9 +188,10 @@ class Run:
             report.say(f"  not applicable  {line}")
         for line in findings.unknown:
             report.say(f"? unknown  {line}")
-        report.say(f"report: {self.out / 'report.html'}")
+        if info is not None:
+            report.say(f"report: {self.out / 'report.html'}")
         if findings.interrupted:
-            report.say("Stopped by hand: this is what was found so far.")
+            report.say("Stopped before the end: this is what was found so far.")
             return INTERRUPTED
         return report_explore.STATUS[findings.verdict]
 
@@ -214,10 +201,13 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     rate = result.visited / result.batch_seconds if result.batch_seconds else 0
     count = len(result.recording.operations)
     yield f"{result.workload}: {count} operations, {result.visited} states visited, {rate:.0f}/s"
+    if result.recording.remark:
+        yield f"  crash: {result.recording.remark}"
     width = max(map(len, (*result.models, "btrfs")))
     for name, one in result.models.items():
         clean = one.is_clean and not one.unusable
-        sign = report.WORDS[Verdict.PASS if clean else Verdict.VIOLATION].glyph
+        good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # not all were visited
+        sign = report.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in one.outcomes.most_common())
         seen = f"{one.candidates} candidates, {one.distinct} distinct, {one.visited} visited"
         yield f"  {sign} {name:<{width}} {seen}: {ends}"

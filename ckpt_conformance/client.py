@@ -46,6 +46,7 @@ class Ending:
     seconds: float = 0.0
     cpu: float = 0.0
     program: dict[str, Any] = field(default_factory=dict[str, Any])
+    left: list[str] = field(default_factory=list[str])  # daemons that had to be ended
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -179,6 +180,7 @@ def _ending(program: dict[str, Any], answer: dict[str, Any], skip: int) -> Endin
         seconds=answer["seconds"],
         cpu=answer["cpu"],
         program=program,
+        left=answer["left"],
     )
 
 

@@ -27,16 +27,10 @@ def serve(
         registry.check_name(name)
     with Server(tuple(names)) as server:
         for name, reason in server.refused.items():
-            raise registry.AdapterError(_refusal(name, reason))
+            raise registry.AdapterError(registry.refusal(name, reason))
         with contextlib.closing(Client(server.socket)) as client:
             infos = {name: _known(client, name, server.folder) for name in described}
         yield server.socket, infos
-
-
-def _refusal(name: str, reason: str) -> str:
-    """Say why an adapter can't be used; what its own module raised gets the adapter's name."""
-    told = reason.removeprefix("AdapterError: ")
-    return told if told.startswith("adapter ") else f"adapter {name!r} cannot be made: {told}"
 
 
 def _known(client: Client, name: str, folder: Path) -> registry.AdapterInfo:

@@ -33,6 +33,7 @@ class Kind:
     schedule: str = "warmup"
     workers: int = 0
     accumulate: int = 1
+    packing: int = 1  # samples in one row of a batch
     shows: str = ""  # what only this kind shows
 
 
@@ -54,6 +55,9 @@ KINDS: dict[str, Kind] = {
         shows="fp8, complex, bool, int8, views, extra state, fp32 masters of bf16",
     ),
     "workers": Kind(workers=2, shows="a loader with two worker processes that prefetch"),
+    "packed": Kind(
+        packing=2, shows="rows of several samples: a batch consumes more than its size says"
+    ),
     "cosine": Kind(schedule="cosine", shows="CosineAnnealingLR"),
     "linear": Kind(schedule="linear", shows="LinearLR"),
     "wsd": Kind(schedule="wsd", shows="warm-up, stable, decay in sequence (SequentialLR)"),
@@ -109,7 +113,7 @@ def build(name: str, seed: int, variant: str) -> Parts:
     }
     scaler = GradScaler("cpu", init_scale=64.0 + 8 * (seed % 7), growth_interval=3)
     gradients = Gradients(model) if kind.accumulate > 1 else None
-    loader = ShuffledLoader(seed, workers=kind.workers)
+    loader = ShuffledLoader(seed, workers=kind.workers, packing=kind.packing)
     return Parts(
         model,
         optimizers,

@@ -41,23 +41,30 @@ class Samples(Dataset[Batch]):
 
 
 class ShuffledLoader:
-    """Yields what is left of the current epoch; `len` is the number of batches of a whole one."""
+    """Yields what is left of the current epoch; `len` is the number of batches of a whole one.
 
-    def __init__(self, seed: int, *, size: int = 20, batch: int = 4, workers: int = 0) -> None:
+    A batch has `batch` rows of `packing` samples each; positions count batches.
+    """
+
+    def __init__(
+        self, seed: int, *, size: int = 20, batch: int = 4, workers: int = 0, packing: int = 1
+    ) -> None:
         """Start at epoch 0, batch 0."""
         self.samples, self.batch, self.workers = Samples(size), batch, workers
+        self.packing = packing
         self.seed, self.epoch, self.position, self.generation = seed, 0, 0, 0
 
     def __len__(self) -> int:
         """Count the batches of an epoch; the last one may be short."""
-        return math.ceil(len(self.samples) / self.batch)
+        return math.ceil(len(self.samples) / (self.batch * self.packing))
 
     def order(self) -> list[list[int]]:
         """Give the batches of the current epoch, as sample ids."""
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.epoch)
         drawn = torch.randperm(len(self.samples), generator=generator)
         ids = cast("list[int]", drawn.tolist())
-        return [ids[at : at + self.batch] for at in range(0, len(ids), self.batch)]
+        taken = self.batch * self.packing
+        return [ids[at : at + taken] for at in range(0, len(ids), taken)]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of this epoch, then step to the next."""

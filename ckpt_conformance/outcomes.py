@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import bundle
+from ckpt_conformance import asking, bundle, resumption
+from ckpt_conformance.client import ServerError
 from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
-from ckpt_conformance.verdicts import CheckOutcome, NotApplicable, Unknown, Verdict, Violation
+from ckpt_conformance.verdicts import (
+    CONTROL,
+    CheckOutcome,
+    NotApplicable,
+    Unknown,
+    Verdict,
+    Violation,
+    control_failed,
+)
 
 if TYPE_CHECKING:
     from ckpt_conformance.catalogue import Invariant
@@ -33,6 +43,7 @@ def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
         invariant,
         _name(item),
         Verdict.PASS,
+        evidence=_remarks(item),
         seed=_seed(item),
         crash=_explored(item),
     )
@@ -55,7 +66,7 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
     }
     if isinstance(error, Violation):
         promised = _promise(item, invariant)
-        evidence = error.evidence | ({"promised": promised} if promised else {})
+        evidence = error.evidence | ({"promised": promised} if promised else {}) | _remarks(item)
         must = promised or _is_must(item, invariant)
         verdict = Verdict.VIOLATION if must else Verdict.NOT_MET
         return CheckOutcome(
@@ -64,7 +75,8 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
     if isinstance(error, NotApplicable):
         return CheckOutcome(**common, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
     if isinstance(error, Unknown):
-        return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=str(error))
+        reason, evidence = _referred(item, str(error)), _remarks(item)
+        return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=reason, evidence=evidence)
     lines = traceback.format_exception(error)[-6:]
     return CheckOutcome(
         **common,
@@ -72,6 +84,16 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
         reason=f"the harness failed: {type(error).__name__}: {error}",
         evidence={"trace": lines},
     )
+
+
+def _referred(item: pytest.Item, reason: str) -> str:
+    """Refer a failed control that names no invariant to the one that says why, if there is one."""
+    subject, _ = item.stash.get(NEEDS, (None, None))
+    if subject is None or not reason.startswith(CONTROL):
+        return reason
+    with contextlib.suppress(ServerError):  # it went away: nothing more can be found out
+        return str(control_failed(reason, resumption.plain_trouble(subject)))
+    return reason
 
 
 def keep(item: pytest.Item, outcome: CheckOutcome, subject: Subject | None) -> None:
@@ -108,16 +130,27 @@ def block(outcome: dict[str, Any], config: pytest.Config) -> str:
 
 def reproduce(outcome: dict[str, Any], config: pytest.Config) -> str:
     """Give the one command that runs this check again, with the same choices."""
-    choice = f"--only {outcome.get('invariant')} --seed {outcome.get('seed')}"
-    choice += f" --budget {config.option.ckpt_budget}"
-    choice += "".join(f" --claim {name}" for name in config.option.ckpt_claim)
-    return f"ckpt-conformance certify {outcome.get('adapter')} {choice}"
+    given = config.option
+    return asking.reproduce(
+        str(outcome.get("adapter")),
+        str(outcome.get("invariant")),
+        seed=int(outcome.get("seed", 0)),
+        budget=given.ckpt_budget,
+        claims=given.ckpt_claim,
+        catalogue=given.ckpt_catalogue,
+    )
 
 
 def _promise(item: pytest.Item, invariant: str) -> str:
     """Quote the manager's own documentation, if its adapter does."""
     subject, _ = item.stash.get(NEEDS, (None, None))
     return str(subject.info.promises.get(invariant, "")) if subject else ""
+
+
+def _remarks(item: pytest.Item) -> dict[str, Any]:
+    """Give what the certificate must say of how the check was made."""
+    subject, _ = item.stash.get(NEEDS, (None, None))
+    return dict(subject.remarks) if subject else {}
 
 
 def _is_must(item: pytest.Item, invariant: str) -> bool:

@@ -6,6 +6,7 @@ The suites themselves import none either; lives are forked by the server (see `s
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.subject import Subject
 
+NO_ADAPTER = (
+    "the suites need an adapter and none was named: add --ckpt-adapter NAME (a bundled name, or "
+    "my_package.module:make), or ckpt_adapters to pytest's configuration; "
+    "`ckpt-conformance list adapters` names all, docs/adapter-guide.md tells how to write one"
+)
 PROPERTY = "ckpt"  # the user property under which an outcome travels, also through xdist
 
 
@@ -98,27 +104,43 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if not hasattr(config, "workerinput"):
         pytest.register_assert_rewrite("ckpt_conformance.suites")
+    elif config.option.ckpt_server:
+        _leave_signals_to_the_command_line()
     _check_names(config)
     config.stash[STATE] = State(config)
 
 
+def _leave_signals_to_the_command_line() -> None:
+    """Pass over what is sent to the whole group (`timeout`, CI): the command line ends its workers.
+
+    A worker that died of it would count as a fault of the harness.
+    """
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+
+
 def _check_names(config: pytest.Config) -> None:
-    """Refuse a profile or an id that does not exist: a typo would select nothing and stay green."""
+    """Refuse a profile, an id or an adapter that does not exist, before anything is collected."""
     given = config.option
     profiles = [*given.ckpt_profile, *given.ckpt_claim]
-    if not (profiles or given.ckpt_only):
+    adapters = _adapters(config)
+    if not (profiles or given.ckpt_only or adapters or given.ckpt_catalogue):
         return
-    import difflib
-
+    from ckpt_conformance import asking, registry
     from ckpt_conformance.catalogue import PROFILES, load_catalogue
 
-    known = {"profile": list(PROFILES), "invariant": list(load_catalogue().invariants)}
-    asked = [("profile", name) for name in profiles]
-    for what, name in [*asked, *(("invariant", name) for name in given.ckpt_only)]:
-        if name not in known[what]:
-            near = difflib.get_close_matches(name, known[what], n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else "see docs/invariants.md"
-            raise pytest.UsageError(f"unknown {what} {name!r}: {hint}")
+    try:
+        asking.check_names("profile", profiles, PROFILES)
+        asking.check_names("invariant", given.ckpt_only, load_catalogue().invariants)
+        load_catalogue(given.ckpt_catalogue)
+        for name in adapters:
+            registry.check_name(name)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _adapters(config: pytest.Config) -> list[str]:
+    return config.option.ckpt_adapter or list(config.getini("ckpt_adapters"))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -133,9 +155,7 @@ class State:
     def __init__(self, config: pytest.Config) -> None:
         """Read the options; nothing starts yet."""
         self.config = config
-        self.adapters: list[str] = config.option.ckpt_adapter or list(
-            config.getini("ckpt_adapters")
-        )
+        self.adapters = _adapters(config)
         self.server: Any = None
         self.subjects: dict[str, Subject] = {}
 
@@ -146,9 +166,14 @@ class State:
         if given:
             return str(given)
         if self.server is None:
+            from ckpt_conformance import registry
             from ckpt_conformance.client import Server
 
             self.server = Server(tuple(self.adapters))
+            refused = self.server.refused
+            if refused.keys() >= set(self.adapters):  # else the others run, and these are UNKNOWN
+                told = "; ".join(registry.refusal(name, why) for name, why in refused.items())
+                raise pytest.UsageError(told)
         return str(self.server.socket)
 
     def subject(self, name: str, factory: pytest.TempPathFactory) -> Subject:
@@ -187,21 +212,36 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerCon
     state = node.config.stash[STATE]
     if state.adapters:
         node.workerinput["ckpt_server"] = state.socket()
+    elif any("ckpt_conformance" in argument for argument in node.config.args):
+        raise pytest.UsageError(NO_ADAPTER)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every check on every adapter."""
     if "subject" in metafunc.fixturenames and metafunc.definition.get_closest_marker(MARKER):
         adapters = metafunc.config.stash[STATE].adapters
-        if not adapters:
-            hint = "add --ckpt-adapter my_package.module:make (see docs/adapter-guide.md)"
-            msg = f"no adapter was named: {hint}"
-            raise pytest.UsageError(msg)
-        metafunc.parametrize("subject", adapters, indirect=True, scope="function")
+        # None named: one placeholder, so that the checks are there and can be deselected.
+        metafunc.parametrize("subject", adapters or [""], indirect=True, scope="function")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run checks without an adapter, or with one that can't be made: once, not per check.
+
+    Raises pytest.UsageError.
+    """
+    config = session.config
+    if config.option.collectonly or not any(map(invariant_of, session.items)):
+        return
+    state = config.stash[STATE]
+    if hasattr(config, "workerinput"):
+        return  # an error here would take the worker down; its checks say it
+    if not state.adapters:
+        raise pytest.UsageError(NO_ADAPTER)
+    state.socket()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select by profile, id and catalogue version; group what shares golden runs."""
+    """Select checks by profile, id and catalogue version; group what shares golden runs."""
     given = config.option
     profiles, only = set[str](given.ckpt_profile), set[str](given.ckpt_only)
     if not any(invariant_of(item) for item in items):
@@ -222,7 +262,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _selected(name: str | None, known: Any, profiles: set[str], only: set[str]) -> bool:  # noqa: ANN401
     if name is None:
-        return not (profiles or only)
+        return True  # a test of the user's own: these options are not about it
     if name not in known:
         return False
     return (not only or name in only) and (
@@ -242,6 +282,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     from ckpt_conformance.catalogue import load_catalogue
 
     state = request.config.stash[STATE]
+    if not request.param:
+        pytest.fail(NO_ADAPTER, pytrace=False)
     found = state.subject(request.param, tmp_path_factory)
     found.reset()
     name = invariant_of(request.node)

@@ -5,12 +5,14 @@ Nothing is imported before it is asked for; an adapter imports its third-party m
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import pkgutil
+import sys
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from ckpt_conformance.asking import nearest
 from ckpt_conformance.catalogue import load_catalogue
 from ckpt_conformance.contract import EVERYTHING, Capability
 
@@ -49,6 +51,7 @@ class AdapterInfo:
     recipe: str
     owner: str
     notes: str
+    title: str = ""  # what the adapter calls itself
     isolation: str = "fork"
     promises: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -56,6 +59,7 @@ class AdapterInfo:
         """Give what a result says of its adapter."""
         return {
             "name": self.name,
+            "title": self.title,
             "version": self.version,
             "shape": self.shape,
             "capabilities": sorted(self.capabilities),
@@ -65,11 +69,6 @@ class AdapterInfo:
             "owner": self.owner,
             "notes": self.notes,
         }
-
-
-def bundled() -> list[str]:
-    """Name the bundled adapters."""
-    return list(BUNDLED)
 
 
 def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
@@ -87,48 +86,101 @@ def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
     if ":" in name:
         module, _, attribute = name.partition(":")
         return _check(name, _load(name, module, attribute))
-    for entry in metadata.entry_points(group=GROUP):
-        if entry.name == name:
-            return _check(name, _load(name, entry.module, entry.attr))
+    if name in (plugins := entry_points()):
+        module, _, attribute = plugins[name].partition(":")
+        return _check(name, _load(name, module, attribute))
     raise _unknown(name)
 
 
 def check_name(name: str) -> None:
     """Raise AdapterError for a plain name that is not known; imports nothing."""
-    if ":" not in name and name not in known():
+    if name.startswith("mutant:"):
+        return  # its own package says which there are
+    module, colon, attribute = name.partition(":")
+    if colon and not all(map(_is_dotted, (module, attribute))):
+        path = module.removesuffix(".py").strip("./").replace("/", ".")
+        near = f"{path or 'my_package.module'}:{attribute or 'make'}"
+        raise AdapterError(
+            f"adapter {name!r} is not of the form module:attribute; "
+            f"a module is named as it is imported, such as {near!r}"
+        )
+    if not colon and name not in known():
         raise _unknown(name)
 
 
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
 def _unknown(name: str) -> AdapterError:
-    near = difflib.get_close_matches(name, known(), n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known())}"
+    module, _, attribute = name.rpartition(".")
+    if module and _is_dotted(name):
+        hint = f"did you mean {f'{module}:{attribute}'!r}? "
+    else:
+        hint = nearest(name, known()) or f"known: {', '.join(known())}. "
     own = "Your own manager is named as my_package.module:attribute."
-    return AdapterError(f"unknown adapter {name!r}: {hint} {own}")
+    return AdapterError(f"unknown adapter {name!r}: {hint}{own}")
 
 
 def known() -> list[str]:
-    """Name every adapter that can be asked for by a plain name."""
-    return [*BUNDLED, *(entry.name for entry in metadata.entry_points(group=GROUP))]
+    """Name every adapter that can be asked for by a plain name, bundled ones first."""
+    return list(dict.fromkeys([*BUNDLED, *entry_points()]))
+
+
+def entry_points() -> dict[str, str]:
+    """Give what installed packages register: name -> "module:attribute".
+
+    A bundled name stays the bundled adapter; of two packages with one name the first found counts.
+    """
+    found: dict[str, str] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        if entry.name not in BUNDLED:
+            found.setdefault(entry.name, f"{entry.module}:{entry.attr}")
+    return found
+
+
+def refusal(name: str, reason: str) -> str:
+    """Say why an adapter can't be used; what its own module raised gets the adapter's name."""
+    told = reason.removeprefix("AdapterError: ")
+    return told if told.startswith("adapter ") else f"adapter {name!r} cannot be made: {told}"
 
 
 def _load(name: str, module: str, attribute: str) -> Any:  # noqa: ANN401
     try:
-        loaded = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
     except ImportError as error:
-        extra = name if name in {"accelerate", "lightning"} else "reference"
-        hint = (
-            f"install it with: pip install 'ckpt-conformance[{extra}]'"
-            if name in BUNDLED
-            else "is it installed here?"
-        )
+        hint = _why_not(name, module, error)
         msg = f"adapter {name!r}: module {module!r} does not import ({error}); {hint}"
         raise AdapterError(msg) from error
-    if not hasattr(loaded, attribute):
-        public = [key for key in vars(loaded) if not key.startswith("_")]
-        near = difflib.get_close_matches(attribute, public, n=3) or public[:5]
-        msg = f"adapter {name!r}: module {module!r} has no {attribute!r}; it has {', '.join(near)}"
-        raise AdapterError(msg)
-    return getattr(loaded, attribute)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [key for key in dir(found) if not key.startswith("_")]
+            near = nearest(part, public) or f"it has {', '.join(public[:5])}"
+            raise AdapterError(f"adapter {name!r}: module {module!r} has no {attribute!r}; {near}")
+        found = getattr(found, part)
+    return found
+
+
+def _why_not(name: str, module: str, error: ImportError) -> str:
+    """Say what to do about a module that does not import."""
+    if name in BUNDLED:
+        extra = name if name in {"accelerate", "lightning"} else "reference"
+        return f"install it with: pip install 'ckpt-conformance[{extra}]'"
+    missing = error.name or ""
+    if not f"{module}.".startswith(f"{missing}."):
+        return f"{missing or 'what it imports'} is missing where the suite runs: install it there"
+    hint = _nearest_module(missing)
+    return f"{hint}is it installed here, or does it lie in the working directory?"
+
+
+def _nearest_module(missing: str) -> str:
+    """Write a hint with modules named almost so, beside where the missing one was looked for."""
+    package, dot, last = missing.rpartition(".")
+    paths = sys.modules[package].__path__ if package in sys.modules else None
+    if dot and paths is None:
+        return ""
+    beside = {one.name for one in pkgutil.iter_modules(paths)}
+    return nearest(last, sorted(beside - sys.stdlib_module_names), 0.75)
 
 
 def _check(name: str, found: Any) -> Any:  # noqa: ANN401
@@ -181,6 +233,7 @@ def describe(name: str) -> AdapterInfo:
         recipe=recipe,
         owner=str(getattr(adapter, "owner", "")) or ("recipe" if recipe else "adapter"),
         notes=str(getattr(adapter, "notes", "")),
+        title=str(adapter.name),
         isolation=adapter.isolation,
         promises=dict(getattr(adapter, "promises", {})),
     )

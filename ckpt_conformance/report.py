@@ -6,8 +6,6 @@ own name) is untrusted text in each of them. Reports are keyed by invariant id.
 
 from __future__ import annotations
 
-import functools
-import importlib.resources
 import itertools
 import json
 import re
@@ -21,16 +19,20 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
+from ckpt_conformance import bundle
 from ckpt_conformance.catalogue import FAMILIES
 from ckpt_conformance.certificate import (
     CERTIFIED,
     STOPPED,
     UNDECIDED,
+    bundles_of,
     judge,
     write_json,
     write_text,
 )
 from ckpt_conformance.environment import MARK
+from ckpt_conformance.report_incidents import incident
+from ckpt_conformance.report_words import OWNERS, called, lines, linked, outcomes_in, profile_shown
 from ckpt_conformance.verdicts import SEVERITY, Verdict
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 CLIP = 4000
 ONE_LINE = 72
+BRIEF = 200  # characters of a reason in the list of what to look at first
 
 
 class Word(NamedTuple):
@@ -55,7 +58,7 @@ class Word(NamedTuple):
 WORDS = {
     Verdict.VIOLATION: Word("✗", "X", "violated", "a promise was broken, with evidence"),
     Verdict.UNKNOWN: Word("?", "?", "unknown", "the harness or an assumption failed; not a pass"),
-    Verdict.NOT_MET: Word("○", "o", "not met", "good practice that this manager does not claim"),
+    Verdict.NOT_MET: Word("○", "o", "SHOULD not met", "good practice, not followed, not claimed"),
     Verdict.WAIVED: Word("⚑", "w", "waived", "a violation that was accepted, with a reason"),
     Verdict.PASS: Word("✓", "+", "kept", "every check of the promise passed"),
     Verdict.NOT_APPLICABLE: Word("·", "-", "not applicable", "the manager does not declare it"),
@@ -107,30 +110,6 @@ STYLES = {
 }
 
 
-class Incident(NamedTuple):
-    """A real bug behind an invariant; `url` is empty where there is nothing to link."""
-
-    label: str
-    url: str
-    title: str
-
-
-@functools.cache
-def _corpus() -> dict[str, dict[str, str]]:
-    folder = importlib.resources.files("ckpt_conformance") / "templates"
-    corpus: dict[str, dict[str, str]] = json.loads((folder / "incidents.json").read_text("utf-8"))
-    return corpus
-
-
-def incident(name: str) -> Incident:
-    """Look up an id of the bug corpus ("A01"), or take an address as it is."""
-    known = _corpus().get(name)
-    if known:
-        return Incident(f"{name} {known['thread']}", known["url"], known["title"])
-    # Anything but http(s) stays text: a javascript: link is not an incident.
-    return Incident(name, name if re.match(r"https?://[^\s]+$", name) else "", "")
-
-
 def bundle_path(key: str, value: object) -> str:
     """Give the path of a bundle beside the report, or nothing where the evidence names none."""
     named = key == "bundle" and re.fullmatch(r"\w[\w.-]*", str(value))
@@ -173,6 +152,9 @@ def _certified(result: Json, counts: Mapping[Verdict, int], sentence: str) -> He
     """Do not call a manager certified where nothing applied, or no profile was judged whole."""
     if not counts.get(Verdict.PASS):
         return Headline(Verdict.NOT_APPLICABLE, "Nothing was shown", sentence)
+    unmet = counts.get(Verdict.NOT_MET)
+    if unmet:
+        sentence = f"Every MUST holds; {count(unmet, 'SHOULD')} not met. {sentence}"
     title = "Certified" if result["profiles"] else "No violation in a selection"
     return Headline(Verdict.PASS, title, sentence)
 
@@ -210,11 +192,9 @@ def attention(result: Json) -> list[tuple[str, Json]]:
 
 
 def profile_note(counts: Mapping[Any, int]) -> str:
-    """Write the counts of a profile; the SHOULDs that are not met stand there by name."""
-    words = {verdict: word.label for verdict, word in WORDS.items()}
-    words[Verdict.NOT_MET] = "SHOULD not met"
+    """Write the counts of a profile."""
     return ", ".join(
-        f"{counts[verdict]} {words[verdict]}" for verdict in WORDS if verdict in counts
+        f"{counts[verdict]} {word.label}" for verdict, word in WORDS.items() if verdict in counts
     )
 
 
@@ -236,6 +216,18 @@ def _code(value: str) -> Markup:
     return Markup(" ".join(shown(value).split()))  # noqa: S704  no HTML comes of it
 
 
+def _lines(value: object) -> str:
+    return pretty(lines(value) or value)
+
+
+def _brief(text: str) -> str:
+    return one_line(text, BRIEF)
+
+
+def _linked(text: str, known: Mapping[str, Json]) -> Markup:
+    return linked(shown(text), known)
+
+
 def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Template:
     """Load a template whose every expression passes `finalize`: no line of it can forget to."""
     environment = jinja2.Environment(
@@ -249,6 +241,10 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     environment.filters.update(
         pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
     )
+    filters: dict[str, Any] = {"lines": _lines, "brief": _brief, "linked": _linked}
+    environment.filters.update(filters)
+    shared: dict[str, Any] = {"words": WORDS, "profile_shown": profile_shown, "called": called}
+    environment.globals |= shared
     return environment.get_template(name)
 
 
@@ -268,6 +264,8 @@ def render_html(result: Json) -> str:
         incident=incident,
         bundle_path=bundle_path,
         attention=attention(result),
+        outcomes=outcomes_in(result),
+        owners=OWNERS,
     )
 
 
@@ -277,7 +275,6 @@ def render_summary(result: Json) -> str:
         result=result,
         headline=headline(result),
         attention=attention(result),
-        words=WORDS,
         mark=MARK,
     )
 
@@ -293,7 +290,7 @@ def render_text(template: str, width: int, **values: object) -> str:
         return ("\n" + " " * indent).join(itertools.chain.from_iterable(lines))
 
     return _template(template, _show).render(
-        wrap=wrap, one_line=one_line, words=WORDS, headline=headline, attention=attention, **values
+        wrap=wrap, one_line=one_line, headline=headline, attention=attention, **values
     )
 
 
@@ -354,12 +351,17 @@ def _case(adapter: str, name: str, one: Json) -> ET.Element:
 
 
 def write_certificate(result: Json, folder: Path) -> None:
-    """Write the four files of one certificate; `bundles/` belongs to the session."""
+    """Write the four files of one certificate; the session has written `bundles/`.
+
+    Bundles that the certificate before this one names, and this one does not, go with it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    stale = bundles_of(folder / "result.json") - bundle.named(result)
     write_json(folder / "result.json", result)
     write_text(folder / "report.html", render_html(result))
     write_text(folder / "summary.md", render_summary(result))
     write_text(folder / "junit.xml", junit_xml(result))
+    bundle.remove(folder / "bundles", sorted(stale))
 
 
 def open_console(*, error: bool = False, file: TextIO | None = None) -> Console:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle
+from ckpt_conformance.catalogue import load_catalogue
+from ckpt_conformance.checks import id_of
 from ckpt_conformance.subject import OTHER_SEED, SAVES
-from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+from ckpt_conformance.verdicts import CONTROL, NotApplicable, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
     Records = list[dict[str, Any]]
     Check = Callable[[Subject], None]
 
+# Kind of job -> the invariant whose check says whether it comes back (`arrive` with owner=True).
+OWNERS = {
+    "conv": "CKC-RTRP-002",
+    "dtypes": "CKC-RTRP-004",
+    "transformer": "CKC-RSUM-010",
+    "two-optimizers": "CKC-COMP-014",
+    "accumulate": "CKC-COMP-013",
+}
+PLAIN = "plain trouble"
 AFTER = 4  # steps that a resumed run is followed for: beyond the end of the epoch
 
 
@@ -57,9 +68,43 @@ def arrive(
         return _arrive(subject, kind)
     except Unknown as found:
         if owner:
-            raise Violation(str(found), evidence={"kind": kind}) from found
-        where = "CKC-SMOK-004" if kind == "mixed" else "the check that is about that kind"
-        raise Unknown(f"control failed: {found}; see {where}") from found
+            told = str(found).removeprefix(CONTROL)
+            raise Violation(told, evidence={"kind": kind}) from found
+        raise control_failed(found, OWNERS.get(kind) or plain_trouble(subject)) from found
+
+
+def plain_trouble(subject: Subject) -> str:
+    """Name what a manager violates that does not even save and load: SMOK-001, SMOK-004, or none.
+
+    It is found out once; what is in the manager's directory is gone after it.
+    """
+    if PLAIN not in subject.notes:
+        subject.notes[PLAIN] = _plain_trouble(subject)
+    return str(subject.notes[PLAIN])
+
+
+def _plain_trouble(subject: Subject) -> str:
+    subject.reset()
+    try:
+        loads_in_a_new_process(subject)
+        step, _ = oracle.arrival(resumed(subject, subject.golden()))
+    except Violation:
+        return "CKC-SMOK-001"
+    except (Unknown, NotApplicable):  # no snapshot of the directory to resume from
+        return ""
+    return "" if step == SAVES[-1] else "CKC-SMOK-004"
+
+
+def loads_in_a_new_process(subject: Subject) -> None:
+    """Save two steps, end, load the latest in a new process; raises Violation (CKC-SMOK-001)."""
+    saved = subject.run(SAVES[-1], SAVES, then=[{"op": "close"}])
+    if saved.how != "ended" or saved.error:
+        raise Violation("a run without faults does not end well", evidence=subject.evidence(saved))
+    ending = subject.resume()
+    if subject.tell(ending) != f"step {SAVES[-1]}":
+        raise Violation(
+            "the newest step does not load in a new process", evidence=subject.evidence(ending)
+        )
 
 
 def _arrive(subject: Subject, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,7 +158,34 @@ def control(check: Check, subject: Subject, name: str) -> None:
         except Violation as found:
             subject.controls[name] = str(found)
     if subject.controls[name]:
-        raise Unknown(f"control failed: {subject.controls[name]}; see {name}")
+        raise control_failed(subject.controls[name], name)
+
+
+def blame(subject: Subject, reason: object, *checks: Check) -> Unknown:
+    """Make the Unknown of a failed control; it refers to the first of the checks that is violated.
+
+    So a reader is never sent to a promise that is kept. The checks run here, once per adapter: what
+    is in the manager's directory is gone after it.
+    """
+    named = (id_of(one) for one in checks if _violated(subject, one))
+    return control_failed(reason, next(named, ""))
+
+
+def _violated(subject: Subject, check: Check) -> bool:
+    name = id_of(check)
+    if name not in subject.controls:
+        invariant = load_catalogue().invariants[name]
+        subject.reset()
+        subject.controls[name] = ""
+        try:
+            subject.need(*invariant.capabilities, holds=invariant.needs)
+            check(subject)
+        except Violation as found:
+            subject.controls[name] = str(found)
+        except (Unknown, NotApplicable):
+            del subject.controls[name]  # it may be asked again, and says nothing here
+            return False
+    return bool(subject.controls[name])
 
 
 def divergence(golden: Golden, records: Records) -> list[str]:
@@ -165,3 +237,24 @@ def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> Non
                 "addresses"
             ) from found
         raise
+
+
+def mid_epoch(subject: Subject) -> None:
+    """Raise Violation unless a run that resumes in mid-epoch goes on as if unbroken."""
+    arrive(subject)
+    message = "the resumed run leaves the unbroken one"
+    trajectory(subject, subject.golden(), SAVES[-1], message)
+
+
+def needs_mid_epoch(subject: Subject) -> None:
+    """Raise Unknown unless the plain resume holds: only then can a special one be judged."""
+    control(mid_epoch, subject, "CKC-RSUM-001")
+
+
+def follow_kind(subject: Subject, kind: str, message: str, saves: tuple[int, ...] = SAVES) -> None:
+    """Raise Violation unless a job of a kind that resumes from its last save goes on as before."""
+    try:
+        golden = subject.golden(saves, kind=kind)
+    except Unknown as found:
+        raise Violation(f"{message}: {found}") from found
+    trajectory(subject, golden, saves[-1], message)

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance import hugepages
+from ckpt_conformance import hugepages, orphans
 from ckpt_conformance.crash import supervised
 from ckpt_conformance.preload import import_named, kill_group, preload
 
@@ -56,6 +56,7 @@ class Server:
                     kill_group(pid)
         for _, pid in self.deadlines.values():
             kill_group(pid)
+        orphans.sweep([], 0)
 
     def _accept(self, listener: socket.socket) -> None:
         client, _ = listener.accept()
@@ -125,6 +126,7 @@ class Server:
         self.selector.unregister(descriptor)
         os.close(descriptor)
         kill_group(pid)
+        left = orphans.sweep([pid, *(life for _, life, *_ in self.owners.values())], pid)
         _, status, usage = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         answer = {
@@ -132,6 +134,7 @@ class Server:
             "hang": bool(program.get("hang")),
             "seconds": time.monotonic() - begun,
             "cpu": usage.ru_utime + usage.ru_stime,
+            "left": left,
         }
         with contextlib.suppress(OSError):
             client.sendall(json.dumps(answer).encode() + b"\n")
@@ -146,6 +149,7 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "w")  # ours alone: what an adapter prints goes to the log
     os.dup2(2, 1)
     try:
+        orphans.adopt()
         refused = preload(given.adapters)
         server = Server(given.socket, refused)
     except Exception as error:  # noqa: BLE001  the client prints it

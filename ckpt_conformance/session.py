@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SUITES = "ckpt_conformance.suites"
+WORKERS_END = 1.0  # seconds that workers have to end after Ctrl-C before they are killed
 
 
 class SessionError(RuntimeError):
@@ -37,6 +39,7 @@ class SessionOptions:
     catalogue: int | None = None
     out: Path | None = None
     junit: Path | None = None
+    scratch: Path | None = None  # holds what a run leaves; None: a folder that goes away with it
     server: str = ""  # socket of a running fork server; empty: the session starts its own
     modules: tuple[str, ...] = ()  # suites to run, by module name; all of them if empty
     on_progress: Callable[[int, int, CheckOutcome | None], None] | None = None
@@ -50,6 +53,17 @@ class Collector:
     outcomes: list[CheckOutcome] = field(default_factory=list[CheckOutcome])
     problems: list[str] = field(default_factory=list[str])
     total: int = 0
+    config: Any = None
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Keep the configuration: it leads to xdist's workers."""
+        self.config = config
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Let workers end soon: CI kills a run that does not stop within seconds."""
+        distributed = self.config.pluginmanager.getplugin("dsession")
+        if distributed is not None and distributed.nodemanager is not None:
+            distributed.nodemanager.EXIT_TIMEOUT = WORKERS_END
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count the checks (in one process)."""
@@ -82,6 +96,14 @@ class Collector:
             self.options.on_progress(len(self.outcomes), self.total, self.outcomes[-1])
 
 
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """Give a folder for what a run leaves.
+
+    It must outlive the server of the run: a life that is still being killed may write there.
+    """
+    return tempfile.TemporaryDirectory(prefix="ckc-session-")
+
+
 def run_session(options: SessionOptions) -> list[CheckOutcome]:
     """Run the suites on the adapters and give every outcome.
 
@@ -89,8 +111,9 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
     selection may be empty).
     """
     collector = Collector(options)
-    with tempfile.TemporaryDirectory(prefix="ckc-session-") as folder:
-        code = pytest.main(_arguments(options, Path(folder)), plugins=[collector])
+    with contextlib.ExitStack() as stack:
+        folder = options.scratch or Path(stack.enter_context(scratch_folder()))
+        code = pytest.main(_arguments(options, folder), plugins=[collector])
     fatal = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
     if collector.problems or fatal:
         msg = "the suites did not run: " + (

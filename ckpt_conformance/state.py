@@ -93,10 +93,11 @@ class Gradients:
 
 
 class MasterSgd(optim.Optimizer):
-    """SGD with momentum and fp32 master weights for bf16 parameters.
+    """SGD with fp32 master weights; momentum is fp32 for bf16 parameters, bf16 for fp32 ones.
 
-    torch's own `load_state_dict` casts such state to the parameter's dtype (bug K01), so masters
-    and momentum lose their low bits unless the manager minds.
+    torch's own `load_state_dict` casts such state to the parameter's dtype (bugs K01, K02): what is
+    wider loses its low bits, and what is narrower takes twice the memory and rounds no more, unless
+    the manager minds.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
@@ -120,7 +121,8 @@ class MasterSgd(optim.Optimizer):
         state = self.state[p]
         if not state:
             state["master"] = p.detach().float().clone()
-            state["momentum"] = torch.zeros_like(state["master"])
+            narrow = torch.bfloat16 if p.dtype == torch.float32 else torch.float32
+            state["momentum"] = torch.zeros_like(state["master"], dtype=narrow)
             state["step"] = torch.tensor(100_001.0)  # beyond what bf16 can count
         assert_grad = p.grad if p.grad is not None else torch.zeros_like(p)
         state["momentum"].mul_(group["momentum"]).add_(

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_conformance import oracle, trees
-from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import (
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Violation,
+    control_failed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -68,8 +74,10 @@ class Subject:
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # id -> reason, empty if held
     notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
+    remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
     lives: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    left: list[str] = field(default_factory=list[str])  # daemons of its lives, ended since
 
     def __post_init__(self) -> None:
         """Make the folders."""
@@ -109,10 +117,11 @@ class Subject:
     # -- lives ------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Empty the manager's directory, its mirror and the scratch."""
+        """Empty the manager's directory, its mirror and the scratch; begin a check."""
         trees.clear(self.root)
         trees.clear(self.scratch)
         self.programs.clear()
+        self.remarks.clear()
 
     def life(self, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  program fields
         """Run operations in one fresh life; a crash of the harness itself is UNKNOWN.
@@ -138,7 +147,9 @@ class Subject:
             **given,
         }
         self.programs.append(program)
-        return self.client.run(program)
+        ending = self.client.run(program)
+        self.left += ending.left
+        return ending
 
     def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
         """Train to a step with saves; the fields of the operation are `RUN_FIELDS`."""
@@ -187,9 +198,7 @@ class Subject:
         if ending.error and ending.error["type"] == "builtins.NotImplementedError":
             raise NotApplicable(f"the adapter takes no job of kind {kind}: {self.tell(ending)}")
         if ending.how != "ended" or ending.error:
-            raise Unknown(
-                f"control failed: a run without faults does not end well: {self.tell(ending)}"
-            )
+            raise control_failed(f"a run without faults does not end well: {self.tell(ending)}")
         found = ending.result("run")
         at = {int(step): state for step, state in found["states"].items()}
         found_needles = ending.result("needles").get("value", {})
@@ -203,9 +212,8 @@ class Subject:
             ending = self.resume(kind=golden.kind, **given)
             arrived, state = oracle.arrival(ending)
             if arrived != step:
-                raise Unknown(
-                    f"control failed: an undamaged load of step {step} gives {self.tell(ending)}"
-                )
+                told = self.tell(ending)
+                raise control_failed(f"an undamaged load of step {step} gives {told}")
             golden.served[step] = state
         return golden.served[step]
 
@@ -255,6 +263,8 @@ class Subject:
         found: dict[str, Any] = {"life": self.tell(ending), **more}
         if ending.error:
             found["where"] = ending.error["where"]
+        if self.left:
+            found["left behind"] = self.left[-3:]
         step, arrived = oracle.arrival(ending)
         if state is not None and arrived:
             found["step"] = step

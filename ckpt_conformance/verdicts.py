@@ -52,6 +52,9 @@ class Outcome(StrEnum):
 REFUSALS = frozenset({Outcome.REFUSED_TYPED, Outcome.REFUSED_UNTYPED})
 
 
+REMARKS = ("crash",)  # keys of the evidence that a certificate repeats: how a check was made
+
+
 class Violation(Exception):  # noqa: N818  a verdict, not an error of ours
     """The manager broke the invariant.
 
@@ -79,6 +82,19 @@ class Unknown(Exception):  # noqa: N818
     """The harness or an assumption failed: a fault did not fire, a control failed."""
 
 
+CONTROL = "control failed: "
+
+
+def control_failed(reason: object, see: str = "") -> Unknown:
+    """Make the Unknown of a check whose control failed; `see` is the invariant that is about it.
+
+    A reason that is a failed control already is not told twice, and keeps what it refers to.
+    """
+    told = str(reason).removeprefix(CONTROL)
+    refers = f"; see {see}" if see and "; see CKC-" not in told else ""
+    return Unknown(f"{CONTROL}{told}{refers}")
+
+
 @dataclass(frozen=True)
 class CheckOutcome:
     """One check's result, plain enough for JSON and for xdist."""
@@ -98,3 +114,8 @@ class CheckOutcome:
     def to_json(self) -> dict[str, Any]:
         """Give plain types only."""
         return asdict(self) | {"verdict": str(self.verdict)}
+
+
+def remarks(outcomes: Iterable[CheckOutcome]) -> dict[str, Any]:
+    """Give what checks say of how they were made."""
+    return {key: one.evidence[key] for one in outcomes for key in REMARKS if key in one.evidence}

@@ -27,6 +27,7 @@ AT_CALL: Mapping[str, str] = {
     "unlink": "unlink:Unlink",
     "fsync": "fsync:Fsync",
     "collecting": "collecting:Collecting",
+    "cross-device": "cross_device:CrossDevice",
 }
 
 _PARTS = re.compile(

@@ -2,7 +2,8 @@
 
 `new`: a job saves step 2 and is struck in the save of step 4. `same`: another job is struck while
 it saves its own step 4 over the one that is there. Neither resumes first, so that what a manager
-loses in a resume does not show here.
+loses in a resume does not show here. `new elsewhere` and `same elsewhere` are these two where
+TMPDIR is on another file system.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import fault_injectors, oracle, trees
 from ckpt_conformance.fault_injectors import injector
-from ckpt_conformance.fault_injectors.points import WHOLE_FILES, points, survey
-from ckpt_conformance.verdicts import NotApplicable, Unknown
+from ckpt_conformance.fault_injectors.points import WHOLE_FILES, WRITERS, points, survey
+from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 OLDER, NEWEST = 2, 4
+ELSEWHERE = " elsewhere"
 OTHER = 23  # the seed of the job that saves step 4 over another job's step 4
 
 
 def save(subject: Subject, name: str, faults: Sequence[dict[str, object]]) -> Ending:
     """Run the job of a kind until it has saved step 4, with faults armed from that save on."""
-    given: dict[str, Any] = {"faults": list(faults), "fault_step": NEWEST}
-    if name == "new":
+    first = [fault_injectors.spec("cross-device")] if name.endswith(ELSEWHERE) else []
+    given: dict[str, Any] = {"faults": [*first, *faults], "fault_step": NEWEST}
+    if name.startswith("new"):
         trees.clear(subject.root)
         return subject.run(NEWEST, (OLDER, NEWEST), **given)
     subject.lay_out(subject.golden())
@@ -49,12 +52,24 @@ def points_of(subject: Subject, name: str) -> list[Point]:
         after = injector.fingerprint(subject.root)
         trees.lay_out(subject.root, keep / injector.identity(after))
         trees.lay_out(subject.root, subject.folder / f"whole {name}")
-        subject.notes[key] = points(ending.result("run")["faults"], after)
+        counted = ending.result("run")["faults"]
+        subject.notes[key] = points([one for one in counted if one["name"] in WRITERS], after)
+        crossed = [one["fired"] for one in counted if one["name"] not in WRITERS]
+        subject.notes[f"crossed {name}"] = sum(crossed)
     found: list[Point] = subject.notes[key]
     if not found:
         msg = "no call of the save was seen: its writer is native, and not among those watched"
         raise Unknown(msg)
     return found
+
+
+def crosses(subject: Subject, name: str) -> bool:
+    """Tell whether an `elsewhere` save renames from or to a place outside the directory."""
+    try:
+        points_of(subject, name)
+    except NotApplicable:
+        return False
+    return bool(subject.notes[f"crossed {name}"])
 
 
 def crash_state(subject: Subject, name: str, point: Point) -> Path:
@@ -82,11 +97,10 @@ def size(path: Path) -> int:
 
 def _give_up(name: str, told: str) -> None:
     """Say why there is nothing to strike: some managers save no step that is there already."""
-    if name == "same":
+    if name.startswith("same"):
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
         raise NotApplicable(msg)
-    msg = f"control failed: the save that is to be struck ends: {told}"
-    raise Unknown(msg)
+    raise control_failed(f"the save that is to be struck ends: {told}")
 
 
 def overwrites(subject: Subject) -> bool:
@@ -106,8 +120,7 @@ def overwritten(subject: Subject) -> dict[str, Any]:
         step, state = oracle.arrival(ending)
         if step != NEWEST:
             told = subject.tell(ending)
-            msg = f"control failed: an unharmed second save of step {NEWEST} gives {told}"
-            raise Unknown(msg)
+            raise control_failed(f"an unharmed second save of step {NEWEST} gives {told}")
         subject.notes["overwritten"] = state
     found: dict[str, Any] = subject.notes["overwritten"]
     return found

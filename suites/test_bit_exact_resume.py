@@ -15,7 +15,7 @@ from ckpt_conformance.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.client import Ending
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject import Subject
 
 NEWEST = SAVES[-1]
 BUFFERS = {"constant", "seen", "average"}  # of kind mixed
@@ -189,14 +189,28 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
     subject.lay_out(subject.golden(), SAVES[0])
     saving = subject.run(NEWEST, (NEWEST,), resume=True, final=True, seed=OTHER_SEED)
     if saving.error:
-        raise Unknown(f"control failed: {subject.tell(saving)}; see CKC-RSUM-002")
+        about = (test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,)
+        raise resumption.blame(
+            subject, subject.tell(saving), *about, test_what_was_loaded_can_be_saved_again
+        )
     ending = subject.resume()
     step, arrived = oracle.arrival(ending)
     wanted = saving.result("run").get("final", {})
     if not arrived or not oracle.same(arrived, wanted, {"model"}):
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-RTRP-001")
+        raise model_trouble(subject)
     if step != NEWEST:
         raise Violation(f"the load says step {step}, and gives the state of step {NEWEST}")
+
+
+def model_trouble(subject: Subject) -> Unknown:
+    """Make the Unknown of a check that needs a model that comes back, and has none."""
+    checks = (
+        test_trained_parameters_are_the_saved_ones,
+        test_buffers_are_the_saved_ones,
+        test_rare_parameters_are_the_saved_ones,
+        test_what_was_loaded_can_be_saved_again,
+    )
+    return resumption.blame(subject, "the model does not come back", *checks)
 
 
 # -- RSUM: the run that follows ------------------------------------------------------------------
@@ -212,16 +226,7 @@ def test_a_run_resumed_in_mid_epoch_goes_on_as_if_unbroken(subject: Subject) -> 
     How: resume into a job of another seed, train past the end of the epoch; compare loss, learning
     rates, batches, draws and a digest of the parameters at every step.
     """
-    resumption.arrive(subject)
-    resumption.trajectory(
-        subject, subject.golden(), NEWEST, "the resumed run leaves the unbroken one"
-    )
-
-
-def _needs_rsum_001(subject: Subject) -> None:
-    resumption.control(
-        test_a_run_resumed_in_mid_epoch_goes_on_as_if_unbroken, subject, "CKC-RSUM-001"
-    )
+    resumption.mid_epoch(subject)
 
 
 @check("CKC-RSUM-002")
@@ -234,7 +239,7 @@ def test_a_run_resumed_again_and_again_goes_on_as_if_unbroken(subject: Subject) 
     How: save at 2, resume and save at 3, resume and save at 4, resume and train on, each in a life
     of its own and from another seed; all breaks lie in one epoch.
     """
-    _needs_rsum_001(subject)
+    resumption.needs_mid_epoch(subject)
     golden = subject.golden()
     subject.lay_out(golden, SAVES[0])
     for generation, until in enumerate((3, 4, 8)):
@@ -242,65 +247,6 @@ def test_a_run_resumed_again_and_again_goes_on_as_if_unbroken(subject: Subject) 
         ending = subject.run(until, (until,), resume=True, seed=OTHER_SEED + generation)
         message = f"the run of generation {generation + 1} leaves the unbroken one"
         resumption.follow(subject, golden, ending, until - begin, message)
-
-
-@check("CKC-RSUM-003")
-def test_a_run_resumed_at_the_end_of_an_epoch_goes_on_as_if_unbroken(subject: Subject) -> None:
-    """A checkpoint of the last step of an epoch goes on with the first of the next.
-
-    Why: the edge has a branch of its own, which forgot the generators, gave the epoch once more or
-    refused a loader with nothing left (E02, H03, H16).
-    How: five batches an epoch; save at step 5, resume, train on.
-    """
-    _needs_rsum_001(subject)
-    resumption.trajectory(
-        subject, _late(subject), 5, "the run resumed at the end of an epoch leaves the unbroken one"
-    )
-
-
-@check("CKC-RSUM-004")
-def test_a_run_resumed_in_a_later_epoch_goes_on_as_if_unbroken(subject: Subject) -> None:
-    """A checkpoint from the second epoch resumes in the second epoch's order.
-
-    Why: the sampler's epoch is not restored, or a wrapper sets it back to 0: right in the first
-    epoch, wrong data from the second on (H06, H07).
-    How: save at step 7, the second step of the second epoch; resume, train on.
-    """
-    _needs_rsum_001(subject)
-    resumption.trajectory(
-        subject, _late(subject), 7, "the run resumed in a later epoch leaves the unbroken one"
-    )
-
-
-def _late(subject: Subject) -> Golden:
-    return subject.golden((5, 7))
-
-
-@check("CKC-RSUM-005")
-def test_a_run_with_loader_workers_goes_on_as_if_unbroken(subject: Subject) -> None:
-    """With two loader workers that prefetch, the resumed run gets the batches of the unbroken one.
-
-    Why: the workers are ahead of the training step: the position of the producer is not the one
-    that was trained on (H09), and an iterator that starts before the load never hears of it (H01).
-    How: a loader with two workers, a save in mid-epoch, a resume.
-    """
-    _needs_rsum_001(subject)
-    _follow_kind(subject, "workers", "with loader workers the resumed run leaves the unbroken one")
-
-
-@check("CKC-RSUM-006")
-def test_a_run_resumed_inside_an_accumulation_goes_on_as_if_unbroken(subject: Subject) -> None:
-    """A save between two micro-batches of a gradient accumulation resumes there.
-
-    Why: optimizer steps were taken for micro-batches, and the gradients of the first ones were
-    dropped: the next update is made from a part of its data (H08).
-    How: accumulate three micro-batches, save after one of them, resume, train on.
-    """
-    _needs_rsum_001(subject)
-    resumption.arrive(subject, "accumulate")
-    _follow_kind(
-        subject, "accumulate", "inside an accumulation the resumed run leaves the unbroken one"
-    )
 
 
 @check("CKC-RSUM-007")
@@ -312,19 +258,11 @@ def test_a_run_with_any_schedule_goes_on_as_if_unbroken(subject: Subject) -> Non
     How: sequential warm-up, stable and decay, multi-step, cosine, linear, REX and constant
     schedules; a resume inside each.
     """
-    _needs_rsum_001(subject)
+    resumption.needs_mid_epoch(subject)
     for kind in ("wsd", "steps", "cosine", "linear", "rex", "constant"):
-        # From the first save: a sequence of schedules is in its warm-up there.
+        # One save, at step 2: a sequence of schedules is in its warm-up there.
         message = f"with schedule {kind} the resumed run leaves the unbroken one"
-        _follow_kind(subject, kind, message, SAVES[0])
-
-
-def _follow_kind(subject: Subject, kind: str, message: str, step: int = NEWEST) -> None:
-    try:
-        golden = subject.golden(kind=kind)
-    except Unknown as found:
-        raise Violation(f"{message}: {found}") from found
-    resumption.trajectory(subject, golden, step, message)
+        resumption.follow_kind(subject, kind, message, SAVES[:1])
 
 
 @check("CKC-RSUM-008")
@@ -335,7 +273,7 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
     load that was only tried on fresh ones leaves part of them as they are (H01, G03).
     How: save at 4, train to 6, load, train on, all in one life.
     """
-    _needs_rsum_001(subject)
+    resumption.needs_mid_epoch(subject)
     ending = subject.run(6, (NEWEST,), then=[{"op": "load"}, {"op": "train", "n": 4}])
     _follow_ops(subject, ending, "a job that rolled back leaves the unbroken run")
 
@@ -348,7 +286,7 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
     (F08).
     How: load twice with one manager, train on.
     """
-    _needs_rsum_001(subject)
+    resumption.needs_mid_epoch(subject)
     subject.lay_out(subject.golden())
     load: dict[str, Any] = {"op": "load"}
     ops = [load, load, {"op": "train", "n": 4}]
@@ -368,7 +306,7 @@ def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
     a second optimizer or extra state, shows in the steps that follow (K01, K03, checklist M043).
     How: jobs with fp32 masters, two optimizers, batch norm and attention; a resume in each.
     """
-    _needs_rsum_001(subject)
+    resumption.needs_mid_epoch(subject)
     resumption.arrive(subject, "transformer", owner=True)
     for kind in ("dtypes", "two-optimizers", "conv", "transformer"):
         resumption.arrive(subject, kind)

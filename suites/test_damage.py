@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle, resumption, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import at_rest, payload, points
 from ckpt_conformance.screening import Case, resume_each
@@ -286,7 +286,10 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
             told = {"error": ending.result("load", at)["error"]["message"], "changed": changed}
             raise Violation(f"{name} is damaged: the refused load changed the job", evidence=told)
     if not refused:
-        raise Unknown(f"no load was refused; see CKC-CORR-005: {subject.tell(ending)}")
+        silent = (test_a_file_cut_short_is_never_served, test_damaged_payload_is_never_served)
+        reason = f"no damage is refused: {subject.tell(ending)}"
+        about = (*silent, test_where_nothing_is_whole_the_load_refuses)
+        raise resumption.blame(subject, reason, *about)
 
 
 def spoilt(subject: Subject, names: Sequence[str]) -> list[tuple[str, bool]]:

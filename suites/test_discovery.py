@@ -7,9 +7,11 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import names, trees
+from ckpt_conformance import names, resumption, trees
 from ckpt_conformance.checks import check
-from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +49,7 @@ def test_the_newest_step_is_the_largest_number(subject: Subject) -> None:
     else:
         ending = subject.run(max(steps), steps, then=[{"op": "close"}])
     if ending.how != "ended" or ending.error:
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-SMOK-001")
+        raise smoke.trouble(subject, ending)
     ending = subject.resume()
     if subject.tell(ending) != f"step {max(steps)}":
         found = subject.evidence(ending, saved=list(steps))
@@ -115,7 +117,8 @@ def test_an_incomplete_newest_step_hides_no_whole_one(subject: Subject) -> None:
         lay()
         ending = subject.resume()
         if subject.classify(ending, legal, newest=4, acknowledged={2, 4}) in GUESSES:
-            raise Unknown("control failed: a guess instead of a refusal; see CKC-DISC-002")
+            about = test_an_empty_newest_step_is_never_served
+            raise resumption.blame(subject, "a guess instead of a refusal", about)
         _expect_whole(subject, ending, legal, {Outcome.NEW}, told)
     for told, path in subject.sample(_written_by(golden, 4), quick=1):
         subject.lay_out(golden)
@@ -307,7 +310,7 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     subject.life(train, {"op": "save", "step": 3}, *twice[1:], close)
     control = subject.resume()
     if subject.tell(control) != "step 4":
-        raise Unknown(f"control failed: {subject.tell(control)}; see CKC-SMOK-001, CKC-DISC-001")
+        raise smoke.trouble(subject, control, test_the_newest_step_is_the_largest_number)
     legal = {4: control.result("run")["states"]["4"]}
     subject.reset()
     saved = subject.life(train, *twice, close)
@@ -360,8 +363,9 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     subject.lay_out(golden)
     ending = subject.run(6, (6,), resume=True, then=[{"op": "close"}])
     if ending.error or ending.how != "ended":
-        told = subject.tell(ending)
-        raise Unknown(f"control failed: a resumed run cannot save: {told}; see CKC-RSUM-002")
+        told = f"a resumed run cannot save: {subject.tell(ending)}"
+        about = bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken
+        raise resumption.blame(subject, told, about)
     message = "the save of a resumed run spoiled an older step"
     ending = subject.resume(2)
     subject.judge(ending, legal, {Outcome.LOST_STEP}, message, newest=6, acknowledged={2, 4, 6})

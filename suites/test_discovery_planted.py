@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckpt_conformance import resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.suites import test_discovery as discovery
+from ckpt_conformance.suites import test_retention as retention
 from ckpt_conformance.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 
-def explore(subject: Subject, what: str, message: str, control: str) -> None:
+def explore(subject: Subject, what: str, message: str, about: resumption.Check) -> None:
     """Run an exploration of `ckpt_conformance.planted` in a life and judge what it found."""
     args = {"seed": subject.seed, "budget": subject.budget}
     probe = {"op": "probe", "probe": f"ckpt_conformance.planted:{what}", "args": args}
@@ -20,7 +23,7 @@ def explore(subject: Subject, what: str, message: str, control: str) -> None:
     if found is None:
         raise Unknown(f"the harness failed: {subject.tell(ending)}")
     if "control" in found:
-        raise Unknown(f"control failed: {found['control']}; see {control}")
+        raise resumption.blame(subject, found["control"], about)
     if "disagreement" in found:
         raise Violation(message, evidence=found["disagreement"])
 
@@ -33,7 +36,8 @@ def test_discovery_gives_what_was_planted(subject: Subject) -> None:
     in pages and in no order (D08, B10, KX8).
     How: draw trees with Hypothesis and names with Faker, plant them in memory, ask `steps()`.
     """
-    explore(subject, "discovery", "steps() disagrees with what was planted", "CKC-DISC-009")
+    message = "steps() disagrees with what was planted"
+    explore(subject, "discovery", message, discovery.test_steps_names_what_loads)
 
 
 @check("CKC-RETN-011")
@@ -44,4 +48,4 @@ def test_rotation_keeps_what_it_must_in_planted_trees(subject: Subject) -> None:
     How: draw trees with Hypothesis and names with Faker, plant them in memory, rotate, ask.
     """
     message = "rotation disagrees with what was planted"
-    explore(subject, "rotation", message, "CKC-RETN-002")
+    explore(subject, "rotation", message, retention.test_exactly_the_newest_stay)

@@ -9,7 +9,7 @@ from ckpt_conformance import fault_injectors, oracle, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import points, struck_save
 from ckpt_conformance.screening import Case, resume_each
-from ckpt_conformance.verdicts import REFUSALS, Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ def _in_one_life(subject: Subject, name: str, attempts: list[Attempt], *, again:
         each.again = next(saves, {}) if again and is_repeated(at) else {}
     if not attempts[-1].struck:
         told = subject.tell(ending)
-        raise Unknown(f"control failed: the life with the failing saves ends: {told}")
+        raise control_failed(f"the life with the failing saves ends: {told}")
 
 
 def _in_many_lives(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors, names, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import injector, points
-from ckpt_conformance.suites.test_discovery import set_times
-from ckpt_conformance.verdicts import Outcome, Unknown, Violation
+from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites import test_discovery as discovery
+from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.verdicts import Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ckpt_conformance.client import Ending
@@ -37,8 +41,20 @@ def left(subject: Subject, ending: Ending) -> list[int]:
     """Give the steps that a rotating run left; raises Unknown if it did not end well."""
     found = ending.result("steps").get("value")
     if ending.how != "ended" or found is None:
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-SMOK-001, CKC-DISC-009")
+        raise trouble(subject, ending)
     return sorted(found)
+
+
+def trouble(subject: Subject, ending: Ending) -> Unknown:
+    """Make the Unknown of a check whose run without faults does not end well."""
+    return smoke.trouble(
+        subject,
+        ending,
+        smoke.test_each_declared_capability_works,
+        discovery.test_steps_names_what_loads,
+        discovery.test_foreign_names_disturb_nothing,
+        bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
+    )
 
 
 def fresh(subject: Subject) -> None:
@@ -89,7 +105,7 @@ def struck(subject: Subject, counted: Ending) -> list[Point]:
     logs = counted.result("run").get("faults", [])
     calls = sorted((call for each in logs for call in each["log"]), key=lambda one: one["order"])
     if counted.error or not calls:
-        raise Unknown(f"control failed: no call of the save was seen: {subject.tell(counted)}")
+        raise control_failed(f"no call of the save was seen: {subject.tell(counted)}")
     before, after = calls[0]["tree"], injector.fingerprint(subject.root)
     old, new = set(before) - set(after), set(after) - set(before)
 
@@ -133,7 +149,7 @@ def test_rotation_goes_by_steps_not_by_times(subject: Subject) -> None:
     """
     golden = subject.golden()
     subject.lay_out(golden)
-    set_times(subject.root, golden, reverse=True)
+    discovery.set_times(subject.root, golden, reverse=True)
     found = left(subject, rotating(subject, 6, (6,), 2, resume=True))
     if not {4, 6} <= set(found):
         raise Violation("times of files decide what is deleted", evidence={"steps": found})
@@ -148,12 +164,29 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
     How: beside steps 2 and 4, of this run and then of another, save step 1 with one to keep.
     """
     golden = subject.golden()
-    for lay in (subject.lay_out, lambda golden: only_steps(subject, golden)):
+    lays: dict[str, Callable[[Golden], None]] = {
+        "this run": subject.lay_out,
+        "another run": partial(only_steps, subject),
+    }
+    for whose, lay in lays.items():
         lay(golden)
+        before = there(subject)
         found = left(subject, rotating(subject, 1, (1,), 1))
         if 1 not in found:
-            told = {"steps": found, "saved": 1}
+            told = just_saved(subject, whose, before) | {"steps() after the save": found}
             raise Violation("the checkpoint just saved was deleted by its own save", evidence=told)
+
+
+def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, Any]:
+    """Tell what a save of step 1 beside newer steps did: names before and after, and a restart."""
+    after = there(subject)
+    told = {
+        "directory before": f"steps 2 and 4 of {whose}: {', '.join(before[:8])}",
+        "save": "step 1 with keep_last=1, acknowledged",
+        "names deleted": [name for name in before if name not in after][:8],
+        "names added": [name for name in after if name not in before][:8] or "none is left",
+    }
+    return told | {"a restart gives": subject.tell(subject.resume())}
 
 
 @check("CKC-RETN-005")
@@ -170,7 +203,7 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     before = {name: _stamp(subject.root / name) for name in planted}
     ending = rotating(subject, 6, (2, 4, 6), 1, then=[{"op": "close"}])
     if ending.error or ending.how != "ended":
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-DISC-005")
+        raise trouble(subject, ending)
     gone = [name for name in planted if before[name] != _stamp(subject.root / name)]
     if gone:
         raise Violation("foreign files were deleted or changed", evidence={"names": gone[:8]})
@@ -224,7 +257,7 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     counting = [fault_injectors.spec("unlink")]
     counted = subject.run(4, (2, 4), faults=counting, fault_step=4)
     if counted.error or counted.how != "ended":
-        raise Unknown(f"control failed: {subject.tell(counted)}; see CKC-SMOK-001")
+        raise trouble(subject, counted)
     own = sum(each["calls"] for each in counted.result("run")["faults"])
     fresh(subject)
     fault = fault_injectors.spec("unlink", at=own + 1, persistent=True, error="EACCES")
@@ -250,7 +283,7 @@ def test_a_finished_run_can_be_launched_again(subject: Subject) -> None:
     golden = subject.golden()
     first = subject.run(4, (2, 4), then=[{"op": "close"}])
     if first.error or first.how != "ended":
-        raise Unknown(f"control failed: {subject.tell(first)}; see CKC-SMOK-001")
+        raise trouble(subject, first)
     before = injector.fingerprint(subject.root)
     again = subject.run(4, (2, 4), resume=True, then=[{"op": "close"}])
     if again.error or again.how != "ended":
@@ -277,7 +310,7 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
         names.plant_incomplete(subject.root, found, step)
     ending = rotating(subject, 10, (10,), 2, then=[{"op": "close"}])
     if ending.error or ending.how != "ended":
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-DISC-005")
+        raise trouble(subject, ending)
     lost = [step for step in (4, 10) if not set(paths(golden, step)) & set(there(subject))]
     stay = subject.steps()
     lost += [step for step in (4, 10) if step not in stay and step not in lost]
@@ -309,7 +342,7 @@ def test_checkpoints_of_another_run_stay(subject: Subject) -> None:
     before = trees.listing(subject.root)
     ending = rotating(subject, 8, (6, 8), 1, then=[{"op": "close"}])
     if ending.error or ending.how != "ended":
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-DISC-005")
+        raise trouble(subject, ending)
     after = trees.listing(subject.root)
     gone = [name for name in before if name not in after]
     if gone:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance import resumption, trees
 from ckpt_conformance.checks import check
+from ckpt_conformance.suites import test_discovery as discovery
+from ckpt_conformance.suites import test_smoke as smoke
 from ckpt_conformance.verdicts import Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
@@ -53,14 +55,24 @@ def prompt(subject: Subject, *ops: dict[str, Any], **given: Any) -> Ending:  # n
         subject.notes[WAITS] = ending.how == "hang"
         if ending.how != "hang":
             return ending
-    raise Unknown("control failed: a save waits for its upload; see CKC-MIRR-004")
+    raise resumption.blame(subject, WAITS, test_a_save_does_not_wait_for_its_upload)
+
+
+def trouble(subject: Subject, ending: Ending) -> Unknown:
+    """Make the Unknown of a check whose run with a mirror does not end well."""
+    return smoke.trouble(
+        subject,
+        ending,
+        smoke.test_each_declared_capability_works,
+        discovery.test_steps_names_what_loads,
+    )
 
 
 def steps_left(subject: Subject, ending: Ending) -> list[int]:
     """Give the steps that are there; raises Unknown if the life did not end well."""
     found = ending.result("steps").get("value")
     if ending.how != "ended" or found is None:
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-SMOK-001, CKC-DISC-009")
+        raise trouble(subject, ending)
     if not all(one["value"] for one in ending.results if one["op"] == "gate"):
         raise Unknown("the fault did not fire: no upload came to the gate")
     return sorted(found)
@@ -119,7 +131,7 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     trees.clear(subject.root)
     ending = prompt(subject, save(2, 4), CLOSE)
     if ending.how != "ended" or ending.error:
-        raise Unknown(f"control failed: {subject.tell(ending)}")
+        raise trouble(subject, ending)
     _compare(subject, legal)
     if subject.info.shape == "manager":
         trees.clear(subject.root)
@@ -141,7 +153,8 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
             return  # it saves no step a second time
         control = subject.resume()
         if subject.tell(control) != "step 4":
-            raise Unknown(f"control failed: {subject.tell(control)}; see CKC-DISC-008")
+            about = discovery.test_the_last_save_of_a_step_is_served
+            raise resumption.blame(subject, subject.tell(control), about)
         _compare(subject, {4: control.result("run")["states"]["4"]})
 
 
@@ -166,7 +179,7 @@ def test_a_save_does_not_wait_for_its_upload(subject: Subject) -> None:
         told = {"acknowledged": ending.steps_of("acknowledged"), "deadline": DEADLINE}
         raise Violation("a save waits for an upload", evidence=told)
     if ending.how != "ended" or ending.error:
-        raise Unknown(f"control failed: {subject.tell(ending)}")
+        raise trouble(subject, ending)
     if not ending.result("gate").get("value"):
         raise Unknown("the fault did not fire: no upload came to the gate")
 
@@ -181,7 +194,9 @@ def test_a_restart_does_not_finish_an_upload(subject: Subject) -> None:
     """
     first = prompt(subject, gate("shut"), save(2), AWAIT, save(4, 6), ASK)
     if {2, 4, 6} - set(steps_left(subject, first)):
-        raise Unknown("control failed: a pending upload does not protect; see CKC-MIRR-001")
+        told = "a pending upload does not protect"
+        about = test_no_step_is_deleted_before_its_upload_is_finished
+        raise resumption.blame(subject, told, about)
     ending = prompt(subject, gate("shut"), save(8, 10, resume=True), AWAIT, ASK)
     found = steps_left(subject, ending)
     expect(found, {2, 4, 6}, "a restart lets rotation delete what was never uploaded")
@@ -204,7 +219,8 @@ def test_half_a_mirrored_step_is_never_served(subject: Subject) -> None:
         prompt(subject, save(2), CLOSE)
         control = subject.resume(root=mirror_of(subject))
         if subject.tell(control) != "step 2":
-            raise Unknown(f"control failed: {subject.tell(control)}; see CKC-MIRR-003")
+            about = test_the_mirror_loads_like_the_original
+            raise resumption.blame(subject, subject.tell(control), about)
         ops = [gate("shut", after=after), save(4, resume=True), AWAIT, ASK]
         steps_left(subject, prompt(subject, *ops))
         ending = subject.resume(root=mirror_of(subject))

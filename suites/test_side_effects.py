@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle, resumption, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.subject import OTHER_SEED
-from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.verdicts import NotApplicable, Violation, control_failed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +30,8 @@ def _probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plai
 
 def _ended(subject: Subject, ending: Ending, what: str) -> Ending:
     if ending.how != "ended" or ending.error:
-        raise Unknown(f"control failed: {what} does not end well: {subject.tell(ending)}")
+        told = f"{what} does not end well: {subject.tell(ending)}"
+        raise resumption.blame(subject, told, smoke.test_a_new_process_loads_what_was_saved)
     return ending
 
 
@@ -44,7 +47,8 @@ def _difference(plain: Ending, saved: Ending) -> dict[str, Any]:
         found["first step that differs"] = first
     left, right = plain.result("run")["final"], saved.result("run")["final"]
     if left != right:
-        found["state"] = oracle.differences(right, left, {part.partition(".")[0] for part in left})
+        parts = {part.partition(".")[0] for part in left}
+        found["with saves != without"] = oracle.differences(right, left, parts)
     around = plain.result("probe")["value"], saved.result("probe")["value"]
     changed = [key for key, value in around[0].items() if around[1].get(key) != value]
     return found | ({"around": changed} if changed else {})
@@ -85,7 +89,7 @@ def test_a_save_before_the_first_step_changes_nothing(subject: Subject) -> None:
     if "error" in saved.result("save"):
         reason = saved.result("save")["error"]["message"]
         raise NotApplicable(f"it refuses to save step 0: {reason}")
-    found = _difference(plain, saved)
+    found = _difference(plain, _ended(subject, saved, "a run with a save at step 0"))
     if found:
         raise Violation("a save at step 0 changes the first training steps", evidence=found)
 
@@ -123,7 +127,7 @@ def _control_of_change(subject: Subject, change: dict[str, Any]) -> None:
     step, state = oracle.arrival(alone)
     wanted = saved.result("leaves").get("value", {}).get("model")
     if step != 3 or state["model"] != wanted:  # noqa: PLR2004  the step that was saved
-        raise Unknown(f"control failed: the changed job does not load: {subject.tell(alone)}")
+        raise control_failed(f"the changed job does not load: {subject.tell(alone)}")
 
 
 # -- a load changes nothing but the job ----------------------------------------------------------
@@ -163,7 +167,7 @@ def test_loading_leaves_the_parameters_of_a_live_job_as_saved(subject: Subject) 
     _ended(subject, ending, "a load without faults")
     states = [result["value"]["model"] for result in ending.results if result["op"] == "leaves"]
     if states[2] != states[0]:
-        raise Unknown("control failed: the model does not come back; see CKC-RTRP-001")
+        raise bit_exact.model_trouble(subject)
     if states[1] != states[0]:
         wrong = [name for name, digest in states[0].items() if states[1].get(name) != digest]
         raise Violation(
@@ -298,4 +302,4 @@ def _control_of_two(subject: Subject) -> None:
     for kind in ("mixed", "conv"):
         golden = subject.golden(kind=kind)
         if subject.served(golden, 4)["model"] != golden.at[4]["model"]:
-            raise Unknown("control failed: the model does not come back; see CKC-RTRP-001")
+            raise bit_exact.model_trouble(subject)

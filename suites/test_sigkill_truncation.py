@@ -6,10 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, screening, trees
+from ckpt_conformance import oracle, resumption, screening, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, points, struck_save
+from ckpt_conformance.fault_injectors.struck_save import ELSEWHERE
 from ckpt_conformance.screening import Case
+from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Crash:
 
 
 def crashes(subject: Subject, name: str) -> list[Crash]:
-    """Resume from what kills leave, once per adapter; `name`: a `new` step, or the `same` again.
+    """Resume from what kills leave, once per adapter; `name`: see `struck_save`.
 
     The counting pass kept the directory at each point. All are resumed from in one life; where
     that does not go well, and at some other points, the process is killed for real.
@@ -57,7 +59,7 @@ def crashes(subject: Subject, name: str) -> list[Crash]:
         folders = [struck_save.crash_state(subject, name, point) for point in chosen]
         endings = screening.screen(subject, [Case(folder) for folder in folders])
         made = list(zip(chosen, folders, endings, strict=True))
-        new = struck_save.overwritten(subject) if name == "same" else None
+        new = struck_save.overwritten(subject) if name.startswith("same") else None
         good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
         whole = {crash.point for crash in good}
         bad = [point for point in chosen if point not in whole]
@@ -103,8 +105,7 @@ def test_a_kill_during_a_save_costs_at_most_that_step(subject: Subject) -> None:
     data leaves a job with nothing that loads (A01, A03, B01, M017, M038).
     How: save step 2, die by SIGKILL inside the save of step 4, resume in a new process.
     """
-    legal = subject.legal(subject.golden())
-    judge_all(subject, crashes(subject, "new"), legal, (OLDER,))
+    judge_saves(subject, "new")
 
 
 @check("CKC-ATOM-002")
@@ -115,10 +116,43 @@ def test_a_kill_during_an_overwrite_keeps_the_old_or_the_new(subject: Subject) -
     destroys what was acknowledged; writing over it shard by shard mixes two saves (A02, A04, J12).
     How: save step 4, save another job's step 4 over it, die inside, resume, compare with both.
     """
-    found = crashes(subject, "same")
+    judge_saves(subject, "same")
+
+
+@check("CKC-ATOM-006")
+def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subject) -> None:
+    """A kill costs at most the step that is saved, also where TMPDIR is on another file system.
+
+    Why: a checkpoint that is staged in TMPDIR is renamed on the developer's machine and copied over
+    the final name, in place, where TMPDIR is a disk of its own, as on clusters (A01, A02).
+    How: refuse each rename into or out of the directory as the kernel does between two file
+    systems; die inside the save of a new step and of one that is there. NOT_APPLICABLE where no
+    rename crosses: then nothing could be copied.
+    """
+    kinds = {
+        "new": test_a_kill_during_a_save_costs_at_most_that_step,
+        "same": test_a_kill_during_an_overwrite_keeps_the_old_or_the_new,
+    }
+    crossing = [each for each in kinds if struck_save.crosses(subject, each + ELSEWHERE)]
+    if not crossing:
+        raise NotApplicable("no file is renamed or linked into or out of the directory")
+    for kind in crossing:
+        try:
+            judge_saves(subject, kind)
+        except Violation as found:
+            raise resumption.blame(subject, found, kinds[kind]) from found
+        judge_saves(subject, kind + ELSEWHERE)
+
+
+def judge_saves(subject: Subject, name: str) -> None:
+    """Judge what kills leave of a save; `name`: see `struck_save`."""
+    found, legal = crashes(subject, name), subject.legal(subject.golden())
+    if name.startswith("new"):
+        judge_all(subject, found, legal, (OLDER,))
+        return
     new = struck_save.overwritten(subject)
     rest = [crash for crash in found if not is_whole(subject, crash.resumed, new)]
-    judge_all(subject, rest, subject.legal(subject.golden()), (OLDER, NEWEST))
+    judge_all(subject, rest, legal, (OLDER, NEWEST))
 
 
 def judge_all(
@@ -182,7 +216,12 @@ def control(subject: Subject) -> None:
     subject.lay_out(subject.golden(), OLDER)
     trouble, told = goes_on(subject)
     if trouble:
-        raise Unknown(f"control failed: without any kill {trouble}: {told['life']}")
+        raise resumption.blame(
+            subject,
+            f"without any kill {trouble}: {told['life']}",
+            bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
+            bit_exact.test_what_was_loaded_can_be_saved_again,
+        )
 
 
 def usable(subject: Subject) -> list[Crash]:
@@ -192,7 +231,8 @@ def usable(subject: Subject) -> list[Crash]:
     """
     found = [crash for crash in crashes(subject, "new") if crash.is_usable]
     if not found:
-        raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
+        told = "no killed save can be resumed from"
+        raise resumption.blame(subject, told, test_a_kill_during_a_save_costs_at_most_that_step)
 
     known = lasting(subject)
 
@@ -264,7 +304,8 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
     ending = subject.run(NEWEST, (NEWEST,))
     if ending.how != "ended" or ending.error:
-        raise Unknown(f"control failed: {subject.tell(ending)}; see CKC-ATOM-003")
+        about = test_a_job_goes_on_saving_after_a_kill
+        raise resumption.blame(subject, subject.tell(ending), about)
     extra = left_over(subject.root, known)
     if len(extra) > len(left):
         told = {"after one dead save": left, "after two dead ones and a good one": extra}

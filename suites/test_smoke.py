@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, resumption, trees
 from ckpt_conformance.checks import check
-from ckpt_conformance.verdicts import Violation
+from ckpt_conformance.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +24,7 @@ def test_a_new_process_loads_what_was_saved(subject: Subject) -> None:
     Why: one save path that omits a file which the loader requires makes every restart fail (B11).
     How: save two steps, end the process, load the latest in a fresh one.
     """
-    saved = subject.run(4, (2, 4), then=[CLOSE])
-    if saved.how != "ended" or saved.error:
-        raise Violation("a run without faults does not end well", evidence=subject.evidence(saved))
-    ending = subject.resume()
-    if subject.tell(ending) != "step 4":
-        raise Violation(
-            "the newest step does not load in a new process", evidence=subject.evidence(ending)
-        )
+    resumption.loads_in_a_new_process(subject)
 
 
 @check("CKC-SMOK-002")
@@ -88,6 +81,12 @@ def test_a_save_that_returned_is_there(subject: Subject) -> None:
             "a step whose save has returned does not load before close()",
             evidence=subject.evidence(ending),
         )
+
+
+def trouble(subject: Subject, ending: Ending, *more: resumption.Check) -> Unknown:
+    """Make the Unknown of a check whose life without faults does not end well."""
+    checks = (test_a_new_process_loads_what_was_saved, test_a_save_that_returned_is_there)
+    return resumption.blame(subject, subject.tell(ending), *checks, *more)
 
 
 def _fail(subject: Subject, capability: str, found: object, ending: Ending) -> None:

@@ -15,9 +15,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ckpt_conformance import resumption
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import points, struck_save
 from ckpt_conformance.suites import sequences
+from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites import test_rng_scheduler as rng_scheduler
+from ckpt_conformance.suites import test_smoke as smoke
 from ckpt_conformance.suites.sequences import SEEDS, STEPS, Execution, World
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
 
@@ -154,10 +158,15 @@ def world_of(subject: Subject) -> World:
     world = World(states, sequences.files_of_steps(runs["first"]), deaths(subject))
     reason = fails(subject, world, PLAIN)
     if reason:
-        raise Unknown(
-            f"control failed: a plain resume leaves the model: {reason}; see CKC-RTRP-001"
-        )
+        told = f"a plain resume leaves the model: {reason}"
+        raise resumption.blame(subject, told, *plain_checks())
     return world
+
+
+def plain_checks() -> list[Any]:
+    """List the checks of a resume without faults: what fails there fails here, too."""
+    named = {**vars(smoke), **vars(bit_exact), **vars(rng_scheduler)}
+    return [one for name, one in named.items() if name.startswith("test_") and callable(one)]
 
 
 def deaths(subject: Subject) -> list[Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.subject import OTHER_SEED
-from ckpt_conformance.verdicts import Unknown, Violation
+from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
+from ckpt_conformance.verdicts import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ def _altered(subject: Subject, ending: Ending, entries: Sequence[str]) -> dict[s
     served = subject.golden().served[4]["model"]
     arrived = state.get("model", {})
     if any(served.get(name) != saved.get(name) for name in entries):
-        raise Unknown("control failed: the model does not come back; see CKC-RTRP-001")
+        raise bit_exact.model_trouble(subject)
     return {
         name: f"{saved.get(name, 'absent')} was saved, {arrived.get(name, 'absent')} arrived"
         for name in entries

@@ -12,7 +12,7 @@ from ckpt_conformance import oracle, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import crafted
 from ckpt_conformance.subject import OTHER_SEED
-from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
+from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -137,7 +137,7 @@ def _canary_works(subject: Subject) -> None:
     marker = subject.scratch / "control"
     subject.life({"op": "probe", "probe": FIRE, "args": {"marker": str(marker)}})
     if not marker.exists():
-        raise Unknown("control failed: the canary does not run where a pickle is run")
+        raise control_failed("the canary does not run where a pickle is run")
 
 
 @check("CKC-VERS-001")

@@ -56,21 +56,3 @@ def browser() -> Iterator[Browser]:
             yield started
         finally:
             started.close()
-
-
-# The recorder was seen to damage a save under heavy load (about 1 in 1,000 recordings). Until that
-# is found these tests do not decide whether `make test` passes; `make test-all` runs them.
-RECORDING = {
-    "test_cli_explore",
-    *(
-        f"test_crash_{part}"
-        for part in ("explore", "lives", "recipes", "recorder", "syscall_faults")
-    ),
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark them."""
-    for item in items:
-        if item.path.stem in RECORDING:
-            item.add_marker(pytest.mark.slow)

@@ -89,6 +89,17 @@ def save_later(manager: SingleFile, job: Job, step: int) -> None:
         os._exit(0)
 
 
+def save_as_daemon(manager: SingleFile, job: Job, step: int) -> None:
+    """Return at once; a daemon writes, in a session of its own."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(60)
+            SingleFile.save(manager, job, step)
+        os._exit(0)
+    os.wait()
+
+
 good = broken()
 wrong = broken(load=wrong_data)
 hangs_in_load = broken(load=lambda *_: time.sleep(600))
@@ -107,6 +118,7 @@ loads_words = broken(load=lambda *_: "4")
 raises_at_open = broken(on_open=fail)
 shouts = broken(load=shout)
 saves_later = broken(save=save_later)
+daemonises = broken(save=save_as_daemon)
 
 
 def make_fails() -> Broken:

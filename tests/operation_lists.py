@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
+from ckpt_conformance.crash.layout import Source, whole_bytes
 from ckpt_conformance.crash.operations import ROOT, Entry, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ckpt_conformance.crash.states import State
 
 PAGE = 4096
 _BASE = tempfile.mkdtemp(prefix="operations-")
@@ -298,3 +301,13 @@ def random_disk(seed: int, count: int = 14, step: Callable[[Disk], None] | None 
             step(disk)
     disk.done()
     return disk
+
+
+def shown(recording: Recording, state: State) -> dict[str, bytes]:
+    """What one sees of a crash state: the content of each file, by its path."""
+    source = Source(recording)
+    return {
+        path: whole_bytes(source, each, state.contents[each])
+        for path, each in state.names.items()
+        if each in state.contents
+    }

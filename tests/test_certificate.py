@@ -30,6 +30,7 @@ def invariant(identifier: str, basis: str, *profiles: str, since: int = 1) -> In
     return Invariant(identifier, "It holds.", "Because.", basis, profiles, ("A01",), since=since)
 
 
+AGAIN = "--budget quick --out reproduced"
 CATALOGUE = Catalogue(
     2,
     {
@@ -114,7 +115,8 @@ def test_a_claim_makes_practice_a_must_and_stands_in_the_command() -> None:
     one = result["invariants"][CORR]
     assert one["level"] == "MUST"
     assert one["reproduce"] == (
-        f"ckpt-conformance certify toy --only {CORR} --seed 7 --budget quick --claim damage"
+        f"ckpt-conformance certify toy --only {CORR} --seed 7 --budget quick --claim damage "
+        "--out reproduced"
     )
     assert "--claim" not in result["invariants"][ATOM]["reproduce"]
 
@@ -129,7 +131,7 @@ def test_commands_are_quoted_for_a_shell() -> None:
     result = certificate.build_result(replace(INFO, name="a b;$(c)"), [], facts)
     command = result["invariants"][ATOM]["reproduce"]
     assert command.startswith("ckpt-conformance certify 'a b;$(c)' --only")
-    assert command.endswith("--catalogue 1")
+    assert command.endswith("--catalogue 1 --out reproduced")
 
 
 def test_only_judges_no_profile_that_it_did_not_cover() -> None:
@@ -233,7 +235,7 @@ def test_summary_escapes_what_markdown_would_run() -> None:
     assert {line.replace("\\|", "").count("|") for line in rows} == {4, 5}
     assert "<script" not in text
     assert "\x1b" not in text
-    assert f"\n    ckpt-conformance certify toy --only {ATOM} --seed 7 --budget quick\n" in text
+    assert f"\n    ckpt-conformance certify toy --only {ATOM} --seed 7 {AGAIN}\n" in text
     assert "Fault of the harness" in text
 
 
@@ -381,3 +383,10 @@ def test_kill_matrix_compares_exactly() -> None:
     # A control that violates, is undecided, or did not run proves nothing.
     for control in ([killed], [unknown], []):
         assert not matrix([killed], control)["exact"]
+
+
+def test_a_certificate_repeats_how_its_checks_were_made() -> None:
+    told = {"crash": "recorded by patched entry points"}
+    result = build(outcome(ATOM, "PASS", evidence=told), outcome(CORR, "PASS"))
+    assert result["environment"]["crash"] == told["crash"]
+    assert "crash" not in build(*all_pass())["environment"]

@@ -7,6 +7,7 @@ written here, so that one call can be left out of it.
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,16 +15,17 @@ from traces import Trace, atomic, in_place
 
 from ckpt_conformance import certificate, facts
 from ckpt_conformance.client import Client
-from ckpt_conformance.crash import bundles, explore, reproduced
+from ckpt_conformance.crash import bundles, explore, reproduced, workloads
 from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.subject import Subject
-from ckpt_conformance.verdicts import Outcome
+from ckpt_conformance.verdicts import Outcome, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from ckpt_conformance.client import Ending
     from ckpt_conformance.crash.exploration import Exploration
 
 PER_STEP, IN_PLACE = "torch-save-atomic-per-step", "torch-save-inplace"
@@ -60,6 +62,23 @@ def run(subject: Subject, recorded: Recorded, *models: str) -> Exploration:
     result = explore.explore(subject, recorded, models, LIMITS)
     assert not result.unknown
     return result
+
+
+def test_a_recording_that_failed_can_be_made_again(
+    subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subjects(PER_STEP)
+    live = subject.life
+
+    def fail(*ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401
+        return replace(live(*ops, **given), how="crashed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject, "life", fail)
+        with pytest.raises(Unknown, match="nothing disturbs"):
+            workloads.record(subject, "first")
+    recorded = workloads.record(subject, "first")
+    assert recorded.recording.operations
 
 
 def test_a_careful_save_passes_everything(

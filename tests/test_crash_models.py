@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from operation_lists import Disk, operation_lists
+from operation_lists import Disk, operation_lists, shown
 
 from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash.enumerate import Walk
-from ckpt_conformance.crash.layout import Layout, Source, whole_bytes
+from ckpt_conformance.crash.layout import Layout
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.states import ZEROS, Content, Extent, State
 from ckpt_conformance.crash.versions import Rules
@@ -95,15 +95,6 @@ def test_replaying_all_operations_equals_the_real_directory(disk: Disk) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Layout(disk.recording, Path(folder) / "laid").apply(state)
         assert read(Path(folder) / "laid") == read(disk.root)
-
-
-def shown(recording: Recording, state: State) -> dict[str, bytes]:
-    source = Source(recording)
-    return {
-        path: whole_bytes(source, each, state.contents[each])
-        for path, each in state.names.items()
-        if each in state.contents
-    }
 
 
 def read(root: Path) -> dict[str, object]:

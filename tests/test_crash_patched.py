@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from recording import replay, tree
 
+from ckpt_conformance.certificate import MACHINE_LIMIT
 from ckpt_conformance.crash.operations import Kind, Recording
 
 if TYPE_CHECKING:
@@ -59,6 +60,39 @@ outer = recorder.Recorder(base / "elsewhere", None)
 outer.function(work)
 sys.exit(outer.code)
 """
+CERTIFIED = """
+import subprocess, sys
+from pathlib import Path
+from ckpt_conformance.crash import recorder
+base = Path(sys.argv[1])
+command = [sys.executable, "-B", "-m", "ckpt_conformance.cli", "certify"]
+command += ["torch-save-atomic-per-step", "--only", "CKC-ATOM-001", "--jobs", "1"]
+command += ["--out", str(base / "reports")]
+outer = recorder.Recorder(base / "elsewhere", None)
+outer.command(command)
+sys.exit(outer.code)
+"""
+SPAWNED = """
+import contextlib, sys
+from dataclasses import replace
+from pathlib import Path
+from ckpt_conformance import facts
+from ckpt_conformance.client import Client
+from ckpt_conformance.crash import recorder, workloads
+from ckpt_conformance.subject import Subject
+from ckpt_conformance.verdicts import Unknown
+base, names = Path(sys.argv[1]), ("torch-save-atomic-per-step",)
+def work():
+    with facts.serve(names, names) as (server, infos), contextlib.closing(Client(server)) as client:
+        subject = Subject(replace(infos[names[0]], isolation="spawn"), client, base / "subject")
+        try:
+            workloads.record(subject, "first")
+        except Unknown as error:
+            print(error)
+outer = recorder.Recorder(base / "elsewhere", None)
+outer.function(work)
+sys.exit(outer.code)
+"""
 
 
 def run(tmp_path: Path, script: str) -> str:
@@ -92,3 +126,33 @@ def test_where_calls_cannot_be_recorded_a_life_falls_back_and_says_why(tmp_path:
     assert marks == ["begun", "acknowledged"]
     replay(recording, tmp_path / "replayed")
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+def test_a_certificate_says_that_entry_points_were_patched(tmp_path: Path) -> None:
+    shown = run(tmp_path, CERTIFIED)
+    told = "crash: recorded by patched entry points"
+    report = tmp_path / "reports"
+    result = json.loads((report / "result.json").read_text())
+    assert result["invariants"]["CKC-ATOM-001"]["verdict"] == "PASS"
+    assert result["environment"]["crash"] == "recorded by patched entry points"
+    for text in (shown, (report / "summary.md").read_text()):
+        assert told in text
+    assert "recorded by patched entry points" in (report / "report.html").read_text()
+
+
+def test_where_nothing_can_be_patched_the_machine_is_named(tmp_path: Path) -> None:
+    """A life in an interpreter of its own would lose the patches when it executes it."""
+    told = run(tmp_path, SPAWNED)
+    assert told.startswith(MACHINE_LIMIT), told
+    assert "Another supervisor listens already" in told
+
+
+def test_a_kernel_that_would_run_a_call_twice_is_refused(tmp_path: Path) -> None:
+    """It knows no flag for calls that wait; it says so, and what is needed."""
+    told = run(
+        tmp_path,
+        "from ckpt_conformance.crash import notify, recorder\n"
+        "notify._WAIT_KILLABLE = 1 << 20\n"
+        "print(recorder.available())",
+    )
+    assert "The kernel is too old: Linux 5.19 or newer is needed" in told

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from operation_lists import PAGE, Disk, random_disk
+from operation_lists import PAGE, Disk, random_disk, shown
 
 from ckpt_conformance.crash import real_fs
-from ckpt_conformance.crash.layout import Source, digest, whole_bytes
+from ckpt_conformance.crash.layout import digest
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.real_states import real_states
 
@@ -34,15 +34,6 @@ def filesystem(request: pytest.FixtureRequest) -> str:
     if missing:
         pytest.skip(missing)
     return name
-
-
-def shown(recording: Recording, state: State) -> dict[str, bytes]:
-    source = Source(recording)
-    return {
-        path: whole_bytes(source, each, state.contents[each])
-        for path, each in state.names.items()
-        if each in state.contents
-    }
 
 
 def judged(recording: Recording, filesystem: str, state: State) -> State:

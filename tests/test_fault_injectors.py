@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from torch.distributed import checkpoint as dcp
 from ckpt_conformance import fault_injectors, journal
 from ckpt_conformance.fault_injectors import files, injector
 from ckpt_conformance.fault_injectors.collecting import Collecting
+from ckpt_conformance.fault_injectors.cross_device import CrossDevice
 from ckpt_conformance.fault_injectors.dcp_calls import DcpLoad, DcpSave
 from ckpt_conformance.fault_injectors.dcp_writer import DcpWriter
 from ckpt_conformance.fault_injectors.file_read import FileRead
@@ -192,6 +194,28 @@ def test_a_mirror_can_be_watched_instead(
         (tmp_path / "mirror").mkdir()
         (tmp_path / "mirror" / "a").write_bytes(b"copy")
     assert {entry["path"] for entry in armed.log} == {"a"}
+
+
+def test_a_rename_across_is_refused_as_between_two_file_systems(
+    root: Path, notes: journal.LifeJournal, tmp_path: Path
+) -> None:
+    memory = Path("/dev/shm")  # noqa: S108  a mount of its own on every Linux
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second file system for the temporary folder")
+    staged = tmp_path / "staged"
+    staged.write_text("new")
+    crossing = pytest.raises(OSError, match="cross-device")
+    with tempfile.TemporaryDirectory(dir=memory) as other, crossing as real:
+        staged.rename(Path(other) / "x")
+    with armed_with(CrossDevice(root, notes)) as armed:
+        with pytest.raises(OSError, match="cross-device") as injected:
+            staged.rename(root / "x")
+        (root / "old.txt").rename(root / "new.txt")
+        shutil.move(staged, root / "new.txt")
+    assert str(injected.value) == str(real.value).replace(other, str(root))
+    assert (root / "new.txt").read_text() == "new"
+    assert armed.fired == armed.calls == 2
+    assert [event["what"] for event in events(tmp_path)] == ["os.rename", "os.rename"]
 
 
 def test_the_nth_call_is_struck_and_the_next_is_not(root: Path, notes: journal.LifeJournal) -> None:

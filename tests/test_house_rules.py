@@ -18,6 +18,7 @@ MODULE_LINES = 400
 FUNCTION_LINES = 70
 MOST_LINES = 30  # of 90 % of the functions
 MEDIAN_LINES = 10
+ADAPTER_LINES = 60  # of code: what a maintainer has to write, less imports and docstrings
 
 MACHINE_PATH = re.compile(r"(?<![\w.~*-])/(?:work|farm)/")
 REGISTRY = re.compile(r"(?:extra-)?index[-_]" + r"url\b|\bfind[-_]" + "links\\b", re.IGNORECASE)
@@ -43,6 +44,17 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     if ast.get_docstring(node, clean=False) is None:
         return total
     return total - ((first.end_lineno or first.lineno) - first.lineno + 1)
+
+
+def adapter_lines(repository: Path, path: Path) -> int:
+    """Count the lines of code: neither blank, nor a comment, nor in a docstring or an import."""
+    left = (repository / path).read_text(encoding="utf-8").splitlines()
+    for node in ast.walk(parse(repository, path)):
+        is_string = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_string or isinstance(node, ast.Import | ast.ImportFrom):
+            span = slice(node.lineno - 1, node.end_lineno)
+            left[span] = [""] * len(left[span])
+    return sum(1 for line in left if line.strip() and not line.strip().startswith("#"))
 
 
 def functions_of(repository: Path, path: Path) -> Iterator[Function]:
@@ -75,6 +87,15 @@ def test_modules_are_short(repository: Path, python_files: list[Path]) -> None:
     }
     long = {path: lines for path, lines in sizes.items() if lines > MODULE_LINES}
     assert not long, f"over {MODULE_LINES} lines: {long}"
+
+
+def test_bundled_adapters_are_short(repository: Path, python_files: list[Path]) -> None:
+    """Issue 2, point 8: an adapter is an example, and what it repairs nobody certifies."""
+    adapters = [path for path in python_files if path.parts[:2] == ("ckpt_conformance", "adapters")]
+    assert len(adapters) > 5
+    long = {str(path): adapter_lines(repository, path) for path in adapters}
+    long = {path: lines for path, lines in long.items() if lines >= ADAPTER_LINES}
+    assert not long, f"{ADAPTER_LINES} lines of code or more: {long}"
 
 
 def test_no_function_is_long(functions: list[Function]) -> None:

@@ -33,6 +33,7 @@ SHOWN_BY = {
     "accumulate": "H08",
     "dtypes": "K01",
     "workers": "H09",
+    "packed": "H15",
     "cosine": "F07-cosine",
     "linear": "F07-linear",
     "wsd": "F09-last-epoch",

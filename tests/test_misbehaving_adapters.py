@@ -45,6 +45,7 @@ EXPECTED = {
     "misbehaving:raises_at_open": (LOADS, "VIOLATION", "this adapter raises"),
     "misbehaving:shouts": (LOADS, "VIOLATION", "this adapter raises"),
     "misbehaving:saves_later": (LOADS, "VIOLATION", "no checkpoint in"),
+    "misbehaving:daemonises": (LOADS, "VIOLATION", "a fork of the job's own process"),
     "misbehaving:make_fails": (LOADS, "UNKNOWN", "this factory raises"),
     "misbehaving:absent": (LOADS, "UNKNOWN", "has no 'absent'"),
     "at_import:threads": (LOADS, "UNKNOWN", "declare isolation = 'spawn'"),

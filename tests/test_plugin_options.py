@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 RUN = [sys.executable, "-m", "pytest", "-c", "/dev/null", "-q", "-p", "no:cacheprovider"]
-SUITES = ["--pyargs", "ckpt_conformance.suites", "--ckpt-adapter", "torch-save-atomic-per-step"]
+SUITES = ["--pyargs", "ckpt_conformance.suites"]
+PER_STEP = ["--ckpt-adapter", "torch-save-atomic-per-step"]
+
+
+def run(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RUN, *words], capture_output=True, text=True, check=False, cwd=folder)
 
 
 def suites(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RUN, *SUITES, *words], capture_output=True, text=True, check=False)
+    return run(*SUITES, *PER_STEP, *words)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--ckpt-claim damge", "unknown profile 'damge': did you mean damage?"),
-        ("--ckpt-profile smoke --ckpt-profile crsh", "unknown profile 'crsh': did you mean crash?"),
-        ("--ckpt-only CKC-CORR-01", "unknown invariant 'CKC-CORR-01': did you mean CKC-CORR-0"),
+        ("--ckpt-claim damge", "unknown profile 'damge'; did you mean damage?"),
+        ("--ckpt-profile smoke --ckpt-profile crsh", "unknown profile 'crsh'; did you mean crash?"),
+        ("--ckpt-only CKC-CORR-01", "unknown invariant 'CKC-CORR-01'; did you mean CKC-CORR-0"),
+        ("--ckpt-catalogue 99", "catalogue 99 does not exist; versions 1 to"),
     ],
 )
 def test_a_name_that_does_not_exist_is_refused(words: str, told: str) -> None:
@@ -29,8 +39,42 @@ def test_a_name_that_does_not_exist_is_refused(words: str, told: str) -> None:
     assert told in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--ckpt-adapter", "nope"], "unknown adapter 'nope': known: reference, "),
+        (["--ckpt-adapter", "nope:make"], "module 'nope' does not import"),
+        (["--ckpt-adapter", "json:make"], "module 'json' has no 'make'; it has"),
+        ([], "the suites need an adapter and none was named: add --ckpt-adapter"),
+    ],
+)
+def test_a_wrong_adapter_is_one_short_usage_error(
+    words: list[str], workers: list[str], told: str
+) -> None:
+    done = run(*SUITES, *words, *workers)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line]
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, lines
+    assert sum(line.startswith("ERROR: ") for line in lines) == 1
+    assert told in "\n".join(lines)
+    assert len(lines) <= 4, lines
+
+
 def test_the_reproduce_line_holds_every_choice() -> None:
     done = suites(*["--ckpt-only", "CKC-CORR-001", "--ckpt-claim", "damage", "--ckpt-seed", "7"])
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     command = "certify torch-save-atomic-per-step --only CKC-CORR-001 --seed 7"
-    assert f"{command} --budget quick --claim damage" in done.stdout
+    assert f"{command} --budget quick --claim damage --out reproduced" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["--ckpt-profile", "security"], ["--ckpt-only", "CKC-SECU-001"], []]
+)
+def test_the_users_own_tests_stay(words: list[str], tmp_path: Path) -> None:
+    """Only checks are selected: a test that vanishes without a word is a test that passes."""
+    (tmp_path / "test_mine.py").write_text("def test_mine(): pass\n")
+    given = [*SUITES, *PER_STEP, "test_mine.py", *words, "--collect-only"]
+    found = run(*given, folder=tmp_path).stdout
+    assert "test_mine.py::test_mine" in found
+    assert "test_no_pickle_of_a_checkpoint_is_run" in found
+    assert ("test_a_new_process_loads" in found) is not bool(words)

@@ -1,1 +1,1 @@
-"""Bundled adapters: one module per manager, under 60 lines each; third-party imports are lazy."""
+"""Bundled adapters: a module per manager, under 60 lines of code; third-party imports are lazy."""

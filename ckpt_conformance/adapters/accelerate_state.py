@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+from ckpt_conformance.adapters.recipes import PER_STEP, Recipe
+from ckpt_conformance.contract import Capability
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ class SaveState:
 
     def __init__(self, root: Path, total_limit: int | None) -> None:
         """Keep where and how many; the accelerator comes with the job."""
-        self.root, self.total_limit = root, total_limit
+        self.root, self.folder, self.total_limit = root, root / "checkpoints", total_limit
         self.step: Step | None = None
         self.accelerator: Any = None
 
@@ -47,9 +47,8 @@ class SaveState:
         """Prepare and register a job once, as a script does before it trains."""
         if self.step is None or self.step.job is not job:
             accelerate = importlib.import_module("accelerate")
-            project = accelerate.utils.ProjectConfiguration(
-                str(self.root), automatic_checkpoint_naming=True, total_limit=self.total_limit
-            )
+            naming = {"automatic_checkpoint_naming": True, "total_limit": self.total_limit}
+            project = accelerate.utils.ProjectConfiguration(str(self.root), **naming)
             # No device placement: it would reload the optimizers, and all is in its place.
             self.accelerator = accelerate.Accelerator(
                 cpu=True, device_placement=False, project_config=project
@@ -69,22 +68,20 @@ class SaveState:
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load a number, or what accelerate itself takes for the latest."""
         progress = self.prepare(job)
-        folder = self.root / "checkpoints" / f"checkpoint_{step}"
-        self.accelerator.load_state(None if step is None else str(folder))
+        path = None if step is None else str(self.folder / f"checkpoint_{step}")
+        self.accelerator.load_state(path)
         return progress.loaded
 
     def steps(self) -> list[int]:
         """List the numbers, by the rule that `load_state` chooses the latest by."""
-        folder = self.root / "checkpoints"
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         return sorted(int(re.findall(r"[0-9]+(?=[^/]*$)", name)[0]) for name in names)
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-@dataclass(frozen=True)
-class Accelerate(AdapterBase):
+class Accelerate(Recipe):
     """Adapter of accelerate's documented way to save during training."""
 
     def preload(self) -> None:
@@ -101,8 +98,7 @@ def make() -> Accelerate:
     return Accelerate(
         name="accelerate",
         version=metadata.version("accelerate"),
-        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
-        holds=EVERYTHING | {"gradients"},
+        capabilities=PER_STEP | {Capability.RETENTION},
         library="accelerate",
         recipe="huggingface.co/docs/accelerate/usage_guides/checkpoint: 'if automatic_checkpoint_"
         "naming is enabled each saved checkpoint will be located then at Accelerator.project_dir/"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizers
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
 
-from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+from ckpt_conformance.adapters.recipes import ONE, PER_STEP, Recipe, numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.contract import OpenOptions, TrainingJob
+    from ckpt_conformance.contract import TrainingJob
 
 TUTORIAL = "docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html"
 
@@ -75,12 +75,11 @@ class Directories:
 
     def steps(self) -> list[int]:
         """List the directories that have their metadata, or read the step of the only one."""
-        names = [path.parent.name for path in self.root.glob("*/.metadata")]
+        whole = [path.parent for path in self.root.glob("*/.metadata")]
         if self.per_step:
-            found = (re.fullmatch(r"step-(\d+)", name) for name in names)
-            return sorted(int(match[1]) for match in found if match)
+            return numbers(whole, r"step-(\d+)")
         state = {"step": -1}
-        if names == ["checkpoint"]:
+        if whole == [self.path(0)]:
             state_dict_loader.load(state, checkpoint_id=self.path(0))
         return [step for step in state.values() if step >= 0]
 
@@ -88,30 +87,16 @@ class Directories:
         """Nothing is open."""
 
 
-@dataclass(frozen=True)
-class Dcp(AdapterBase):
-    """Adapter of one of the two recipes."""
-
-    per_step: bool = False
-
-    def open(self, root: Path, options: OpenOptions) -> Directories:
-        """Open the recipe on a directory."""
-        del options
-        return Directories(root, self.per_step)
-
-
-def _make(name: str, recipe: str, *, per_step: bool) -> Dcp:
-    capabilities = [Capability.STEPS, *([Capability.EXPLICIT_STEP] if per_step else [])]
-    return Dcp(
-        name=name,
-        version=torch.__version__,
-        holds=EVERYTHING | {"gradients"},
-        capabilities=frozenset(capabilities),
-        library="torch.distributed.checkpoint",
-        recipe=f"{recipe} ({TUTORIAL})",
-        per_step=per_step,
-    )
-
-
-per_step = _make("dcp-per-step", "dcp.save, a directory per step", per_step=True)
-overwrite = _make("dcp-overwrite", "dcp.save, one directory saved over and over", per_step=False)
+recipe = partial(Recipe, version=torch.__version__, library="torch.distributed.checkpoint")
+per_step = recipe(
+    name="dcp-per-step",
+    capabilities=PER_STEP,
+    recipe=f"dcp.save, a directory per step ({TUTORIAL})",
+    manager=partial(Directories, per_step=True),
+)
+overwrite = recipe(
+    name="dcp-overwrite",
+    capabilities=ONE,
+    recipe=f"dcp.save, one directory saved over and over ({TUTORIAL})",
+    manager=partial(Directories, per_step=False),
+)

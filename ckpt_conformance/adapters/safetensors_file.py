@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+from ckpt_conformance.adapters.recipes import PER_STEP, Recipe, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.contract import OpenOptions, TrainingJob
+    from ckpt_conformance.contract import TrainingJob
 
 SHARED = "huggingface.co/docs/safetensors/torch_shared_tensors"
 
@@ -56,32 +55,21 @@ class Files:
 
     def steps(self) -> list[int]:
         """List by name."""
-        names = (path.name for path in self.root.iterdir())
-        found = (re.fullmatch(r"model-(\d+)\.safetensors", name) for name in names)
-        return sorted(int(match[1]) for match in found if match)
+        return numbers(self.root.iterdir(), r"model-(\d+)\.safetensors")
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class SafetensorsFile(AdapterBase):
-    """Adapter of the recipe."""
-
-    def open(self, root: Path, options: OpenOptions) -> Files:
-        """Open the recipe on a directory."""
-        del options
-        return Files(root)
-
-
-def per_step() -> SafetensorsFile:
+def per_step() -> Recipe:
     """Make the adapter; raises ImportError where safetensors is not installed."""
     from safetensors import __version__
 
-    return SafetensorsFile(
+    return Recipe(
         name="safetensors-per-step",
         version=__version__,
-        holds=EVERYTHING | {"gradients"},
-        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
+        capabilities=PER_STEP,
         library="safetensors",
         recipe=f"save_file, torch.save beside it, each renamed into place, per step ({SHARED})",
+        manager=Files,
     )

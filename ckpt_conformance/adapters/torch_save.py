@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
+from ckpt_conformance.adapters.recipes import ONE, PER_STEP, Recipe, numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.contract import OpenOptions, TrainingJob
+    from ckpt_conformance.contract import TrainingJob
 
 
 class SingleFile:
-    """Every save goes to `checkpoint.pt`; there is one checkpoint."""
+    """Every save goes to `checkpoint.pt`, or to a file of its step."""
 
-    def __init__(self, root: Path, *, atomic: bool, per_step: bool) -> None:
+    def __init__(self, root: Path, *, atomic: bool = False, per_step: bool = False) -> None:
         """Choose the recipe: through a temporary name or not, a file per step or one."""
         self.root, self.atomic, self.per_step = root, atomic, per_step
 
@@ -54,53 +53,31 @@ class SingleFile:
 
     def steps(self) -> list[int]:
         """List by name, or read the one file."""
-        if not self.per_step:
-            path = self.path(0)
-            return [int(torch.load(path, weights_only=True)["step"])] if path.exists() else []
-        found = (re.fullmatch(r"checkpoint-(\d+)\.pt", path.name) for path in self.root.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        if self.per_step:
+            return numbers(self.root.iterdir(), r"checkpoint-(\d+)\.pt")
+        path = self.path(0)
+        return [int(torch.load(path, weights_only=True)["step"])] if path.exists() else []
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-@dataclass(frozen=True)
-class TorchSave(AdapterBase):
-    """Adapter of one of the three recipes."""
-
-    atomic: bool = False
-    per_step: bool = False
-
-    def open(self, root: Path, options: OpenOptions) -> SingleFile:
-        """Open the recipe on a directory."""
-        del options
-        return SingleFile(root, atomic=self.atomic, per_step=self.per_step)
-
-
-def _make(name: str, recipe: str, *, atomic: bool, per_step: bool) -> TorchSave:
-    explicit = {Capability.EXPLICIT_STEP} if per_step else set[Capability]()
-    return TorchSave(
-        name=name,
-        version=torch.__version__,
-        holds=EVERYTHING | {"gradients"},
-        capabilities=frozenset({Capability.STEPS, *explicit}),
-        library="torch",
-        recipe=recipe,
-        atomic=atomic,
-        per_step=per_step,
-    )
-
-
-inplace = _make("torch-save-inplace", "torch.save over one file", atomic=False, per_step=False)
-atomic_fixed_name = _make(
-    "torch-save-atomic-fixed-name",
-    "torch.save to a temporary name, os.replace",
-    atomic=True,
-    per_step=False,
+recipe = partial(Recipe, version=torch.__version__, library="torch")
+inplace = recipe(
+    name="torch-save-inplace",
+    capabilities=ONE,
+    recipe="torch.save over one file",
+    manager=SingleFile,
 )
-atomic_per_step = _make(
-    "torch-save-atomic-per-step",
-    "torch.save to a temporary name, os.replace, a file per step",
-    atomic=True,
-    per_step=True,
+atomic_fixed_name = recipe(
+    name="torch-save-atomic-fixed-name",
+    capabilities=ONE,
+    recipe="torch.save to a temporary name, os.replace",
+    manager=partial(SingleFile, atomic=True),
+)
+atomic_per_step = recipe(
+    name="torch-save-atomic-per-step",
+    capabilities=PER_STEP,
+    recipe="torch.save to a temporary name, os.replace, a file per step",
+    manager=partial(SingleFile, atomic=True, per_step=True),
 )

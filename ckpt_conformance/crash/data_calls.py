@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHUNK = 1 << 20  # bytes; a write of a caller is copied in pieces that stay in the cache
-_BUFFER = mmap.mmap(-1, CHUNK)  # page-aligned, as O_DIRECT asks for
+# Page-aligned, as O_DIRECT asks for. Private: supervisors that are forked from one server must not
+# copy through the same pages, or one life's bytes end up in another's file.
+_BUFFER = mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 _VIEW = memoryview(_BUFFER)
 _ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(_BUFFER))
 _KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE, _UNSHARE, _COLLAPSE, _INSERT = 1, 2, 16, 64, 8, 32

@@ -341,7 +341,7 @@ def prepare_chmod(asked: Asked) -> Action | None:
     else:
         follow = not (asked.name == "fchmodat2" and asked.number(3) & AT_SYMLINK_NOFOLLOW)
         target = _target(asked, asked.number(0) if at else AT_FDCWD, asked.string(at), follow)
-    number = asked.tree.find(os.fstat(target))
+    number = asked.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
     if number is None:
         return None
     path = asked.tree.path(number)
@@ -368,7 +368,7 @@ def prepare_utime(asked: Asked) -> Action | None:
         nofollow = asked.name == "utimensat" and asked.number(3) & AT_SYMLINK_NOFOLLOW
         dirfd = asked.number(0) if at else AT_FDCWD
         target = _target(asked, dirfd, asked.string(at), not nofollow)
-    number = asked.tree.find(os.fstat(target))
+    number = asked.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
     if number is None:
         return None
     path = asked.tree.path(number)

@@ -1,6 +1,6 @@
 """Seccomp user notification: a process asks its supervisor before chosen system calls.
 
-Unprivileged (PR_SET_NO_NEW_PRIVS), x86-64 and aarch64, Linux 5.14 or newer. The filter and the
+Unprivileged (PR_SET_NO_NEW_PRIVS), x86-64 and aarch64, Linux 5.19 or newer. The filter and the
 listener need four small structures; pyseccomp would be a ctypes wrapper around libseccomp, whose
 shared library is not on every machine, so the kernel is asked directly.
 
@@ -123,13 +123,13 @@ def install(rules: Sequence[Rule]) -> int:
     kept = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(kept))
     LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    found = -errno.EINVAL
-    # A received call waits until it is answered: a signal must not make it run a second time.
-    for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):  # the former since Linux 5.19
-        found = syscall(_SECCOMP[machine], _SET_MODE_FILTER, flags, header)
-        if found >= 0:
-            return found
-    raise NotAvailableError(_told(os.strerror(-found), -found))
+    # A received call waits until it is answered: after a signal it would run a second time, and
+    # what it did would be done twice. Linux before 5.19 can't promise that, so it is refused.
+    flags = _NEW_LISTENER | _WAIT_KILLABLE
+    found = syscall(_SECCOMP[machine], _SET_MODE_FILTER, flags, header)
+    if found < 0:
+        raise NotAvailableError(_told(os.strerror(-found), -found))
+    return found
 
 
 def _told(why: str, code: int = 0) -> str:
@@ -138,9 +138,9 @@ def _told(why: str, code: int = 0) -> str:
         errno.EBUSY: "Another supervisor listens already: run this outside of it.",
         errno.EPERM: "Allow seccomp(2) in the container's policy (docker: --security-opt "
         "seccomp=unconfined, or a profile that has SCMP_ACT_ALLOW for seccomp and pidfd_getfd).",
-        errno.EINVAL: "The kernel is too old: Linux 5.14 or newer is needed.",
+        errno.EINVAL: "The kernel is too old: Linux 5.19 or newer is needed.",
         errno.ENOSYS: "The kernel or the sandbox (gVisor) has no seccomp(2).",
-    }.get(code, "Linux 5.14 or newer on x86-64 or aarch64 is needed.")
+    }.get(code, "Linux 5.19 or newer on x86-64 or aarch64 is needed.")
     return f"system calls can't be recorded here: seccomp user notification: {why}. {hint}"
 
 
@@ -305,9 +305,9 @@ class Processes:
             return known
         with open(f"/proc/{thread}/status", "rb") as file:  # noqa: PTH123  on the hot path
             process = int(file.read().split(b"\nTgid:")[1].split(None, 1)[0])
+        self.groups[thread] = (process, os.pidfd_open(process))  # fails if it was killed meanwhile
         if known is not None:
             os.close(known[1])
-        self.groups[thread] = (process, os.pidfd_open(process))
         return self.groups[thread]
 
     def take(self, thread: int, descriptor: int) -> int:

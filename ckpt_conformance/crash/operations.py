@@ -137,6 +137,11 @@ class Recording:
     unsupported: list[Unsupported] = field(default_factory=list[Unsupported])
     recorder: str = "seccomp"  # or "patched": by replaced Python entry points
 
+    @property
+    def remark(self) -> str:
+        """Say what a certificate must say of the recorder; empty if it saw every system call."""
+        return "" if self.recorder == "seccomp" else f"recorded by {self.recorder} entry points"
+
     def bytes_of(self, operation: Operation) -> bytes:
         """Give the bytes of a WRITE."""
         if operation.data < 0:

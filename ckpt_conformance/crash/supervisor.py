@@ -125,7 +125,7 @@ class Supervisor:
         try:
             asked.process = self.processes.process_of(asked.thread)
             if not self.umask_known:
-                self._take_umask(asked.thread)
+                os.umask(umask_of(asked.thread))  # any caller may have changed its own
             action = PREPARE[asked.name](asked)
         except OSError as error:
             action = None  # a bad path or descriptor: the kernel says so itself
@@ -184,11 +184,6 @@ class Supervisor:
                 )
             )
 
-    def _take_umask(self, thread: int) -> None:
-        """Create with the caller's umask, once any caller changed its own."""
-        with open(f"/proc/{thread}/status", "rb") as file:  # noqa: PTH123
-            os.umask(int(file.read().split(b"\nUmask:")[1].split(None, 1)[0], 8))
-
     # -- the journal --------------------------------------------------------------------------
 
     def _other(self, asked: Asked) -> None:
@@ -228,6 +223,15 @@ class Supervisor:
             self.operations[index] = replace(self.operations[index], source=text)
         if wanted.object:
             self.sources.opener[wanted.object] = text
+
+
+def umask_of(thread: int) -> int:
+    """Give the umask of a thread; raises ProcessLookupError if it was killed meanwhile."""
+    with open(f"/proc/{thread}/status", "rb") as file:  # noqa: PTH123
+        _, _, mask = file.read().partition(b"\nUmask:")
+    if not mask:
+        raise ProcessLookupError(errno.ESRCH, f"thread {thread} has ended: it has no umask")
+    return int(mask.split(None, 1)[0], 8)
 
 
 _OWN = frozenset({"umask", "execve", "execveat"})

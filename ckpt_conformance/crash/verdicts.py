@@ -45,6 +45,8 @@ def explored(subject: Subject, name: str) -> Explorer:
         carried = subject.notes.setdefault("crash", {})  # to the certificate, by the next outcome
         carried[name] = summary.of_exploration(explorer.result)
     found: Explorer = subject.notes[key]
+    if found.recording.remark:
+        subject.remarks["crash"] = found.recording.remark
     if found.result.interrupted:
         raise KeyboardInterrupt
     if found.result.unknown:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
 from ckpt_conformance.contract import Capability
+from ckpt_conformance.crash import notify
 from ckpt_conformance.crash.explore import Recorded
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import JOB_SEED
-from ckpt_conformance.verdicts import NotApplicable, Unknown
+from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +102,7 @@ def record(subject: Subject, name: str) -> Recorded:
 def _record(subject: Subject, work: Workload) -> Recorded:
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / work.name
-    folder.parent.mkdir(exist_ok=True)
+    trees.clear(folder)  # a recording that failed before may be tried again
     before = _lay_out(subject, work)
     ending = _live(subject, work, [], record=str(folder))
     if ending.how != "ended" or ending.error:
@@ -143,10 +144,12 @@ def _options(work: Workload) -> dict[str, Any]:
 
 
 def _give_up(work: Workload, told: str) -> None:
+    if notify.NotAvailableError.__name__ in told:  # and this life could not be patched
+        raise Unknown(f"this machine can't record this adapter: {told}")
     if set(work.before) & {step for _, saves in work.runs for step in saves}:
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
         raise NotApplicable(msg)
     msg = f"the workload {work.name!r}, which nothing disturbs, ends: {told}"
     if work.resume:
         raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
-    raise Unknown(f"control failed: {msg}")
+    raise control_failed(msg)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -16,8 +19,6 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ckpt_conformance.reference_impl import LoadResult
 
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     "A02",
     url="Lightning-AI/pytorch-lightning#19970",
     change="a finished file is copied over the old one in place instead of being renamed",
-    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-002", "CKC-DURA-001", "CKC-DURA-004", "CKC-IOER-002"},
 )
 class CopiesOverTheOld(CheckpointManager):
     """Truncates what it replaces."""
@@ -42,10 +43,31 @@ class CopiesOverTheOld(CheckpointManager):
 
 
 @mutant(
+    "A01-tmpdir",
+    url="Lightning-AI/pytorch-lightning#21253",
+    change="files are staged in TMPDIR and moved: between file systems, a copy over the old one",
+    violates={"CKC-ATOM-006"},
+)
+class StagesInTmpdir(CheckpointManager):
+    """Atomic as long as TMPDIR is on the file system of the checkpoints."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Take a detour over TMPDIR."""
+        if source.is_dir():
+            source.rename(target)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            staged = shutil.copyfile(source, Path(folder) / "staged")
+            shutil.move(staged, target)
+        with suppress(OSError):
+            source.unlink()
+
+
+@mutant(
     "A04",
     url="NVIDIA/nvidia-resiliency-ext#359",
     change="an existing file is removed before the new one is renamed to its name",
-    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-002", "CKC-DURA-004", "CKC-IOER-002"},
 )
 class RemovesBeforeRename(CheckpointManager):
     """Leaves a window in which neither is there."""
@@ -61,7 +83,7 @@ class RemovesBeforeRename(CheckpointManager):
     "J12",
     url="pytorch/pytorch#125877",
     change="an existing directory of the step is deleted before the new one gets its name",
-    violates={"CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-002", "CKC-DURA-004", "CKC-IOER-002"},
     base="reference-dcp",
 )
 class DeletesTheOldDirectory(CheckpointManager):
@@ -79,7 +101,7 @@ class DeletesTheOldDirectory(CheckpointManager):
     "A03",
     url="PrimeIntellect-ai/prime-rl#2992",
     change="a small progress file beside the checkpoints is written in place",
-    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-IOER-002"},
+    violates={"CKC-ATOM-001", "CKC-ATOM-002", "CKC-DURA-001", "CKC-DURA-002", "CKC-IOER-002"},
 )
 class SideFileInPlace(CheckpointManager):
     """Is atomic in everything but one small file."""
@@ -102,7 +124,7 @@ class SideFileInPlace(CheckpointManager):
     "B01-insists",
     url="KempnerInstitute/KempnerForge#102",
     change="the pointer names a step before it is committed, and a load insists on the pointer",
-    violates={"CKC-ATOM-001", "CKC-IOER-002"},
+    violates={"CKC-ATOM-001", "CKC-DURA-001", "CKC-IOER-002"},
 )
 class PointerBeforeData(CheckpointManager):
     """Points at what is not there yet."""
@@ -136,7 +158,7 @@ class PointerBeforeData(CheckpointManager):
     "A12",
     url="NVIDIA-NeMo/Automodel#3254",
     change="staging names are fixed, and one that is there already is an error",
-    violates={"CKC-ATOM-003", "CKC-IOER-003"},
+    violates={"CKC-ATOM-003", "CKC-DURA-003", "CKC-IOER-003"},
 )
 class FixedStagingNames(CheckpointManager):
     """Trips over what its dead predecessor left."""

@@ -39,6 +39,22 @@ class StateIsCast(CheckpointManager):
 
 
 @mutant(
+    "K02",
+    url="pytorch/torchtitan#4615",
+    change="optimizer state of a narrower dtype than its parameter is promoted to it",
+    violates={"CKC-COMP-003", "CKC-RSUM-010"},
+)
+class StateIsPromoted(CheckpointManager):
+    """Bf16 momentum of fp32 parameters takes twice the memory and makes other updates."""
+
+    def restore_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load, then promote."""
+        super().restore_optimizer(optimizer, state)
+        wide = torch.promote_types
+        _change(optimizer, "", lambda of, value: value.to(wide(value.dtype, of.dtype)))
+
+
+@mutant(
     "K03",
     url="TensorAuto/OpenTau#185",
     change="fp32 masters are rebuilt from the bf16 parameters",

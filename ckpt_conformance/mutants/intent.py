@@ -1,4 +1,4 @@
-"""Classes R, J, M and B: what was asked for is replaced, cast, cut, left out, or dropped."""
+"""Classes R, J, M, B and E: what was asked for is replaced, cast, cut, left out, or dropped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckpt_conformance.reference_impl.fill import ReadPlan
-    from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
+    from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan, OpenCheckpoint
 
 # -- another step, another checkpoint --------------------------------------------------------------
 
@@ -367,3 +367,25 @@ class KnowsOneFormat(CheckpointManager):
         """Checkpoints of its own kind."""
         own: layout.Kind = "dcp" if self.use_dcp else "model"
         return super().candidates(reference, step, require_kind or (None if reference else own))
+
+
+@mutant(
+    "E10",
+    url="NVIDIA-NeMo/Megatron-Bridge#4893",
+    change="what is restored follows from how saves are set up: of the other kind no generators",
+    violates={"CKC-INTN-013"},
+)
+class TemplateOfTheSaves(CheckpointManager):
+    """The template of the load is built from the options of the new run's saves."""
+
+    own = True
+
+    def plan(self, opened: OpenCheckpoint, job: Destinations, allowed: set[str]) -> LoadPlan:
+        """Note whether this manager would have saved it so."""
+        self.own = (opened.reference.kind == "dcp") == self.use_dcp
+        return super().plan(opened, job, allowed)
+
+    def restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Restore what this manager saves."""
+        if self.own:
+            super().restore_rng(state)

@@ -249,6 +249,22 @@ class StateStandsStill(CheckpointManager):
 
 
 @mutant(
+    "H15",
+    url="mosaicml/llm-foundry#1277",
+    change="the samples seen are counted as batches times rows, although a row packs several",
+    violates={"CKC-RSUM-012"},
+)
+class RowsForSamples(CheckpointManager):
+    """The position in packed units is taken for one in raw samples."""
+
+    def restore_dataloader(self, dataloader: Any, state: Any) -> None:
+        """Skip as many samples as rows were seen."""
+        seen = state["position"] * dataloader.batch
+        position = seen // (dataloader.batch * dataloader.packing)
+        super().restore_dataloader(dataloader, {**state, "position": position})
+
+
+@mutant(
     "H16",
     url="mosaicml/streaming#700",
     change="a position at the end of the epoch is an error",

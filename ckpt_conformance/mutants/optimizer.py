@@ -126,6 +126,25 @@ class ScalerIsBuiltLater(Trainer):
 
 
 @mutant(
+    "G14",
+    url="Megvii-BaseDetection/YOLOX#1318",
+    change="of the two sets of weights only the averaged one is restored, as both",
+    violates={"CKC-RTRP-001", "CKC-RTRP-003", RUN},
+)
+class AverageIsBoth(CheckpointManager):
+    """Raw weights and average both begin at the average."""
+
+    @torch.no_grad()
+    def apply(self, plan: LoadPlan, job: Destinations) -> None:
+        """Load, then give the model the averaged weights."""
+        super().apply(plan, job)
+        model: Any = job.model
+        shadow: Any = plan.extra["stateful"]["ema"]["shadow"]
+        for name, parameter in model.named_parameters():
+            parameter.copy_(shadow[name])
+
+
+@mutant(
     "G15",
     url="mir-group/nequip#590",
     change="the save comes while the averaged weights are swapped in",

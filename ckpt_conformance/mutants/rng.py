@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -70,6 +71,27 @@ class SamplerDraws(Trainer):
         """Draw a seed for each iterator."""
         while True:
             torch.empty((), dtype=torch.int64).random_()
+            yield from job.loader
+
+
+@mutant(
+    "E04",
+    url="wyim-pgl/transgenic#59",
+    change="an epoch's permutation is not saved: it is drawn again, from the restored generator",
+    violates={RUN},
+    base="reference-trainer",
+)
+class DrawnAgain(Trainer):
+    """A resume in mid-epoch skips the right number of batches of another permutation."""
+
+    def batches(self, job: Any) -> Iterator[Any]:
+        """Draw the order of what is about to be read; the draw itself leaves no trace."""
+        while True:
+            with torch.random.fork_rng(devices=[]):
+                drawn = cast("list[int]", torch.randperm(len(job.loader.samples)).tolist())
+            size = job.loader.batch
+            batches = [drawn[at : at + size] for at in range(0, len(drawn), size)]
+            job.loader.order = partial(list[list[int]], batches)
             yield from job.loader
 
 

@@ -61,7 +61,7 @@ class FrozenIsLeftOut(CheckpointManager):
     def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
         """Plan to read all but frozen parameters."""
         live = model.state_dict()
-        part = _Part(self.without_frozen(model, live))
+        part = Part(self.without_frozen(model, live))
         return {**live, **super().plan_model(opened, part, reads)}
 
     def without_frozen(self, model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class FrozenIsLeftOut(CheckpointManager):
         return {key: one for key, one in state.items() if key not in frozen}
 
 
-class _Part:
+class Part:
     """Some entries of a model's state, as a model to be loaded into."""
 
     def __init__(self, entries: dict[str, Any]) -> None:

@@ -189,6 +189,31 @@ class _Horizon(CheckpointManager):
 
 
 @mutant(
+    "F06",
+    url="thinking-machines-lab/tinker-cookbook#367",
+    change="the save at the end of a run names the next epoch, the periodic saves the one trained",
+    violates={"CKC-RSUM-011"},
+    base="reference-trainer",
+)
+class FinalCountsOn(Trainer):
+    """A run that is extended skips an epoch."""
+
+    until = 0
+
+    def fit(self, job: Any, until: int, save_at: Any, resume: Any, journal: Any) -> None:
+        """Know where the run ends."""
+        self.until = until
+        super().fit(job, until, save_at, resume, journal)
+
+    def checkpoint(self, job: Any, journal: Any) -> None:
+        """Save; at the end of the run name the epoch after this one, with this one's last batch."""
+        over = job.step == self.until and job.loader.position == len(job.loader)
+        job.loader.epoch += over
+        super().checkpoint(job, journal)
+        job.loader.epoch -= over
+
+
+@mutant(
     "F07-cosine",
     url="huggingface/transformers#43718",
     change="the horizon of a cosine is computed from the steps that are left",

@@ -9,10 +9,36 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
+from ckpt_conformance.mutants.round_trip import Part
 from ckpt_conformance.reference_impl import CheckpointManager
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+@mutant(
+    "S01",
+    url="huggingface/transformers#38870",
+    change="a tied tensor is stored under its last name, looked for under its first, not missed",
+    violates={"CKC-RTRP-001", "CKC-RSUM-001"},
+)
+class OtherNameIsStored(CheckpointManager):
+    """Tied weights keep what the model was built with; the tie itself is there."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Any]:
+        """Keep the last name of each group."""
+        state = super().capture_model(model)
+        dropped = {name for group in self.find_ties(state) for name in group[:-1]}
+        return {key: one for key, one in state.items() if key not in dropped}
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+        """Plan to read what is not tied: of a tie only the first name is looked for."""
+        live = model.state_dict()
+        tied = {name for group in self.find_ties(live) for name in group}
+        for name in tied & set(opened.documents["model"]):
+            del opened.documents["model"][name]
+        part = Part({key: one for key, one in live.items() if key not in tied})
+        return {**live, **super().plan_model(opened, part, reads)}
 
 
 @mutant(

@@ -1,0 +1,87 @@
+"""What drives the reference manager: the contract and every optional capability."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference, rehydrate
+from ckpt_conformance.reference_impl.snapshot import Snapshot
+from ckpt_conformance.reference_impl.trainer import parts
+
+if TYPE_CHECKING:
+    from ckpt_conformance.contract import TrainingJob
+
+
+class ReferenceManager:
+    """Drives one `CheckpointManager`."""
+
+    def __init__(self, manager: CheckpointManager, root: Path) -> None:
+        """Keep the manager."""
+        self.manager, self.root = manager, root
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        """Save with the job's extra dict."""
+        self.manager.save(step, **parts(job), extra=job.extra.state_dict())
+
+    def load(self, job: TrainingJob, step: int | None = None, **given: Any) -> int:  # noqa: ANN401
+        """Load and hand the extra dict back to the job."""
+        result = self.manager.load(step=step, **parts(job), **given)
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def load_path(self, job: TrainingJob, path: Path) -> int:
+        """Load what a path refers to."""
+        result = self.manager.load(path, **parts(job))
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def load_kind(self, job: TrainingJob, step: int, kind: str) -> int:
+        """Load a step in one format."""
+        return self.load(job, step, require_kind=kind)
+
+    def save_kind(self, job: TrainingJob, step: int, kind: str) -> None:
+        """Save a step in one format, whatever the manager's own is."""
+        other = type(self.manager)(self.root, use_dcp=kind == "dcp", keep_last=0)
+        ReferenceManager(other, self.root).save(job, step)
+        other.close()
+
+    def load_without(self, job: TrainingJob, step: int, component: str) -> int:
+        """Load and leave one component cold, on request."""
+        given = parts(job)
+        if component == "optimizer":
+            given["optimizers"] = {}
+        result = self.manager.load(step=step, **given, allow_missing={component})
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def export(self, step: int, destination: Path) -> Path:
+        """Write the step as one per-rank model file and give its path."""
+        folder = Path(destination)
+        rehydrate(self.root / f"dcp_{step:06d}", folder)
+        return folder / f"model_{step:06d}.pt"
+
+    def plant(self, step: int) -> None:
+        """Commit a checkpoint that holds nothing: discovery shows it, Python alone wrote it."""
+        manager, place = self.manager, self.place(step)
+        place.directory.mkdir(parents=True, exist_ok=True)
+        manifest = manager.make_manifest(Snapshot(step, 0, {}, {}, []), f"plant{step}", {}, {})
+        manager.write_bytes(place.manifest_path, manifest.to_bytes())
+
+    def rotate(self, step: int) -> None:
+        """Run the rotation that follows a save of a step."""
+        self.manager.retain(self.place(step))
+
+    def place(self, step: int) -> CheckpointReference:
+        """Where a step lies in the manager's own format."""
+        if self.manager.use_dcp:
+            return CheckpointReference(self.root / f"dcp_{step:06d}", step, "dcp")
+        return CheckpointReference(self.root, step, "model")
+
+    def steps(self) -> list[int]:
+        """Ask discovery."""
+        return self.manager.steps()
+
+    def close(self) -> None:
+        """Wait for uploads and let go."""
+        self.manager.close()

@@ -1,0 +1,62 @@
+"""What a run was asked for: names that must exist, and the command that asks for it again.
+
+The command line and the pytest plugin both refuse here, so that they say the same. Nothing of it
+imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+AGAIN = "reproduced"  # where the printed command writes: the files of the first run stay
+
+
+class RequestError(ValueError):
+    """A request that cannot be run: a usage error."""
+
+
+def check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that does not exist: a typo would select nothing and stay green.
+
+    Raises:
+        RequestError: names it, and the nearest that do exist.
+
+    """
+    for name in given:
+        if name not in known:
+            hint = f"{nearest(name, known)}`ckpt-conformance list {kind}s` names all"
+            raise RequestError(f"unknown {kind} {name!r}; {hint}")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
+    """Write a hint with the valid names nearest to `name`, or nothing; `cutoff` is difflib's."""
+    folded = {one.casefold(): one for one in known}
+    found = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=cutoff)
+    return f"did you mean {' or '.join(folded[one] for one in found)}? " if found else ""
+
+
+def reproduce(  # noqa: PLR0913  every choice that a check depends on
+    adapter: str,
+    invariant: str,
+    *,
+    seed: int,
+    budget: str,
+    claims: Sequence[str] = (),
+    catalogue: int | None = None,
+) -> str:
+    """Write the command that runs the check of one invariant again, with the same choices.
+
+    It has a folder of its own: beside the certificate that it comes from it would replace it.
+    """
+    words = ["ckpt-conformance", "certify", adapter, "--only", invariant]
+    words += ["--seed", str(seed), "--budget", budget]
+    for claim in claims:
+        words += ["--claim", claim]
+    if catalogue is not None:
+        words += ["--catalogue", str(catalogue)]
+    return shlex.join([*words, "--out", AGAIN])

@@ -1,0 +1,168 @@
+"""Classes A and O at system calls: what only a recorder sees, and what only a power loss shows."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager, layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl import CheckpointReference, LoadResult
+    from ckpt_conformance.reference_impl.manifest import Manifest
+
+PROGRESS, PROBE = "progress.bin", "probe"
+
+
+@mutant(
+    "A05",
+    url="jundot/omlx#3095",
+    change="files are flushed to the kernel, and no file is ever synced",
+    violates={"CKC-DURA-001", "CKC-DURA-004"},
+)
+class NeverSyncsFiles(CheckpointManager):
+    """Renames what the disk may not have."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Flush only."""
+        file.flush()
+
+
+@mutant(
+    "A05-names",
+    url="jundot/omlx#3095",
+    change="the directory is not synced after a new checkpoint has its names",
+    violates={"CKC-DURA-001", "CKC-DURA-004"},
+)
+class PublishesWithoutSync(CheckpointManager):
+    """Acknowledges names that the disk may not have."""
+
+    quiet = False
+
+    def publish_flat(
+        self, reference: CheckpointReference, manifest: Manifest, staged: Path
+    ) -> None:
+        """Publish as always, with no sync of the directory until the next save."""
+        self.quiet = True
+        super().publish_flat(reference, manifest, staged)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Sync, unless a checkpoint is being published."""
+        if not self.quiet:
+            super().fsync_dir(path)
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save; the next one begins with a directory that is synced."""
+        try:
+            return super().save(step, **parts)
+        finally:
+            self.quiet = False
+
+
+@mutant(
+    "A05-replaced",
+    url="jundot/omlx#3095",
+    change="the directory is not synced after a step that is there has been replaced",
+    violates={"CKC-DURA-004"},
+)
+class ReplacesWithoutSync(CheckpointManager):
+    """Acknowledges the new save of a step while the disk may hold the old one."""
+
+    quiet = False
+
+    def replace_flat(
+        self, reference: CheckpointReference, manifest: Manifest, staged: Path
+    ) -> None:
+        """Replace, and sync no directory."""
+        self.quiet = True
+        super().replace_flat(reference, manifest, staged)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Sync, unless a checkpoint is being replaced."""
+        if not self.quiet:
+            super().fsync_dir(path)
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save; the next one begins with a directory that is synced."""
+        try:
+            return super().save(step, **parts)
+        finally:
+            self.quiet = False
+
+
+class _SideFile(CheckpointManager):
+    """Keeps a small file of its progress through a bare descriptor, and a load insists on it."""
+
+    def note(self, step: int) -> None:
+        """Write the file in place."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        descriptor = os.open(self.root / PROGRESS, flags, 0o600)
+        os.write(descriptor, f"{step:>20}".encode())
+        os.close(descriptor)
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, after reading the progress."""
+        if (self.root / PROGRESS).exists():
+            int((self.root / PROGRESS).read_text())
+        return super().load(*given, **named)
+
+    def has(self, step: int) -> bool:
+        """Tell whether a step is there."""
+        return (self.root / layout.flat_manifest_name(step)).exists()
+
+
+@mutant(
+    "A03-native",
+    url="PrimeIntellect-ai/prime-rl#2992",
+    change="a native writer keeps a small side file in place, before each new step",
+    violates={"CKC-ATOM-001", "CKC-DURA-001"},
+)
+class NativeSideFile(_SideFile):
+    """Is atomic in everything that Python's own calls write."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save, after noting the progress of a new step."""
+        if not self.has(step):
+            self.note(step)
+        return super().save(step, **parts)
+
+
+@mutant(
+    "A03-again",
+    url="PrimeIntellect-ai/prime-rl#2992",
+    change="a native writer writes a small side file in place when a step is saved again",
+    violates={"CKC-ATOM-002", "CKC-DURA-002"},
+)
+class NativeSideFileAgain(_SideFile):
+    """Is atomic while no step is saved twice."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save, after noting the progress of a step that is there."""
+        if self.has(step):
+            self.note(step)
+        return super().save(step, **parts)
+
+
+@mutant(
+    "A12-native",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="a native helper tries the directory with a name that is fixed, and must be free",
+    violates={"CKC-ATOM-003", "CKC-DURA-003"},
+)
+class NativeProbe(CheckpointManager):
+    """Trips over its dead predecessor's probe."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save, after trying whether the directory can be written."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        libc = ctypes.CDLL(None, use_errno=True)
+        probe = os.fsencode(self.root / PROBE)
+        if libc.mkdir(probe, 0o700) != 0:
+            raise OSError(ctypes.get_errno(), "the directory can't be tried", PROBE)
+        libc.rmdir(probe)
+        return super().save(step, **parts)

@@ -1,0 +1,74 @@
+"""What a life leaves running: daemons that left its session are adopted, ended and named.
+
+A save that leaves a process behind which writes later would write into the directory of the next
+check. The group of a life is killed with it; a daemon has a group of its own. So the server is the
+parent of all orphans (PR_SET_CHILD_SUBREAPER), and each child that is no life is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+ADOPT = 36  # PR_SET_CHILD_SUBREAPER
+
+
+def adopt() -> None:
+    """Become the parent of every process below this one whose own parent ends."""
+    ctypes.CDLL(None).prctl(ADOPT, 1)
+
+
+def sweep(lives: Collection[int], group: int) -> list[str]:
+    """Kill and reap every child that is no life; name those that had left the `group`.
+
+    Of two lives that end at one moment the first that is asked about may be given both's daemons:
+    the names are evidence, and no verdict rests on them.
+    """
+    named: list[str] = []
+    while found := children() - set(lives):
+        for pid in found:
+            if told := _describe(pid, group):
+                named.append(told)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)  # its own children are ours now: hence the loop
+    return named
+
+
+def children() -> set[int]:
+    """Give the children of this process, which has one thread."""
+    me = os.getpid()
+    with contextlib.suppress(OSError):
+        return set(map(int, Path(f"/proc/{me}/task/{me}/children").read_text().split()))
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return {pid for pid in pids if _status(pid)[1:2] == [str(me)]}
+
+
+def _status(pid: int) -> list[str]:
+    """Give state, parent, group and more of a process; empty if there is none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def _describe(pid: int, group: int) -> str:
+    """Say what a process is; nothing of one that has ended, or dies with its life."""
+    status = _status(pid)
+    if not status or status[0] == "Z" or int(status[2]) == group:
+        return ""
+    command = _command(pid)
+    what = "a fork of the job's own process" if command == _command(os.getpid()) else command
+    return f"{what} (process {pid}, session {status[3]})"
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()[:200]
+    return ""

@@ -1,0 +1,45 @@
+"""TMPDIR on another file system: a rename that crosses the edge of the directory fails with EXDEV.
+
+Models: what the kernel says where a manager stages in TMPDIR and its directory is another mount.
+`shutil.move` then copies over the final name, in place. A condition, not a strike: every such call
+fails, as long as it is installed.
+Does not model: a rename by code in C++ or Rust; two mounts inside the manager's own directory.
+Proof: `fired`, and an event in the journal for each rename that was refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fault_injectors.injector import Injector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAULTS = ("cross-device",)
+
+
+class CrossDevice(Injector):
+    """Refuses each rename and link between the directory and any other place."""
+
+    name = "cross-device"
+
+    def install(self) -> None:
+        """Replace the three functions; what strikes at a rename is to be installed later."""
+        for name in ("replace", "rename", "link"):
+            original = getattr(os, name)
+            self.patch_everywhere(original, name, partial(self._rename, name, original))
+
+    def _rename(
+        self, what: str, real: Callable[..., object], src: object, dst: object, **given: object
+    ) -> object:
+        source, target = self.below(src), self.below(dst)
+        if (source is None) == (target is None):
+            return real(src, dst, **given)
+        name = str(source if target is None else target)
+        self.count(f"os.{what}", name)
+        self.note(f"os.{what}", name)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(src), None, str(dst))

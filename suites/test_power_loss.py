@@ -1,0 +1,60 @@
+"""What was acknowledged is there after the power comes back, whatever the disk had kept by then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.checks import check
+from ckpt_conformance.crash import verdicts
+from ckpt_conformance.crash.verdicts import LOST, SAME, TORN
+from ckpt_conformance.verdicts import Violation
+
+if TYPE_CHECKING:
+    from ckpt_conformance.subject import Subject
+
+MODELS = ("ext4", "xfs", "btrfs")
+
+
+@check("CKC-DURA-001")
+def test_power_loss_leaves_a_whole_step(subject: Subject) -> None:
+    """After a power loss in or after a save a load gives a whole step.
+
+    Why: without fsync a rename can reach the disk before the data: the newest checkpoint has its
+    name and no bytes, and the job does not start (O03, A05).
+    How: record the system calls of saves; lay out what ext4, xfs and btrfs may hold after a power
+    loss at each of them, and resume. An older step than the last is no matter here.
+    """
+    verdicts.require_clean(subject, verdicts.saves(subject), MODELS, TORN)
+
+
+@check("CKC-DURA-002")
+def test_power_loss_leaves_a_step_that_is_saved_twice(subject: Subject) -> None:
+    """After a power loss while a step is saved over itself one save of it is whole.
+
+    Why: a file that is replaced, or removed and made again, can be lost in both versions (A04).
+    How: as CKC-DURA-001, for the save of a step that is there.
+    """
+    verdicts.require_clean(subject, SAME, MODELS, TORN)
+
+
+@check("CKC-DURA-003")
+def test_after_power_loss_the_job_goes_on(subject: Subject) -> None:
+    """After a power loss that it survives the job saves that step, the next, and restarts.
+
+    Why: an empty file of a save that was lost blocked the next save of that step (A12).
+    How: of the states after a power loss take one of each kind that loads; resume, train, save the
+    same step and the next, restart in a new process, load.
+    """
+    for told in verdicts.unusable(subject, MODELS):
+        raise Violation(told)
+
+
+@check("CKC-DURA-004")
+def test_an_acknowledged_step_survives_power_loss(subject: Subject) -> None:
+    """After a power loss the newest step that was acknowledged is served, not one before it.
+
+    Why: to be told that a step is saved, and to find the one before it, is hours of training that
+    nobody knew were at risk (A05).
+    How: as CKC-DURA-001, for states that load and give an older save.
+    """
+    verdicts.require_clean(subject, (*verdicts.saves(subject), *SAME), MODELS, LOST)

@@ -1,0 +1,104 @@
+"""A failed control refers its reader to a promise that is really broken."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpt_conformance import resumption
+from ckpt_conformance.session import SessionOptions, run_session
+from ckpt_conformance.verdicts import CONTROL, Verdict, control_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUITES = Path(__file__).parent.parent / "suites"
+BROKEN = ("misbehaving:wrong", "misbehaving:loads_none", "misbehaving:leaves_quietly")
+MUTED = ("misbehaving:raises_from_steps", "dcp-overwrite")
+REFERENCE = re.compile(r"; see (CKC-[A-Z]{4}-\d{3})")
+# What controls of these need fails in the adapters above; together they have every sort of control.
+ONLY = (
+    *("CKC-SMOK-001", "CKC-SMOK-002", "CKC-SMOK-003", "CKC-SMOK-004", "CKC-RTRP-001"),
+    *("CKC-RTRP-008", "CKC-RTRP-009", "CKC-RTRP-020", "CKC-RSUM-001", "CKC-RSUM-002"),
+    *("CKC-COMP-012", "CKC-COMP-016", "CKC-ATOM-001", "CKC-ATOM-003", "CKC-SIDE-004"),
+    *(
+        "CKC-SIDE-006",
+        "CKC-SIDE-007",
+        "CKC-SIDE-009",
+        "CKC-INTN-004",
+        "CKC-DISC-009",
+        "CKC-DISC-011",
+    ),
+)
+
+
+def test_a_reference_leads_to_what_is_violated() -> None:
+    """Run checks on adapters that fail their controls; follow each reference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent)]))
+        found = run_session(SessionOptions((*BROKEN, *MUTED), only=ONLY))
+    verdicts = {(one.adapter, one.invariant): one.verdict for one in found}
+    unknown = [one for one in found if one.verdict is Verdict.UNKNOWN]
+    followed = [(one, REFERENCE.search(one.reason)) for one in unknown]
+    wrong = [
+        (one.adapter, one.invariant, one.reason)
+        for one, named in followed
+        if named and verdicts.get((one.adapter, named[1])) not in {"VIOLATION", "NOT_MET"}
+    ]
+    assert wrong == []
+    assert [one.reason for one in unknown if one.reason.count(CONTROL.strip()) > 1] == []
+    assert {named[1] for _, named in followed if named} >= {"CKC-SMOK-001", "CKC-RTRP-001"}
+    assert [one.reason for one, named in followed if not named] == []
+
+
+def calls() -> Iterator[tuple[str, ast.FunctionDef, ast.Call]]:
+    """Give the calls in each function of the suites, with the module's name."""
+    for path in sorted(SUITES.glob("test_*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                inside = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+                yield from ((path.stem, function, call) for call in inside)
+
+
+def ids() -> dict[str, str]:
+    """Map each check to its invariant."""
+    return {
+        function.name: ast.literal_eval(mark.args[0])
+        for _, function, _ in calls()
+        for mark in function.decorator_list
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "check"
+    }
+
+
+def test_a_control_names_the_invariant_of_its_check() -> None:
+    for module, _, call in calls():
+        if ast.unparse(call.func) == "resumption.control":
+            check, name = ast.unparse(call.args[0]), ast.literal_eval(call.args[2])
+            assert ids().get(check, name) == name, f"{module}: {check} does not verify {name}"
+
+
+def test_the_owner_of_a_kind_is_the_check_that_fails_for_it() -> None:
+    owners = {
+        ast.literal_eval(call.args[1]): ids()[function.name]
+        for _, function, call in calls()
+        if ast.unparse(call.func) == "resumption.arrive" and "owner=True" in ast.unparse(call)
+    }
+    assert owners == resumption.OWNERS
+
+
+def test_suites_spell_no_reference() -> None:
+    """What is spelt out goes stale: `resumption.blame` names what it has seen violated."""
+    for path in SUITES.glob("*.py"):
+        assert not REFERENCE.search(path.read_text(encoding="utf-8")), path.name
+
+
+def test_a_failed_control_is_told_once_and_refers_once() -> None:
+    inner = control_failed("it does not load", "CKC-SMOK-001")
+    assert str(inner) == "control failed: it does not load; see CKC-SMOK-001"
+    assert str(control_failed(inner, "CKC-RTRP-001")) == str(inner)
+    assert str(control_failed("x")) == "control failed: x"

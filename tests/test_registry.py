@@ -1,0 +1,102 @@
+"""How an adapter is named, and what is said of a name that is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpt_conformance import registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ADAPTER = """
+from ckpt_conformance.contract import AdapterBase
+def make():
+    return AdapterBase(name="Mine", version="7", library="mylib")
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder on the path: a package with an adapter, installed with entry points."""
+    (tmp_path / "my_pkg_of_a_test").mkdir()
+    (tmp_path / "my_pkg_of_a_test" / "__init__.py").write_text("")
+    (tmp_path / "my_pkg_of_a_test" / "adapter.py").write_text(ADAPTER)
+    (tmp_path / "my_pkg_of_a_test" / "spoilt.py").write_text("raise RuntimeError('at import')")
+    (tmp_path / "my_pkg_of_a_test" / "needy.py").write_text("import absent_of_a_test")
+    facts = tmp_path / "my_pkg-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-pkg\nVersion: 1\n")
+    lines = ["mine = my_pkg_of_a_test.adapter:make", "spoilt = my_pkg_of_a_test.spoilt:make"]
+    lines += ["reference = my_pkg_of_a_test.adapter:make"]
+    (facts / "entry_points.txt").write_text("\n".join([f"[{registry.GROUP}]", *lines]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("package")
+def test_an_entry_point_is_an_adapter_by_name() -> None:
+    found = registry.describe("mine")
+    assert (found.name, found.title, found.version) == ("mine", "Mine", "7")
+    assert registry.known().count("reference") == 1
+    assert registry.describe("reference").title == "reference", "a bundled name stays bundled"
+
+
+def test_list_adapters_shows_entry_points(package: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ckpt_conformance.cli", "list", "adapters"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(package), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split() for line in lines if line.startswith("mine ")] == [
+        ["mine", "Mine;", "mylib", "7;", "manager;", "my_pkg_of_a_test.adapter:make"]
+    ]
+    assert "adapter 'spoilt' cannot be made: RuntimeError: at import" in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nope", "unknown adapter 'nope': known: reference, "),
+        ("nope", "lightning. Your own manager is named as my_package.module:attribute."),
+        ("refrence", "unknown adapter 'refrence': did you mean reference or "),
+        ("my_pkg.adapter.make", "did you mean 'my_pkg.adapter:make'? Your own"),
+        ("my_pkg/adapter.py:make", "such as 'my_pkg.adapter:make'"),
+        ("my_pkg.adapter:", "such as 'my_pkg.adapter:make'"),
+        (":make", "such as 'my_package.module:make'"),
+    ],
+)
+def test_a_wrong_form_is_refused_before_anything_is_imported(name: str, told: str) -> None:
+    with pytest.raises(registry.AdapterError) as refused:
+        registry.check_name(name)
+    assert told in str(refused.value)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("my_pkg_of_a_tset.adapter:make", "did you mean my_pkg_of_a_test? is it installed"),
+        ("my_pkg_of_a_test.adaptr:make", "did you mean adapter? is it installed"),
+        ("my_pkg_of_a_test.adapter:mak", "has no 'mak'; did you mean make?"),
+        ("my_pkg_of_a_test.needy:make", "absent_of_a_test is missing where the suite runs"),
+    ],
+)
+def test_a_wrong_module_gets_the_nearest(name: str, told: str) -> None:
+    with pytest.raises(registry.AdapterError) as refused:
+        registry.get(name)
+    assert told in str(refused.value)
+
+
+def test_every_known_form_passes() -> None:
+    for name in (*registry.BUNDLED, "my_pkg.adapter:make", "m:a.b", "mutant:A1"):
+        registry.check_name(name)

@@ -1,0 +1,134 @@
+"""SIGTERM, a hang-up and Ctrl-C end a command alike: what was found stays, nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from test_misbehaving_adapters import carriers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HANGS = """
+import os, pathlib, time
+from misbehaving import broken
+def save(*_):
+    pathlib.Path(os.environ["CKC_MARK"]).touch()
+    time.sleep(600)
+make = broken(save=save)
+"""
+PATIENCE = 120.0  # seconds until a test gives up; nothing here is timed
+LOADS = ["--only", "CKC-SMOK-001", "--only", "CKC-RTRP-001"]
+
+
+@dataclass
+class Place:
+    """An empty folder to work in, and an environment whose every trace can be found."""
+
+    folder: Path
+    token: str
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+        own = {"CKC_TOKEN": self.token, "CKC_MARK": str(self.folder / "mark"), "PYTHONPATH": paths}
+        (self.folder / "tmp").mkdir()
+        (self.folder / "hanging.py").write_text(HANGS)
+        with (self.folder / "err").open("w") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", "ckpt_conformance.cli", *words],
+                cwd=self.folder,
+                env=os.environ | own | {"TMPDIR": str(self.folder / "tmp")},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                text=True,
+            )
+
+    def wait_for_save(self) -> None:
+        wait((self.folder / "mark").exists)
+
+    def wait_for_outcome(self) -> None:
+        wait(lambda: bool(re.search(r": \d+ of \d+", (self.folder / "err").read_text())))
+
+    def is_clean(self) -> bool:
+        return not list((self.folder / "tmp").iterdir()) and not carriers(self.token)
+
+
+def wait(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path, uuid.uuid4().hex)
+    yield made
+    for one in carriers(made.token):  # only a failed test leaves any
+        os.kill(one, signal.SIGKILL)
+
+
+def end(process: subprocess.Popen[str], *signals: signal.Signals, group: bool) -> tuple[int, str]:
+    """Send signals and wait; give the exit status and what was printed."""
+    for one in signals:
+        (os.killpg if group else os.kill)(process.pid, one)
+    out, _ = process.communicate(timeout=PATIENCE)
+    return process.returncode, out
+
+
+@pytest.mark.parametrize(
+    ("signals", "jobs", "group", "status"),
+    [
+        ([signal.SIGTERM], "1", False, 143),
+        ([signal.SIGTERM], "2", True, 143),
+        ([signal.SIGHUP], "2", False, 129),
+        ([signal.SIGINT, signal.SIGTERM, signal.SIGINT], "2", True, 130),
+    ],
+)
+def test_a_stopped_certify_leaves_its_certificate(
+    place: Place, signals: list[signal.Signals], jobs: str, status: int, *, group: bool
+) -> None:
+    words = [*LOADS, "--jobs", jobs, "--write-baseline", "b.json"]
+    process = place.start("certify", "hanging:make", *words)
+    place.wait_for_save()
+    code, out = end(process, *signals, group=group)
+    assert code == status, (out, (place.folder / "err").read_text())
+    assert "Stopped before the end: what did not run is UNKNOWN." in out
+    assert "b.json was not written" in out
+    assert not (place.folder / "b.json").exists()
+    result = json.loads((place.folder / "reports" / "result.json").read_text())
+    assert result["interrupted"] is True
+    assert result["harness"] == []
+    assert (place.folder / "reports" / "report.html").exists()
+    assert place.is_clean()
+
+
+def test_stopped_mutants_print_what_was_found(place: Place) -> None:
+    process = place.start("mutants", "--only", "R01", "--jobs", "1")
+    place.wait_for_outcome()
+    code, out = end(process, signal.SIGTERM, group=False)
+    assert code == 143
+    assert "Stopped before the end: this is what was found so far." in out
+    assert place.is_clean()
+
+
+def test_a_stopped_explore_says_so(place: Place) -> None:
+    process = place.start("explore", "hanging:make", "--jobs", "1")
+    place.wait_for_save()
+    code, out = end(process, signal.SIGTERM, group=False)
+    assert code == 143
+    assert "Stopped before the end: this is what was found so far." in out
+    assert json.loads((place.folder / "reports/exploration.json").read_text())["interrupted"]
+    assert place.is_clean()
