@@ -162,12 +162,12 @@ def test_ctrl_c_prints_what_was_found(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(explore, "CHUNK", 4)
-    monkeypatch.setattr("ckpt_conformance.cli_explore.Bar.__call__", stop)
+    monkeypatch.setattr("ckpt_conformance.cli_explore.Progress.__call__", stop)
     arguments = ["explore", IN_PLACE, "--model", "kill", "--workload", "second"]
     code, text = run(*arguments, "--out", str(tmp_path / "out"), capsys=capsys)
     assert code == 130, text
     assert "4 states visited" in text
-    assert "Stopped by hand" in text
+    assert "Stopped before the end" in text
 
 
 def test_the_command_line_of_explore_starts_without_torch() -> None:
