@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance import __version__, bundle
 from ckpt_conformance.asking import RequestError, check_names, reproduce
+from ckpt_conformance.crash import summary
 from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, remarks, worst
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ class RunFacts:
     interrupted: bool = False
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     waivers: Sequence[Mapping[str, Any]] = ()
-    crash: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def asked_profiles(options: SessionOptions) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         "created": run.created,
         "interrupted": run.interrupted,
         "environment": {**run.environment, **remarks(found)},
-        "adapter": _adapter(info),
+        "adapter": info.to_json(),
         "seed": options.seed,
         "budget": options.budget,
         "claims": list(options.claims),
@@ -121,7 +121,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         "profile_details": profiles,
         "invariants": invariants,
         "harness": [_check(one) for one in _strays(grouped, run.catalogue)],
-        "crash": dict(run.crash),
+        "crash": summary.of_outcomes(one.crash for one in found),
         "waivers": [dict(waiver) for waiver in run.waivers],
     }
 
@@ -132,21 +132,6 @@ def _suite(run: RunFacts) -> Json:
         "version": __version__,
         "commit": run.commit,
         "catalogue": run.catalogue.version if pin is None else pin,
-    }
-
-
-def _adapter(info: AdapterInfo) -> Json:
-    return {
-        "name": info.name,
-        "title": info.title,
-        "version": info.version,
-        "shape": info.shape,
-        "capabilities": sorted(info.capabilities),
-        "holds": sorted(info.holds),
-        "library": info.library,
-        "recipe": info.recipe,
-        "owner": info.owner,
-        "notes": info.notes,
     }
 
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpt_conformance import asking, bundle, certificate, cli_progress, environment, report
+from ckpt_conformance import (
+    asking,
+    bundle,
+    certificate,
+    cli_progress,
+    environment,
+    report,
+    report_explore,
+)
 from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
 
@@ -20,11 +28,11 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Exploration
     from ckpt_conformance.crash.explore import Explorer, Limits
+    from ckpt_conformance.registry import AdapterInfo
     from ckpt_conformance.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
 INTERRUPTED = 130
-SCHEMA = "ckpt-conformance/exploration/v1"
 
 
 class Progress(cli_progress.Progress):
@@ -68,29 +76,43 @@ def explore(  # noqa: PLR0913  one parameter for each option
     ),
     jobs: Jobs = None,
     seed: Seed = 0,
-    out: Annotated[Path, typer.Option(help="Folder of exploration.json and bundles/.")] = Path(
-        "reports"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder of result.json, report.html and bundles/.")
+    ] = Path("reports/explore"),
+    real: Annotated[
+        Names, typer.Option(help="Crash mounted images, too (repeatable): ext4, xfs, btrfs; root.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the recordings there, too.")] = False,
 ) -> None:
     """Visit what the disk may hold after a crash in a save; keep what violates as bundles."""
     from ckpt_conformance.crash import explore as engine
-    from ckpt_conformance.crash import workloads
+    from ckpt_conformance.crash import observed, real_fs, workloads
     from ckpt_conformance.crash.models import MODELS
 
     every = budget is Budget.FULL
     usual = list(workloads.WORKLOADS) if every else list(workloads.QUICK)
     asking.check_names("model", model or (), MODELS)
     asking.check_names("workload", workload or (), workloads.WORKLOADS)
-    environment.prepare_output(out)
+    asking.check_names("file system", real or (), real_fs.FILE_SYSTEMS)
+    try:
+        observed.require(real or ())
+    except Unknown as error:
+        report.say(f"? unknown: {error}", error=True)
+        raise typer.Exit(certificate.UNDECIDED) from None
+    report_explore.prepare(out)
     limits = replace(engine.FULL if every else engine.QUICK_COMMAND, jobs=jobs or _cpus())
-    run = Run(list(model or DEFAULT_MODELS), limits, out, keep=keep)
+    chosen = list(workload or usual)
+    models = list(model or DEFAULT_MODELS)
+    asked = report_explore.Asked(seed, str(budget), models, chosen, list(real or ()))
+    run = Run(asked, limits, out, keep=keep)
+    info: AdapterInfo | None = None
     try:
         with subject_of(adapter, seed, str(budget)) as subject:
-            run.all(subject, list(workload or usual))
+            info = subject.info
+            run.all(subject, chosen)
     except KeyboardInterrupt:  # while it started
-        run.interrupted = True
-    raise typer.Exit(run.finish(adapter, seed))
+        run.findings.interrupted = True
+    raise typer.Exit(run.finish(info))
 
 
 def _cpus() -> int:
@@ -100,14 +122,14 @@ def _cpus() -> int:
 class Run:
     """The explorations of one command, and what is said of them."""
 
-    def __init__(self, models: Sequence[str], limits: Limits, out: Path, *, keep: bool) -> None:
+    def __init__(
+        self, asked: report_explore.Asked, limits: Limits, out: Path, *, keep: bool
+    ) -> None:
         """Start with nothing found."""
-        self.models, self.limits, self.out, self.keep = models, limits, out, keep
+        self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
         self.found: list[Exploration] = []
-        self.aside: list[str] = []
-        self.unknown: list[str] = []
+        self.findings = report_explore.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
-        self.interrupted = False
 
     def all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
@@ -117,26 +139,28 @@ class Run:
                 try:
                     self.one(subject, name, progress)
                 except NotApplicable as error:
-                    self.aside.append(f"{name}: {error}")
+                    self.findings.aside.append(f"{name}: {error}")
                 except Unknown as error:
-                    self.unknown.append(f"{name}: {error}")
+                    self.findings.unknown.append(f"{name}: {error}")
                 except KeyboardInterrupt:
-                    self.interrupted = True
-                if self.interrupted:
+                    self.findings.interrupted = True
+                if self.findings.interrupted:
                     break
 
     def one(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
         from ckpt_conformance.crash import explore as engine
-        from ckpt_conformance.crash import workloads
+        from ckpt_conformance.crash import reproduced, workloads
 
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, progress)
-        result = engine.run(explorer, self.models)
+        result = engine.run(explorer, self.asked.models, self.asked.real)
+        reproduced.reproduce(explorer)
         self.found.append(result)
-        self.unknown += [f"{name}: {why}" for why in result.unknown]
-        self.interrupted = result.interrupted
+        self.findings.unknown += [f"{name}: {why}" for why in result.unknown]
+        self.findings.interrupted = result.interrupted
         self._keep(explorer)
+        self.findings.add(explorer, self.bundles[len(self.found) - 1])
 
     def _keep(self, explorer: Explorer) -> None:
         from ckpt_conformance.crash import bundles
@@ -152,35 +176,24 @@ class Run:
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(explorer.recording.folder, target, symlinks=True)
 
-    def finish(self, adapter: str, seed: int) -> int:
-        """Write exploration.json, print what was found, give the exit status."""
-        body: dict[str, Any] = {
-            "schema": SCHEMA,
-            "adapter": adapter,
-            "seed": seed,
-            "interrupted": self.interrupted,
-            "not applicable": self.aside,
-            "unknown": self.unknown,
-            "explorations": [result.to_json() for result in self.found],
-        }
-        certificate.write_json(self.out / "exploration.json", certificate.plain(body))
+    def finish(self, info: AdapterInfo | None) -> int:
+        """Write result.json and report.html, print what was found, give the exit status."""
+        findings = self.findings
+        if info is not None:
+            report_explore.write(findings, info, self.out)
         for at, result in enumerate(self.found):
             for line in lines_of(result, self.bundles.get(at, {})):
                 report.say(line)
-        for line in self.aside:
+        for line in findings.aside:
             report.say(f"  not applicable  {line}")
-        for line in self.unknown:
+        for line in findings.unknown:
             report.say(f"? unknown  {line}")
-        if self.interrupted:
+        if info is not None:
+            report.say(f"report: {self.out / 'report.html'}")
+        if findings.interrupted:
             report.say("Stopped before the end: this is what was found so far.")
             return INTERRUPTED
-        if any(result.violations or _unusable(result) for result in self.found):
-            return certificate.VIOLATED
-        return certificate.UNDECIDED if self.unknown or not self.found else certificate.CERTIFIED
-
-
-def _unusable(result: Exploration) -> list[str]:
-    return [told for one in result.models.values() for told in one.unusable]
+        return report_explore.STATUS[findings.verdict]
 
 
 def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
@@ -190,19 +203,21 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     yield f"{result.workload}: {count} operations, {result.visited} states visited, {rate:.0f}/s"
     if result.recording.remark:
         yield f"  crash: {result.recording.remark}"
+    width = max(map(len, (*result.models, "btrfs")))
     for name, one in result.models.items():
         clean = one.is_clean and not one.unusable
         good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # not all were visited
         sign = report.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in one.outcomes.most_common())
         seen = f"{one.candidates} candidates, {one.distinct} distinct, {one.visited} visited"
-        yield f"  {sign} {name:<6} {seen}: {ends}"
+        yield f"  {sign} {name:<{width}} {seen}: {ends}"
         for told in one.unusable:
             yield f"      after the recovery: {told}"
     for key, group in result.classes().items():
         violation, models = group[0], ", ".join(each.case.model for each in group)
+        grades = "; ".join(result.grades(group))
         yield f"    {models}: {violation.outcome}: {violation.visit.told}"
-        yield f"      {violation.where}; {violation.states} states so; {violation.grade}"
+        yield f"      {violation.where}; {violation.states} states so; {grades}"
         if violation.blame:
             yield f"      audit: {violation.blame.told}"
         if key in kept:

@@ -45,7 +45,14 @@ def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
         Verdict.PASS,
         evidence=_remarks(item),
         seed=_seed(item),
+        crash=_explored(item),
     )
+
+
+def _explored(item: pytest.Item) -> dict[str, Any]:
+    """Take what was explored since the last outcome; each exploration is carried once."""
+    subject, _ = item.stash.get(NEEDS, (None, None))
+    return dict(subject.notes.pop("crash", {})) if subject else {}
 
 
 def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
@@ -55,6 +62,7 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
         "invariant": invariant,
         "check": _name(item),
         "seed": _seed(item),
+        "crash": _explored(item),
     }
     if isinstance(error, Violation):
         promised = _promise(item, invariant)

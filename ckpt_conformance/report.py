@@ -248,9 +248,15 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     return environment.get_template(name)
 
 
+def page(name: str, **values: object) -> str:
+    """Render an HTML page of `templates/`; all text in it is escaped."""
+    return _template(name, _show).render(words=WORDS, mark=MARK, **values)
+
+
 def render_html(result: Json) -> str:
     """Render the report: one file, no network, no script."""
-    return _template("report.html.j2", _show).render(
+    return page(
+        "report.html.j2",
         result=result,
         headline=headline(result),
         counts=verdict_counts(result),
@@ -260,7 +266,6 @@ def render_html(result: Json) -> str:
         attention=attention(result),
         outcomes=outcomes_in(result),
         owners=OWNERS,
-        mark=MARK,
     )
 
 

@@ -108,6 +108,8 @@ class CheckOutcome:
     rate: tuple[int, int] | None = None
     seconds: float = 0.0
     seed: int = 0
+    # What was explored for it, see `crash/summary.py`: {workload: {model: numbers}}.
+    crash: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
         """Give plain types only."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from browser import CHROMIUM, Browser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -38,3 +44,15 @@ def committed(repository: Path) -> list[Path]:
 @pytest.fixture(scope="session")
 def python_files(committed: list[Path]) -> list[Path]:
     return [path for path in committed if path.suffix == ".py"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        started = Browser(CHROMIUM, Path(folder) / "profile")
+        try:
+            yield started
+        finally:
+            started.close()

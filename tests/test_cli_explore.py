@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from ckpt_conformance import cli
 from ckpt_conformance.crash import explore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IN_PLACE = "torch-save-inplace"
 
@@ -58,12 +56,14 @@ def test_a_violation_is_told_with_its_replay_command(found: tuple[int, str, Path
     assert "LOST_ALL" in text
     assert f"replay: ckpt-conformance replay {bundle_of(out)}" in text
     assert "removed-before-replaced" in text, "the audit names the truncate"
+    assert "reproduced with a real process" in text, "a real kill left that state"
 
 
-def test_the_exploration_is_written_as_json(found: tuple[int, str, Path]) -> None:
-    _, _, out = found
-    body = json.loads((out / "exploration.json").read_text())
-    assert body["schema"] == "ckpt-conformance/exploration/v1"
+def test_the_exploration_is_written_as_json_and_as_a_page(found: tuple[int, str, Path]) -> None:
+    _, text, out = found
+    body = json.loads((out / "result.json").read_text())
+    schema = Path(explore.__file__).parents[1] / "schemas" / "exploration.schema.json"
+    jsonschema.validate(body, json.loads(schema.read_text()))
     (one,) = body["explorations"]
     assert one["workload"] == "second"
     kill = one["models"]["kill"]
@@ -72,7 +72,10 @@ def test_the_exploration_is_written_as_json(found: tuple[int, str, Path]) -> Non
         kill["outcomes"].values()
     )
     assert {violation["outcome"] for violation in kill["violations"]} >= {"LOST_ALL"}
+    assert body["crash"]["kill"]["outcomes"] == kill["outcomes"]
     assert (out / "recordings" / "second" / "recording.json").exists()
+    assert f"report: {out / 'report.html'}" in text
+    assert IN_PLACE in (out / "report.html").read_text()
 
 
 def test_a_bundle_replays_with_1_and_mended_with_0(
@@ -134,6 +137,7 @@ def test_the_operations_are_listed_with_the_crash_point(found: tuple[int, str, P
     [
         (["explore", IN_PLACE, "--model", "ext5"], "ext5"),
         (["explore", IN_PLACE, "--workload", "fourth"], "fourth"),
+        (["explore", IN_PLACE, "--real", "zfs"], "zfs"),
         (["explore", "no-such-adapter"], "no-such-adapter"),
         (["replay", "no-such-bundle"], "no bundle"),
     ],
@@ -158,12 +162,12 @@ def test_ctrl_c_prints_what_was_found(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(explore, "CHUNK", 4)
-    monkeypatch.setattr("ckpt_conformance.cli_explore.Bar.__call__", stop)
+    monkeypatch.setattr("ckpt_conformance.cli_explore.Progress.__call__", stop)
     arguments = ["explore", IN_PLACE, "--model", "kill", "--workload", "second"]
     code, text = run(*arguments, "--out", str(tmp_path / "out"), capsys=capsys)
     assert code == 130, text
     assert "4 states visited" in text
-    assert "Stopped by hand" in text
+    assert "Stopped before the end" in text
 
 
 def test_the_command_line_of_explore_starts_without_torch() -> None:
@@ -174,3 +178,15 @@ def test_the_command_line_of_explore_starts_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_without_root_real_images_are_unknown_and_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    out = tmp_path / "out"
+    code, text = run("explore", IN_PLACE, "--real", "ext4", "--out", str(out), capsys=capsys)
+    assert code == 3, text
+    assert "mounting an image needs Linux and root" in text
+    assert "leave --real ext4 out" in text
+    assert not out.exists(), "nothing was explored, so nothing is written"

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from traces import Trace, atomic, in_place
 
-from ckpt_conformance import facts
+from ckpt_conformance import certificate, facts
 from ckpt_conformance.client import Client
-from ckpt_conformance.crash import bundles, explore, workloads
+from ckpt_conformance.crash import bundles, explore, reproduced, workloads
+from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Unknown
@@ -138,6 +139,43 @@ def test_in_place_is_lost_under_kill(subjects: Callable[[str], Subject], tmp_pat
     assert violation.guilty is not None
     assert violation.guilty.kind == "truncate"
     assert "saving.py:1" in violation.source
+
+
+def a_kill_that_loses_all(subject: Subject, folder: Path) -> Explorer:
+    """Explore an in-place save by a trace that the real manager issues, too."""
+    golden = subject.golden()
+    trace = Trace(folder / "recording", subject.root, golden.snapshot(2))
+    in_place(trace, "checkpoint.pt", (golden.snapshot(4) / "checkpoint.pt").read_bytes(), 4)
+    recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
+    explorer = Explorer(subject, recorded, LIMITS)
+    explore.run(explorer, ["kill"])
+    return explorer
+
+
+def test_a_killed_process_leaves_what_the_model_says(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    explorer = a_kill_that_loses_all(subjects(IN_PLACE), tmp_path)
+    report = explorer.result.models["kill"]
+    assert report.worst[Outcome.LOST_ALL].grade == "allowed by the model only"
+    reproduced.reproduce(explorer)
+    assert report.worst[Outcome.LOST_ALL].grade == certificate.REPRODUCED == BY_PROCESS
+    explorer.tally()
+    assert report.worst[Outcome.LOST_ALL].grade == BY_PROCESS, "judged anew it stays so"
+
+
+@pytest.mark.parametrize("left", [None, {}, {"checkpoint.pt": b"other"}])
+def test_a_killed_process_that_leaves_something_else_proves_nothing(
+    subjects: Callable[[str], Subject],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left: dict[str, bytes] | None,
+) -> None:
+    explorer = a_kill_that_loses_all(subjects(IN_PLACE), tmp_path)
+    monkeypatch.setattr(reproduced, "_kill", lambda *_: left)
+    reproduced.reproduce(explorer)
+    worst = explorer.result.models["kill"].worst[Outcome.LOST_ALL]
+    assert worst.grade == "allowed by the model only"
 
 
 def test_a_first_save_that_dies_loses_nothing(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.crash import real_fs
 from ckpt_conformance.crash.judging import RANK, Facts, Version, Visit, facts_at, is_fine, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.crash.audit import Finding
     from ckpt_conformance.crash.operations import Operation, Recording
     from ckpt_conformance.crash.states import State
     from ckpt_conformance.verdicts import Outcome
 
-BY_MODEL = "allowed by the model only"  # the evidence grade of a state that was made, not seen
+# Evidence grades: a state that was made and not seen, and one that a killed process left.
+BY_MODEL, BY_PROCESS = "allowed by the model only", "reproduced with a real process"
+KILL = "kill"  # the model of a death that loses nothing: no image of a power loss is its evidence
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,11 @@ class Exploration:
     visits: dict[str, Visit] = field(default_factory=dict[str, Visit])
     used: dict[str, str] = field(default_factory=dict[str, str])  # content -> what went wrong after
     control: str | None = None  # what goes wrong when a job goes on without a crash; "": nothing
+    # On images of which file systems a content was seen, by what was promised at that moment.
+    seen: dict[tuple[str, Facts], list[str]] = field(
+        default_factory=dict[tuple[str, Facts], list[str]]
+    )
+    left: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # by real kills
     trees: Mapping[int, str] = field(default_factory=dict[int, str])  # version -> tree on disk
     visited: int = 0  # recoveries in batches
     seconds: float = 0.0  # that the lives took, alone recoveries included
@@ -130,6 +138,17 @@ class Exploration:
     def facts(self, point: int) -> Facts:
         """Give what was promised at a crash point."""
         return facts_at(self.versions, point)
+
+    def grade(self, case: Case) -> str:
+        """Say how good the evidence of a state is.
+
+        It was observed if a real file system showed the same content after a crash, at a moment
+        when the same was promised; a state of `kill` has to be left by a process that is killed.
+        """
+        if case.model == KILL:
+            return BY_PROCESS if (case.content, case.state.point) in self.left else BY_MODEL
+        where = self.seen.get((case.content, self.facts(case.state.point)))
+        return f"observed on {', '.join(where)}, {real_fs.kernel()}" if where else BY_MODEL
 
     @property
     def violations(self) -> list[Violation]:
@@ -144,6 +163,12 @@ class Exploration:
             key = f"{violation.outcome} {violation.case.content}"
             groups.setdefault(key, []).append(violation)
         return groups
+
+    @staticmethod
+    def grades(group: Sequence[Violation]) -> list[str]:
+        """List the evidence of a group of `classes`, the best first."""
+        order = {BY_MODEL: 2, BY_PROCESS: 1}
+        return sorted({each.grade for each in group}, key=lambda one: (order.get(one, 0), one))
 
     def tally(self, cases: Iterable[Case]) -> None:
         """Judge every case whose content was visited; keep the simplest violation of a class."""
@@ -161,12 +186,11 @@ class Exploration:
             report.outcomes[outcome] += 1
             report.points.setdefault(point, Counter())[outcome] += 1
             if not is_fine(outcome, facts):
-                known = report.worst.get(outcome)
-                count = known.states + 1 if known else 1
-                first = known or Violation(case, outcome, visit)
-                report.worst[outcome] = Violation(
-                    first.case, outcome, first.visit, states=count, grade=first.grade
-                )
+                first = known = report.worst.get(outcome)
+                grade = self.grade(case)
+                if first is None or (first.grade == BY_MODEL != grade):
+                    first = Violation(case, outcome, visit, grade=grade)
+                report.worst[outcome] = replace(first, states=known.states + 1 if known else 1)
 
     def to_json(self) -> dict[str, Any]:
         """Give plain values."""

@@ -53,10 +53,11 @@ class Limits:
     jobs: int = 1
     rounds: int = 3  # of shrinking
     onward: int = 30  # recoveries of one life, beyond one of each kind, after which a job goes on
+    images: int = 400  # crash points at which an image of a real file system is copied
 
 
 QUICK = Limits(candidates=400, visits=14, alone=4, rounds=1, onward=2)
-QUICK_COMMAND = Limits(candidates=2000, visits=150, alone=20, rounds=2, onward=8)
+QUICK_COMMAND = Limits(candidates=2000, visits=150, alone=20, rounds=2, onward=8, images=40)
 FULL_CHECK = Limits(candidates=2000, visits=300, alone=50)
 FULL = Limits()
 
@@ -329,15 +330,19 @@ def _near(recording: Recording) -> set[int]:
     return {point for index in at for point in (index, index + 1)}
 
 
-def run(explorer: Explorer, models: Sequence[str]) -> Exploration:
-    """Enumerate, visit, judge, shrink and blame; Ctrl-C gives what was found so far."""
-    from ckpt_conformance.crash import shrink
+def run(explorer: Explorer, models: Sequence[str], real: Sequence[str] = ()) -> Exploration:
+    """Enumerate, visit, judge, shrink and blame; Ctrl-C gives what was found so far.
+
+    `real` are file systems whose images are crashed, too. Raises Unknown where that does not work.
+    """
+    from ckpt_conformance.crash import observed, shrink
 
     result = explorer.result
     result.audit = audit.audit(explorer.recording)
     result.unknown += _not_followed(explorer.recording)
     try:
         chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
+        chosen += [case for name in real for case in observed.enumerate_states(explorer, name)]
         explorer.visit(chosen)
         explorer.tally()
         shrink.shrink_all(explorer)

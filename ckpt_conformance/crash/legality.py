@@ -328,13 +328,22 @@ def _ordered(
         ends = [each.size for each in ones if each.index in lost and each.index < one.index]
         return -(-min(ends, default=NEVER) // PAGE) * PAGE
 
+    # A rename begins the flush. A commit that comes before its end has the size, and reads zeros.
+    begun = [
+        (one.offset, one.stop)
+        for one in ones
+        if one.kind is Kind.WRITE
+        and one.index in history.fills
+        and history.durable_from[one.index] > point
+        and any(one.precedes(rename) for rename in flushes)
+    ]
     excused = frozenset(one.index for one in ones if history.doomed(one, point))
     ends = [one.size for one in ones if one.kind is Kind.TRUNCATE and one.index >= moment]
     return Limits(
         status,
         excused=excused,
         reach=reach,
-        zeroed=tuple((end, -(-end // PAGE) * PAGE) for end in ends),
+        zeroed=(*((end, -(-end // PAGE) * PAGE) for end in ends), *begun),
         stale=history.stale(each, point),
         in_block=replace_flushes,
     )

@@ -147,6 +147,8 @@ class Images:
             finally:
                 _unmount(place)
         finally:
+            if place.is_mount():  # stopped between the mount and what undoes it
+                _unmount(place)
             self.places.remove(place)
             with contextlib.suppress(OSError):
                 place.rmdir()

@@ -18,7 +18,7 @@ from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator
 
 COMBINATIONS = 32  # of objects that may stand at the same inode numbers
 STRANGE = -3  # `source` of bytes that nobody wrote: no model allows them
@@ -66,7 +66,7 @@ def real_states(
     *,
     rounds: int = 2,
     seed: int = 0,
-) -> Iterator[State]:
+) -> Generator[State]:
     """Give the states in which a real file system was found after a crash at these points.
 
     No state comes twice for one point. Raises OSError where `real_fs.unavailable` says why.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.exploration import Case, Violation
+from ckpt_conformance.crash.exploration import BY_MODEL, Case, Violation
 from ckpt_conformance.crash.judging import is_fine, judge
 from ckpt_conformance.crash.layout import digest
 from ckpt_conformance.crash.models import MODELS
@@ -39,10 +39,11 @@ def missing(state: State, whole: State) -> tuple[list[str], list[int]]:
     return names, files
 
 
-def simplicity(explorer: Explorer, case: Case) -> tuple[int, int]:
-    """Order states: the earliest crash, then the fewest missing pieces."""
+def simplicity(explorer: Explorer, case: Case) -> tuple[bool, int, int]:
+    """Order states: those that were observed, the earliest crash, the fewest missing pieces."""
     names, files = missing(case.state, explorer.complete(case.state.point))
-    return case.state.point, len(names) + len(files)
+    by_model = explorer.result.grade(case) == BY_MODEL
+    return by_model, case.state.point, len(names) + len(files)
 
 
 def shrink_all(explorer: Explorer) -> None:
@@ -75,7 +76,9 @@ def settle(explorer: Explorer) -> None:
             ]
             best = min(same or [violation.case], key=lambda case: simplicity(explorer, case))
             visit = result.visits[best.content]
-            report.worst[outcome] = replace(violation, case=best, visit=visit, shrunk=True)
+            report.worst[outcome] = replace(
+                violation, case=best, visit=visit, shrunk=True, grade=result.grade(best)
+            )
 
 
 def _ends_so(explorer: Explorer, case: Case, outcome: str) -> bool:
@@ -88,8 +91,13 @@ def _ends_so(explorer: Explorer, case: Case, outcome: str) -> bool:
 
 
 def simpler(explorer: Explorer, violation: Violation) -> Iterator[Case]:
-    """Give states with one piece more than the violating one, and unvisited ones before it."""
-    case, model = violation.case, MODELS[violation.case.model]
+    """Give states with one piece more than the violating one, and unvisited ones before it.
+
+    None for what was observed on an image: only what a model allows can be made up.
+    """
+    case, model = violation.case, MODELS.get(violation.case.model)
+    if model is None:
+        return
     whole = explorer.complete(case.state.point)
     for state in _restored(case.state, whole):
         if not model.illegal(explorer.recording, state):

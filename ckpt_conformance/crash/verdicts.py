@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import bundle
-from ckpt_conformance.crash import bundles, workloads
+from ckpt_conformance.crash import bundles, reproduced, summary, workloads
 from ckpt_conformance.crash import explore as engine
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
@@ -39,8 +39,11 @@ def explored(subject: Subject, name: str) -> Explorer:
         explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
         explorer.result.control = None if full else subject.notes.get(CONTROL)
         engine.run(explorer, MODELS)
+        reproduced.reproduce(explorer)
         subject.notes[CONTROL] = explorer.result.control
         subject.notes[key] = explorer
+        carried = subject.notes.setdefault("crash", {})  # to the certificate, by the next outcome
+        carried[name] = summary.of_exploration(explorer.result)
     found: Explorer = subject.notes[key]
     if found.recording.remark:
         subject.remarks["crash"] = found.recording.remark

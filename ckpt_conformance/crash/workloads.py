@@ -18,6 +18,9 @@ from ckpt_conformance.subject import JOB_SEED
 from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
     from ckpt_conformance.subject import Subject
 
 OTHER = 23  # the seed of a job that saves a step which another job has saved
@@ -100,23 +103,44 @@ def _record(subject: Subject, work: Workload) -> Recorded:
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / work.name
     trees.clear(folder)  # a recording that failed before may be tried again
-    golden = subject.golden() if work.before else None
-    before = [(step, golden.snapshot(step)) for step in work.before] if golden else []
-    if golden:
-        subject.lay_out(golden, work.before[-1])
-    else:
-        trees.clear(subject.root)
-    options = {"keep_last": work.keep} if work.keep else {}
-    run: dict[str, Any] = {"op": "run", "resume": work.resume}
-    ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
-    ending = subject.life(
-        *ops, {"op": "close"}, seed=work.seed, options=options, record=str(folder)
-    )
+    before = _lay_out(subject, work)
+    ending = _live(subject, work, [], record=str(folder))
     if ending.how != "ended" or ending.error:
         _give_up(work, subject.tell(ending))
     final = subject.folder / "recorded" / f"{work.name}-final"
     trees.lay_out(subject.root, final)
-    return Recorded(work.name, Recording.read(folder), before, options, final)
+    return Recorded(work.name, Recording.read(folder), before, _options(work), final)
+
+
+def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> Ending:
+    """Run a workload once more, with faults; what it leaves stands in the subject's root."""
+    _lay_out(subject, WORKLOADS[name])
+    return _live(subject, WORKLOADS[name], faults)
+
+
+def _lay_out(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
+    """Make the directory what the workload begins with; give the steps that are there, as trees."""
+    golden = subject.golden() if work.before else None
+    if golden is None:
+        trees.clear(subject.root)
+        return []
+    subject.lay_out(golden, work.before[-1])
+    return [(step, golden.snapshot(step)) for step in work.before]
+
+
+def _live(
+    subject: Subject,
+    work: Workload,
+    faults: list[dict[str, Any]],
+    **given: Any,  # noqa: ANN401  program fields
+) -> Ending:
+    run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": faults}
+    ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
+    return subject.life(*ops, {"op": "close"}, seed=work.seed, options=_options(work), **given)
+
+
+def _options(work: Workload) -> dict[str, Any]:
+    return {"keep_last": work.keep} if work.keep else {}
 
 
 def _give_up(work: Workload, told: str) -> None:

@@ -1,0 +1,104 @@
+"""Says in words what a crash state holds and lacks, beside what had been issued by then."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash.states import ZEROS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.crash.states import Content, State
+
+LINES = 12  # names that are listed of one state
+SAME, ZEROED, OLDER = "same", "zeros", "older"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One name, what stands there, and whether that is less than was issued."""
+
+    path: str
+    told: str
+    lost: bool = False
+    there: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values; what is as usual is left out."""
+        marks = {"lost": self.lost, "gone": not self.there}
+        return {"path": self.path, "told": self.told, **{k: v for k, v in marks.items() if v}}
+
+
+def lines_of(state: State, whole: State) -> list[Line]:
+    """List the names of a state, those with a loss first.
+
+    `whole` is the state in which all that had been issued is kept.
+    """
+    moved = {one: path for path, one in whole.names.items() if path not in state.names}
+    found = [_there(path, one, state, whole, moved) for path, one in state.names.items()]
+    for path, one in whole.names.items():
+        if path not in state.names:
+            size = f": {whole.contents[one].size:,} bytes" if one in whole.contents else ""
+            found.append(Line(path, f"not there{size}", lost=True, there=False))
+    return sorted(found, key=lambda line: (not line.lost, line.path))
+
+
+def _there(path: str, one: int, state: State, whole: State, moved: Mapping[int, str]) -> Line:
+    content = state.contents.get(one)
+    notes: list[str] = []
+    if path not in whole.names:
+        notes.append(f"not yet renamed to {moved[one]}" if one in moved else "not yet removed")
+    elif whole.names[path] != one:
+        notes.append("the one that was here before")
+    if content is not None and one in whole.contents:
+        notes.append(difference(content, whole.contents[one]))
+    notes = [note for note in notes if note]
+    size = [f"{content.size:,} bytes"] if content and (content.size or not notes) else []
+    return Line(path, ": ".join([*size, "; ".join(notes)] if notes else size), lost=bool(notes))
+
+
+def difference(content: Content, full: Content) -> str:
+    """Say what of a file's bytes is not as it was issued; empty if all is."""
+    if content == full:
+        return ""
+    if not content.size and full.size:
+        return f"empty: {full.size:,} bytes are lost"
+    count = {SAME: 0, ZEROED: 0, OLDER: 0}
+    for start, stop in pairwise(_edges(content, full)):
+        count[_kind(content, full, start)] += stop - start
+    told: list[str] = []
+    if content.size < full.size:
+        told.append(f"ends at {content.size:,} of {full.size:,} bytes")
+    elif content.size > full.size:
+        told.append(f"{content.size - full.size:,} bytes longer than it should be")
+    if count[ZEROED]:
+        told.append(f"{count[ZEROED]:,} bytes are zeros")
+    if count[OLDER]:
+        told.append(f"{count[OLDER]:,} bytes are older ones")
+    return ", ".join(told)
+
+
+def _edges(content: Content, full: Content) -> list[int]:
+    """Give the offsets at which the source of bytes may change, up to the end of `content`."""
+    cuts = {0, content.size, full.size}
+    for extent in (*content.extents, *full.extents):
+        cuts |= {extent.offset, extent.offset + extent.size}
+    return sorted(cut for cut in cuts if cut <= content.size)
+
+
+def _kind(content: Content, full: Content, at: int) -> str:
+    mine, theirs = _source(content, at), _source(full, at)
+    if mine == theirs:
+        return SAME
+    return ZEROED if mine == ZEROS else OLDER
+
+
+def _source(content: Content, at: int) -> int:
+    """Give the source of one byte; a gap is zeros."""
+    first = bisect_right(content.extents, at, key=lambda extent: extent.offset) - 1
+    near = content.extents[first : first + 1] if first >= 0 else ()
+    return next((one.source for one in near if at < one.offset + one.size), ZEROS)

@@ -1,0 +1,132 @@
+"""Crash states of mounted images as cases of an explorer: what a real file system left.
+
+The recorded operations are replayed on an image, journals are committed at chosen points, the image
+is copied as it stands, mounted again and read (`real_states`). A state that was seen so is judged
+like one that a model allows, in a row of its own, and lends its grade to the same state of a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import real_fs, real_states
+from ckpt_conformance.crash.exploration import Case, ModelReport
+from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.crash.states import State
+
+ROUNDS = 2  # replays with commits and write-back at random moments
+
+
+def row_of(filesystem: str) -> str:
+    """Name the row of what was seen on images of a file system, beside those of the models."""
+    return f"{filesystem} image"
+
+
+def require(filesystems: Sequence[str]) -> None:
+    """Raise Unknown, with the next step, where images can't be mounted."""
+    for filesystem in filesystems:
+        missing = real_fs.unavailable(filesystem)
+        if missing:
+            raise Unknown(
+                f"this machine can't crash a real {filesystem}: {missing}. Run on Linux as root, "
+                "where loop devices may be mounted (in a container: --privileged), or leave "
+                f"--real {filesystem} out: the models need none of this"
+            )
+
+
+def enumerate_states(explorer: Explorer, filesystem: str) -> list[Case]:
+    """Crash a real file system at points of the recording; give what was found as cases.
+
+    Raises Unknown where the operations can't be replayed on an image.
+    """
+    name, recording = row_of(filesystem), explorer.recording
+    cases: list[Case] = []
+    explorer.cases[name] = cases
+    report = explorer.result.models.setdefault(name, ModelReport(name))
+    try:
+        with contextlib.closing(_states(explorer, filesystem)) as found:
+            for state in found:
+                strange = _strange(state)
+                told = strange or MODELS[filesystem].illegal(recording, state)
+                if not strange:
+                    cases.append(_seen(explorer, filesystem, Case(name, state, "")))
+                if told:
+                    _doubt(explorer, f"{state.why}, after operation {state.point}: {told}")
+    except OSError as error:
+        full = "; the image is too small for it" if error.errno == errno.ENOSPC else ""
+        raise Unknown(
+            f"the recorded operations do not replay on {filesystem}: {error}{full}"
+        ) from (error)
+    report.candidates = len(cases)
+    report.distinct = len({case.content for case in cases})
+    return cases
+
+
+def _states(explorer: Explorer, filesystem: str) -> Generator[State]:
+    """Give the states, with progress; how many there will be is not known before."""
+    points = points_of(explorer.recording, explorer.limits.images)
+    begun = time.monotonic()
+    seed = explorer.subject.seed
+    found = real_states.real_states(
+        explorer.recording, filesystem, points, rounds=ROUNDS, seed=seed
+    )
+    with contextlib.closing(found):  # whoever stops early leaves nothing mounted
+        for count, state in enumerate(found, 1):
+            explorer.on_progress(count, len(points) * (2 + ROUNDS), time.monotonic() - begun)
+            yield state
+
+
+def points_of(recording: Recording, most: int) -> list[int]:
+    """Choose crash points: all of them, or those after names, syncs and markers, then the rest."""
+    count = len(recording.operations)
+    wanted = NAMING | SYNCING | {Kind.MARK, Kind.TRUNCATE}
+    near = [one.index + 1 for one in recording.operations if one.kind in wanted]
+    ordered = dict.fromkeys([count, *near, *range(count + 1)])
+    return sorted(_spread(list(ordered), len(near) + 1, most))
+
+
+def _spread(points: list[int], first: int, most: int) -> list[int]:
+    """Take at most so many, evenly from the `first` ones, and from the rest if there is room."""
+    head, rest = points[:first], points[first:]
+    if len(head) >= most:
+        return head[:: -(-len(head) // most)]
+    room = most - len(head)
+    return head + rest[:: max(1, -(-len(rest) // room))]
+
+
+def _strange(state: State) -> str:
+    """Name what no operation wrote: such a state can't be judged."""
+    strange = real_states.STRANGE
+    for path, one in state.names.items():
+        extents = state.contents[one].extents if one in state.contents else ()
+        if one == strange or any(extent.source == strange for extent in extents):
+            return f"{path} holds what no operation wrote, so the state is not judged"
+    return ""
+
+
+def _doubt(explorer: Explorer, why: str) -> None:
+    """Note what a model did not foresee: its other verdicts rest on a rule that is wrong."""
+    if why not in explorer.result.unknown:
+        explorer.result.unknown.append(why)
+
+
+def _seen(explorer: Explorer, filesystem: str, case: Case) -> Case:
+    """Name the content of a case and note that it was seen."""
+    found = Case(case.model, case.state, digest(explorer.recording, case.state))
+    key = (found.content, explorer.result.facts(found.state.point))
+    where = explorer.result.seen.setdefault(key, [])
+    if filesystem not in where:
+        where.append(filesystem)
+    return found

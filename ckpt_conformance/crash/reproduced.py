@@ -1,0 +1,77 @@
+"""Real kills: what the `kill` model allows and violates is left by a process that dies there.
+
+The workload runs once more and gets a real SIGKILL at the system call after the crash point. If the
+directory is then, byte for byte, the violating state, the violation was reproduced with a real
+process. Where it is not, the grade stays as it is: the save may not be the same twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees
+from ckpt_conformance.crash import workloads
+from ckpt_conformance.crash.exploration import BY_PROCESS, KILL
+from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.operations import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.crash.exploration import Violation
+    from ckpt_conformance.crash.explore import Explorer
+
+INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
+TRIES = 3  # calls; one that fails leaves no operation, so calls may run ahead of operations
+
+
+def reproduce(explorer: Explorer) -> None:
+    """Kill a process at each violation of the `kill` model that is a whole prefix of calls."""
+    report = explorer.result.models.get(KILL)
+    if report is None or explorer.result.interrupted or explorer.recording.recorder != "seccomp":
+        return
+    for outcome, violation in report.worst.items():
+        if _left(explorer, violation):
+            state = violation.case.state
+            explorer.result.left.add((violation.case.content, state.point))
+            report.worst[outcome] = replace(violation, grade=BY_PROCESS)
+
+
+def _left(explorer: Explorer, violation: Violation) -> bool:
+    state = violation.case.state
+    whole = explorer.complete(state.point)
+    calls = [one for one in explorer.recording.operations if one.kind is not Kind.MARK]
+    done = sum(one.index < state.point for one in calls)
+    if (state.names, state.contents) != (whole.names, whole.contents) or done == len(calls):
+        return False  # a write that is cut, or a death after the last call
+    # The process lives on to its next call: nothing may have been promised meanwhile.
+    facts = explorer.result.facts
+    if facts(calls[done].index) != facts(state.point):
+        return False
+    wanted = explorer.subject.folder / "wanted"
+    trees.clear(wanted)
+    Layout(explorer.recording, wanted).apply(state)
+    content = _content(wanted)
+    return any(_kill(explorer, done + number) == content for number in range(1, TRIES + 1))
+
+
+def _kill(explorer: Explorer, call: int) -> dict[str, bytes] | None:
+    """Kill the workload before a call; give what it left, None if it was not killed."""
+    subject = explorer.subject
+    fault = {"injector": INJECTOR, "args": {"at": call, "error": "kill"}}
+    ending = workloads.again(subject, explorer.result.workload, [fault])
+    fired = any(event["event"] == "fired" for event in ending.events)
+    return _content(subject.root) if fired and ending.how == "killed" else None
+
+
+def _content(root: Path) -> dict[str, Any]:
+    """Read a tree: the bytes of files, the targets of links, None for directories."""
+    found: dict[str, Any] = {}
+    for path in root.rglob("*"):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        else:
+            found[name] = path.read_bytes() if path.is_file() else None
+    return found

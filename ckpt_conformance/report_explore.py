@@ -1,0 +1,246 @@
+"""The files of an exploration: `result.json`, and `report.html` with its crash maps.
+
+The page is made from the content of `result.json` alone. Names of files, messages and source lines
+are a manager's own: untrusted text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import json
+import shlex
+import tempfile
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from markupsafe import Markup
+
+from ckpt_conformance import __version__, certificate, environment, report, report_map
+from ckpt_conformance.crash import crashmap, summary
+from ckpt_conformance.crash.workloads import WORKLOADS
+from ckpt_conformance.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckpt_conformance.certificate import Json
+    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.registry import AdapterInfo
+
+SCHEMA = "ckpt-conformance/exploration/v1"
+STATUS = {
+    Verdict.PASS: certificate.CERTIFIED,
+    Verdict.VIOLATION: certificate.VIOLATED,
+    Verdict.UNKNOWN: certificate.UNDECIDED,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asked for."""
+
+    seed: int = 0
+    budget: str = "quick"
+    models: Sequence[str] = ()
+    workloads: Sequence[str] = ()
+    real: Sequence[str] = ()  # file systems whose images were crashed, too
+
+
+@dataclass
+class Findings:
+    """What the explorations of one adapter came to, workload by workload."""
+
+    asked: Asked
+    explored: list[Json] = field(default_factory=list["Json"])
+    aside: list[str] = field(default_factory=list[str])  # workloads that do not apply
+    unknown: list[str] = field(default_factory=list[str])
+    interrupted: bool = False
+
+    def add(self, explorer: Explorer, bundles: Mapping[str, str]) -> None:
+        """Take one exploration; `bundles` gives the folder of each class of violation."""
+        result = explorer.result
+        work = WORKLOADS.get(result.workload)
+        told = result.to_json() | {"told": work.told if work else ""}
+        told["crash"] = summary.of_exploration(result)
+        told["map"] = crashmap.map_of(explorer, bundles)
+        self.explored.append(certificate.plain(told))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Merge what was found: a violation wins over UNKNOWN."""
+        models = [model for one in self.explored for model in one["models"].values()]
+        if any(model["violations"] or model["unusable"] for model in models):
+            return Verdict.VIOLATION
+        return Verdict.UNKNOWN if self.unknown or not self.explored else Verdict.PASS
+
+    def to_json(self, info: AdapterInfo) -> Json:
+        """Give the content of `result.json`."""
+        asked = asdict(self.asked)
+        found: Json = {
+            "schema": SCHEMA,
+            "suite": {"version": __version__, "commit": environment.suite_commit()},
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "interrupted": self.interrupted,
+            "environment": environment.describe_environment(Path(tempfile.gettempdir())),
+            "adapter": info.to_json(),
+            "seed": asked.pop("seed"),
+            "budget": asked.pop("budget"),
+            "asked": asked,
+            "verdict": str(self.verdict),
+            "crash": summary.merge(one["crash"] for one in self.explored),
+            "hygiene": _hygiene(self.explored),
+            "not_applicable": self.aside,
+            "unknown": self.unknown,
+            "explorations": self.explored,
+        }
+        return cast("Json", certificate.plain(found))
+
+
+def _hygiene(explored: Sequence[Json]) -> list[Json]:
+    """Collect the audit's findings; one that several workloads show stands there once."""
+    found: dict[tuple[str, str, str], Json] = {}
+    for one in explored:
+        for finding in one["audit"]:
+            key = finding["rule"], finding["source"], finding["other_source"]
+            first = found.setdefault(key, {**finding, "workloads": []})
+            if one["workload"] not in first["workloads"]:
+                first["workloads"].append(one["workload"])
+    return list(found.values())
+
+
+def prepare(folder: Path) -> None:
+    """Make sure that the files can be written.
+
+    Raises:
+        OutputError: the folder can't be written, or holds files that are not of an exploration.
+
+    """
+    environment.prepare_output(folder)
+    try:
+        known = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if certificate.as_table(known).get("schema") == certificate.SCHEMA:
+        raise environment.OutputError(
+            f"{folder}/result.json is a certificate and would be overwritten; name another folder "
+            "with --out"
+        )
+
+
+def write(findings: Findings, info: AdapterInfo, folder: Path) -> None:
+    """Write `result.json` and `report.html`; `bundles/` has its own writer."""
+    result = findings.to_json(info)
+    certificate.write_json(folder / "result.json", result)
+    certificate.write_text(folder / "report.html", render_html(result))
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+class Headline(NamedTuple):
+    """The first thing a reader sees."""
+
+    verdict: Verdict
+    title: str
+    sentence: str
+
+
+def headline(result: Json) -> Headline:
+    """Say in one line what an exploration came to."""
+    verdict = Verdict(result["verdict"])
+    count = sum(len(one["map"]["classes"]) for one in result["explorations"])
+    titles = {
+        Verdict.PASS: "No violation found",
+        Verdict.VIOLATION: f"Violated: {report.count(count, 'finding')}",
+    }
+    visited = sum(one["visited"] for one in result["explorations"])
+    where = report.count(len(result["explorations"]), "workload")
+    sentence = f"{report.count(visited, 'crash state')} of {where} recovered from."
+    if result["unknown"]:
+        sentence += f" {report.count(len(result['unknown']), 'doubt')} of the harness, see below."
+    if result["interrupted"]:
+        sentence = f"Stopped before the end. {sentence}"
+    return Headline(verdict, titles.get(verdict, "Undecided"), sentence)
+
+
+def render_html(result: Json) -> str:
+    """Render the report: one file, no network; its only script shows what a point stands for."""
+    script = _resource("explore.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return report.page(
+        "explore.html.j2",
+        result=result,
+        headline=headline(result),
+        maps=[report_map.draw(one["map"], one["models"]) for one in result["explorations"]],
+        looks={str(outcome): look for outcome, look in report_map.LOOKS.items()},
+        bad=_bad(result),
+        tables=[_embedded(_table(one)) for one in result["explorations"]],
+        looks_table=_embedded({str(key): look._asdict() for key, look in report_map.LOOKS.items()}),
+        bundle_name=_bundle_name,
+        bundle_path=report.bundle_path,
+        replay=_replay,
+        script=Markup(script),  # noqa: S704  our own file
+        script_hash=digest,
+    )
+
+
+def _bad(result: Json) -> dict[str, set[str]]:
+    """Give for each model the outcomes that violate; a refusal may be fine before a first save."""
+    found: dict[str, set[str]] = {model: set() for model in result["crash"]}
+    for one in result["explorations"]:
+        for model, told in one["models"].items():
+            found[model] |= {violation["outcome"] for violation in told["violations"]}
+    return found
+
+
+def _table(one: Json) -> Json:
+    """Collect what the script shows of a map."""
+    drawn = one["map"]
+    keys = ("first", "last", "kind", "path", "target", "source", "marks")
+    columns = [{k: v for k, v in c.items() if k in keys} for c in drawn["columns"]]
+    rows = [[name, cells] for name, cells in drawn["rows"].items()]
+    bundles = sorted({cell["bundle"] for _, cells in rows for cell in cells if _kept(cell)})
+    commands = {path: [_replay(path), _bundle_name(path)] for path in bundles}
+    unused = {"point", "content", "alone"}
+    states = [{k: v for k, v in one.items() if k not in unused} for one in drawn["states"]]
+    return {"columns": columns, "rows": rows, "states": states, "replays": commands}
+
+
+def _kept(cell: Json | None) -> bool:
+    return bool(cell and cell.get("bundle"))
+
+
+def _replay(folder: str) -> str:
+    """Write the command that replays a bundle."""
+    return shlex.join(["ckpt-conformance", "replay", folder])
+
+
+def _bundle_name(folder: str) -> str:
+    return Path(folder).name
+
+
+def _embedded(value: object) -> Markup:
+    """Write JSON that may stand in a script element: no `<` of a manager's ends it."""
+    text = json.dumps(_shown(value), separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)  # noqa: S704  every sign that HTML knows was replaced
+
+
+def _shown(value: Any) -> Any:  # noqa: ANN401  any JSON value
+    if isinstance(value, str):
+        return report.shown(value)
+    if isinstance(value, dict):
+        return {report.shown(k): _shown(v) for k, v in cast("Json", value).items()}
+    if isinstance(value, list):
+        return [_shown(one) for one in cast("list[object]", value)]
+    return value
+
+
+def _resource(name: str) -> str:
+    folder = importlib.resources.files("ckpt_conformance") / "templates"
+    return (folder / name).read_text("utf-8")

@@ -1,0 +1,83 @@
+"""The `crash` section: how explorations add up, and how they come into a certificate."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from test_certificate import ATOM, CORR, all_pass, build, outcome
+
+from ckpt_conformance import outcomes, plugin
+from ckpt_conformance.crash import summary
+from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport, Violation
+from ckpt_conformance.crash.judging import Visit
+from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.crash.states import State
+from ckpt_conformance.verdicts import Outcome, Verdict
+
+KILL = {"states": 10, "unique": 8, "visited": 5, "points": 4, "violating": 1}
+KILL |= {"outcomes": {"NEW": 4, "LOST_ALL": 1}, "grades": {"allowed by the model only": 1}}
+
+
+def test_an_exploration_sums_up_as_its_models_do() -> None:
+    case = Case("kill", State(1, {}, {}), "content")
+    lost = Violation(case, Outcome.LOST_ALL, Visit("ended"), states=3)
+    report = ModelReport("kill", 9, 7, 5, worst={Outcome.LOST_ALL: lost})
+    report.outcomes.update({Outcome.NEW: 2, Outcome.LOST_ALL: 3})
+    report.points = {1: report.outcomes}
+    recording = Recording("", None, [], [])  # type: ignore[arg-type]
+    found = summary.of_exploration(Exploration("first", recording, [], {"kill": report}))
+    assert found["kill"] == {
+        "states": 9,
+        "unique": 7,
+        "visited": 5,
+        "points": 1,
+        "violating": 3,
+        "outcomes": {"NEW": 2, "LOST_ALL": 3},
+        "grades": {"allowed by the model only": 1},
+    }
+
+
+def test_workloads_add_up_and_each_counts_once() -> None:
+    first, second = {"kill": KILL}, {"kill": {**KILL, "outcomes": {"NEW": 1}}, "ext4": KILL}
+    carried = [{"first": first}, {}, {"first": first, "second": second}]
+    found = summary.of_outcomes(carried)
+    assert found["kill"]["states"] == 20
+    assert found["kill"]["outcomes"] == {"NEW": 5, "LOST_ALL": 1}
+    assert found["kill"]["grades"] == {"allowed by the model only": 2}
+    assert found["ext4"] == KILL
+
+
+def test_a_certificate_shows_what_its_checks_explored() -> None:
+    """The schema is held by `build`."""
+    ones = [outcome(ATOM, "PASS", crash={"first": {"kill": KILL}}), outcome(CORR, "PASS")]
+    result = build(*ones)
+    assert result["crash"] == {"kill": KILL}
+    assert build(*all_pass())["crash"] == {}
+
+
+def item_with(subject: Any) -> Any:  # noqa: ANN401  what stands in for a pytest.Item
+    """Make as much of a pytest item as an outcome reads."""
+    option = SimpleNamespace(ckpt_seed=0, ckpt_claim=[], ckpt_catalogue=None)
+    return SimpleNamespace(
+        stash={plugin.NEEDS: (subject, None)},
+        config=SimpleNamespace(option=option),
+        path=SimpleNamespace(stem="test_x"),
+        name="test_y",
+    )
+
+
+def test_the_next_outcome_carries_an_exploration_and_no_other_does() -> None:
+    subject = SimpleNamespace(notes={"crash": {"first": {"kill": KILL}}}, remarks={})
+    item = item_with(subject)
+    first, second = (outcomes.passed(item, ATOM) for _ in range(2))
+    assert first.crash == {"first": {"kill": KILL}}
+    assert second.crash == {}
+    subject.notes["crash"] = {"second": {}}
+    failed = outcomes.of_error(item, ATOM, KeyError("x"))
+    assert failed.verdict is Verdict.UNKNOWN
+    assert failed.crash == {"second": {}}, "what was explored before a check failed counts"
+
+
+def test_an_outcome_without_a_subject_carries_nothing() -> None:
+    assert outcomes.passed(item_with(None), ATOM).crash == {}
