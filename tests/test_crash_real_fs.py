@@ -76,7 +76,7 @@ def test_what_a_rename_without_fsync_leaves(filesystem: str, tmp_path: Path) -> 
     assert old in found
     assert (b"" in found) is (filesystem == "xfs")
     if filesystem == "ext4":
-        assert found <= {old, new}
+        assert found <= {old, new, bytes(len(new))}  # zeros: a commit fell into the flush, rarely
 
 
 def test_what_was_synced_is_there(filesystem: str, tmp_path: Path) -> None:
