@@ -27,6 +27,7 @@ AT_CALL: Mapping[str, str] = {
     "unlink": "unlink:Unlink",
     "fsync": "fsync:Fsync",
     "collecting": "collecting:Collecting",
+    "system-call": "system_call:SystemCall",
 }
 
 _PARTS = re.compile(
