@@ -184,7 +184,7 @@ class Advancer:
     def calls_of(self, struck: Line, fault: dict[str, Any]) -> Line:
         """Say which call was struck; all calls only of a control."""
         log, at = struck["log"], fault["at"]
-        call = next((one for one in log if one["call"] == at), {})
+        call: Line = next((one for one in log if one["call"] == at), {})
         told = {"calls": struck["calls"], "fired": struck["fired"], "call": call}
         told["renewed"] = is_renewed(log, call) if call else False
         return told | ({} if at else {"log": log})
@@ -194,7 +194,7 @@ class Advancer:
         task, life = self.task, self.life
         if task.what == "load":
             life.op_fresh({}, {})
-            op = {"op": "run", "until": None, "stop_after": 0, "resume": True}
+            op: Line = {"op": "run", "until": None, "stop_after": 0, "resume": True}
         elif self.is_manager:
             op = {"op": "save", "step": task.step}
         else:

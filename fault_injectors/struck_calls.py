@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors, oracle, trees
@@ -20,10 +19,11 @@ from ckpt_conformance.crash.syscall_faults import SYNCING
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
 from ckpt_conformance.screening import Case, screen
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown
+from ckpt_conformance.verdicts import POINTS, NotApplicable, Outcome, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from pathlib import Path
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.subject import Subject
@@ -130,7 +130,7 @@ def trials(subject: Subject, what: str) -> list[Trial]:
         subject.notes[f"control {what}"] = control
         if what != "load":
             subject.notes[key] = resumed(subject, what, fired)
-    subject.remarks[f"I/O points of {what}"] = subject.notes[f"remark {what}"]
+    subject.remarks[f"{POINTS}{what}"] = subject.notes[f"remark {what}"]
     found: list[Trial] = subject.notes[key]
     return found
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import fault_injectors, oracle, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, struck_calls
-from ckpt_conformance.verdicts import Outcome, Unknown
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,12 +72,15 @@ def recoveries(subject: Subject) -> list[Recovery]:
     places = [call["call"] for call in log[1:]] or [call["call"] for call in log]
     chosen = subject.rng.sample(places, min(FIRST if full else TRIED, len(places)))
     found: list[Recovery] = []
+    stuck: list[str] = []
     for at in chosen if full else sorted(chosen, reverse=True):
-        recovery = _recovery(subject, at)
+        recovery = _recovery(subject, at, stuck)
         if recovery is not None:
             found.append(recovery)
-        if found and not full:
+        if (found or stuck) and not full:
             break
+    if stuck and not found:
+        raise NotApplicable(f"a resumed job does not save step {NEWEST}: {stuck[0]}")
     if not found:
         raise Unknown("control failed: no killed save can be resumed from; see CKC-ATOM-001")
     return found
@@ -95,8 +98,11 @@ def calls_of_save(subject: Subject) -> list[dict[str, Any]]:
     return log
 
 
-def _recovery(subject: Subject, at: int) -> Recovery | None:
-    """Kill one save; None if step 4 is there all the same, or nothing that loads."""
+def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
+    """Kill one save; None if step 4 is there all the same, or nothing that loads.
+
+    A save that fails after a resume is told in `stuck`: that is the finding of CKC-ATOM-003.
+    """
     subject.lay_out(subject.golden(), OLDER)
     kill = fault_injectors.spec("system-call", at=at, error="kill")
     ending = subject.run(NEWEST, (NEWEST,), faults=[kill], fault_step=NEWEST)
@@ -109,7 +115,8 @@ def _recovery(subject: Subject, at: int) -> Recovery | None:
     trees.lay_out(folder, subject.root)
     counted = recover(subject)
     if counted.how != "ended" or counted.error:
-        return None  # that is the finding of CKC-ATOM-003
+        stuck.append(subject.tell(counted))
+        return None
     calls = counted.result("run")["faults"][0]["log"]
     step, state = oracle.arrival(subject.resume())
     name = f"at call {at} of the save"

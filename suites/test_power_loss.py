@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.checks import check
-from ckpt_conformance.crash import verdicts
+from ckpt_conformance.crash import struck, verdicts
 from ckpt_conformance.crash.verdicts import LOST, SAME, TORN
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.verdicts import NotApplicable, Violation
@@ -70,14 +70,13 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
     How: fail one sync of a save; where the save reports success all the same, lay out what a power
     loss at each later system call may leave, without the data of that file, and resume.
     """
-    struck = [one for one in struck_calls.trials(subject, "save") if one.is_sync]
-    if not struck:
+    syncs = [one for one in struck_calls.trials(subject, "save") if one.is_sync]
+    if not syncs:
         raise NotApplicable("the save syncs nothing")
-    once = [one for one in struck if not one.args.get("persistent") and not one.error]
+    once = [one for one in syncs if not one.args.get("persistent") and not one.error]
     for trial in subject.sample(once, 3):  # none where every error is raised
         try:
             verdicts.require_clean(subject, ("second",), MODELS)
         except Violation as error:
             raise NotApplicable(f"no sync has to fail for that: {error}") from None
-        name = verdicts.explore_struck(subject, "second", trial.spec)
-        verdicts.require_clean(subject, (name,), MODELS)
+        verdicts.require_clean(subject, (struck.explore(subject, trial.spec),), MODELS)

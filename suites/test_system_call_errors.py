@@ -1,4 +1,4 @@
-"""Whatever system call of a save, a load or a rotation fails: nothing is lost, nothing is hidden."""
+"""Whatever system call of a save, a load or a rotation fails: nothing is lost, all is told."""
 
 from __future__ import annotations
 

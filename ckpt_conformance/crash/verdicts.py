@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import bundle
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import ModelReport
     from ckpt_conformance.crash.exploration import Violation as Found
-    from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
+    from ckpt_conformance.crash.explore import Explorer
     from ckpt_conformance.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
@@ -31,29 +30,17 @@ def saves(subject: Subject) -> tuple[str, ...]:
     return tuple(name for name in workloads.usual(subject) if name not in SAME)
 
 
-def explore_struck(subject: Subject, name: str, fault: dict[str, Any]) -> str:
-    """Explore a workload whose last save meets a fault and goes on; gives the name it has here."""
-    recorded = workloads.record(subject, name, fault)
-    limits = replace(engine.FULL_CHECK, candidates=engine.QUICK.candidates, onward=0)
-    subject.notes[f"explored {recorded.name}"] = _explore(subject, recorded, limits)
-    return recorded.name
-
-
-def _explore(subject: Subject, recorded: Recorded, limits: Limits) -> Explorer:
-    full = subject.budget == "full"
-    explorer = engine.Explorer(subject, recorded, limits)
-    explorer.result.control = None if full else subject.notes.get(CONTROL)
-    engine.run(explorer, MODELS)
-    subject.notes[CONTROL] = explorer.result.control
-    return explorer
-
-
 def explored(subject: Subject, name: str) -> Explorer:
     """Explore a workload under every model, once per subject; raises Unknown as it says."""
     key = f"explored {name}"
     if key not in subject.notes:
-        limits = engine.FULL_CHECK if subject.budget == "full" else engine.QUICK
-        subject.notes[key] = _explore(subject, workloads.record(subject, name), limits)
+        recorded = workloads.record(subject, name)
+        full = subject.budget == "full"
+        explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
+        explorer.result.control = None if full else subject.notes.get(CONTROL)
+        engine.run(explorer, MODELS)
+        subject.notes[CONTROL] = explorer.result.control
+        subject.notes[key] = explorer
     found: Explorer = subject.notes[key]
     if found.recording.remark:
         subject.remarks["crash"] = found.recording.remark

@@ -18,8 +18,6 @@ from ckpt_conformance.subject import JOB_SEED
 from ckpt_conformance.verdicts import NotApplicable, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckpt_conformance.subject import Subject
 
 OTHER = 23  # the seed of a job that saves a step which another job has saved
@@ -85,14 +83,12 @@ def usual(subject: Subject) -> tuple[str, ...]:
     return ("first", "rotated" if rotates else "second", "same")
 
 
-def record(subject: Subject, name: str, *faults: dict[str, Any]) -> Recorded:
-    """Record a workload, once per subject; each time anew if its last save meets faults.
+def record(subject: Subject, name: str) -> Recorded:
+    """Record a workload, once per subject.
 
     Raises NotApplicable where the manager does not declare what it needs or does not save a step
     twice, Unknown where a save that nothing disturbs fails.
     """
-    if faults:
-        return _record(subject, WORKLOADS[name], faults)
     key = f"recorded {name}"
     if key not in subject.notes:
         subject.notes[key] = _record(subject, WORKLOADS[name])
@@ -100,12 +96,9 @@ def record(subject: Subject, name: str, *faults: dict[str, Any]) -> Recorded:
     return found
 
 
-def _record(
-    subject: Subject, work: Workload, faults: Sequence[dict[str, Any]] = ()
-) -> Recorded:
+def _record(subject: Subject, work: Workload) -> Recorded:
     subject.need(*work.needs)
-    name = f"{work.name}-struck" if faults else work.name
-    folder = subject.folder / "recorded" / name
+    folder = subject.folder / "recorded" / work.name
     trees.clear(folder)  # a recording that failed before may be tried again
     golden = subject.golden() if work.before else None
     before = [(step, golden.snapshot(step)) for step in work.before] if golden else []
@@ -116,16 +109,14 @@ def _record(
     options = {"keep_last": work.keep} if work.keep else {}
     run: dict[str, Any] = {"op": "run", "resume": work.resume}
     ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
-    if faults:
-        ops[-1] |= {"faults": list(faults), "fault_step": work.runs[-1][1][-1]}
     ending = subject.life(
         *ops, {"op": "close"}, seed=work.seed, options=options, record=str(folder)
     )
     if ending.how != "ended" or ending.error:
         _give_up(work, subject.tell(ending))
-    final = subject.folder / "recorded" / f"{name}-final"
+    final = subject.folder / "recorded" / f"{work.name}-final"
     trees.lay_out(subject.root, final)
-    return Recorded(name, Recording.read(folder), before, options, final)
+    return Recorded(work.name, Recording.read(folder), before, options, final)
 
 
 def _give_up(work: Workload, told: str) -> None:

@@ -18,8 +18,8 @@ from ckpt_conformance.reference_impl import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.snapshot import Snapshot
