@@ -106,7 +106,7 @@ class CheckOutcome:
 
 def remarks(outcomes: Iterable[CheckOutcome]) -> dict[str, Any]:
     """Give what checks say of how they were made."""
-    told = {key: value for one in outcomes for key, value in one.evidence.items()}
+    told = {str(key): value for one in outcomes for key, value in one.evidence.items()}
     found = {key: told[key] for key in REMARKS if key in told}
     points = {key.removeprefix(POINTS): told[key] for key in told if key.startswith(POINTS)}
     if points:
