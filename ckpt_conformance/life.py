@@ -134,6 +134,7 @@ class Life:
                     "calls": injector.calls,
                     "fired": injector.fired,
                     "log": injector.log,
+                    "unsupported": getattr(injector, "unsupported", []),
                 }
             )
         return counts

@@ -187,7 +187,7 @@ class Advancer:
         call: Line = next((one for one in log if one["call"] == at), {})
         told = {"calls": struck["calls"], "fired": struck["fired"], "call": call}
         told["renewed"] = is_renewed(log, call) if call else False
-        return told | ({} if at else {"log": log})
+        return told | ({} if at else {"log": log, "unsupported": struck.get("unsupported", [])})
 
     def operate(self, faults: list[Line]) -> Line:
         """Save or load once; a framework runs its loop up to there."""

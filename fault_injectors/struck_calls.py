@@ -162,6 +162,9 @@ def require_control(subject: Subject, operation: Operation, control: Mapping[str
         msg = f"control failed: a {operation.what} that is watched and not struck ends: {told}"
         raise Unknown(msg)
     if operation.what != "load":
+        foreign = [f"{one['call']} of {one['path']}" for one in control.get("unsupported", [])]
+        if foreign:
+            raise Unknown(f"what is written so can't be made to fail: {', '.join(foreign[:3])}")
         return
     golden = subject.golden()
     newest = digest_of(subject.legal(golden)[operation.step], sorted(subject.holds))

@@ -114,6 +114,13 @@ def test_a_point_that_never_fired_is_unknown() -> None:
         struck_calls.remark(OPERATIONS["save"], {"log": []}, [])
 
 
+def test_writes_that_nobody_sees_are_unknown(quick: Subject) -> None:
+    foreign = [{"call": "mmap", "path": "a.bin", "why": "not seen"}]
+    control = {"how": "ended", "error": None, "unsupported": foreign}
+    with pytest.raises(Unknown, match=r"can't be made to fail: mmap of a\.bin"):
+        struck_calls.require_control(quick, OPERATIONS["save"], control)
+
+
 def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
     trial = Trial(line(how="crashed"))
     assert trial.died

@@ -105,7 +105,12 @@ class Striker:
     def report(self) -> dict[str, Any]:
         """Give what was counted, in plain values."""
         told = {"calls": self.calls, "fired": self.fired, "log": self.log}
-        return {**told, "fault": asdict(self.fault)}
+        foreign = self.supervisor.unsupported if self.supervisor is not None else []
+        return {
+            **told,
+            "unsupported": [asdict(one) for one in foreign],
+            "fault": asdict(self.fault),
+        }
 
     def obey(self, event: dict[str, Any]) -> None:
         """Arm and disarm as the life's journal says; the report is a file that it names."""
