@@ -19,10 +19,15 @@ from pathlib import Path
 
 import torch
 
+from ckpt_conformance import facts
+from ckpt_conformance.client import Client, Server
 from ckpt_conformance.crash.recorder import Recorder
 from ckpt_conformance.crash.syscall_faults import Fault, trial
+from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.subject import Subject
 
 SIZES, TURNS, REPEATS = (1, 100), 5, 5  # MiB
+ADAPTERS = ("reference", "torch-save-atomic-per-step", "dcp-per-step")
 
 
 def save(state: dict[str, torch.Tensor], root: Path) -> None:
@@ -100,6 +105,24 @@ def trials(base: Path) -> tuple[float, float]:
     return statistics.median(runs), statistics.median(struck)
 
 
+def injected(base: Path, name: str) -> tuple[int, float]:
+    """Let every system call of a save fail, as the suite does; give trials and seconds of each."""
+    folders = [base / f"{part}-{name}" for part in ("facts", "subject")]
+    for folder in folders:
+        folder.mkdir()
+    with Server((name,)) as server:
+        client = Client(server.socket)
+        info = facts.read(client, name, folders[0])
+        subject = Subject(info, client, folders[1], budget="full")
+        subject.golden()
+        operation = struck_calls.OPERATIONS["save"]
+        start = time.perf_counter()
+        lines = struck_calls.advance(subject, operation, ())
+        seconds = time.perf_counter() - start
+        client.close()
+    return len(lines), seconds / len(lines)
+
+
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
@@ -114,6 +137,9 @@ def main() -> None:
         run, struck = trials(base)
         above = (struck - run) * 1e3
         print(f"a trial, its calls counted: {above:.1f} ms above the run itself")
+        for name in ADAPTERS:
+            count, seconds = injected(base, name)
+            print(f"{name}: {count} injected trials of a save, {seconds * 1e3:.1f} ms each")
     finally:
         shutil.rmtree(base)
 

@@ -105,6 +105,7 @@ class Life:
             "message": message,
             "typed": typed,
             "memory": memory,
+            "disk": any(isinstance(one, OSError) for one in chain(error)),
             "where": where,
             "errno": getattr(error, "errno", None),
         }
@@ -133,6 +134,7 @@ class Life:
                     "calls": injector.calls,
                     "fired": injector.fired,
                     "log": injector.log,
+                    "unsupported": getattr(injector, "unsupported", []),
                 }
             )
         return counts
@@ -302,6 +304,15 @@ class Life:
         """Run `module:function(life, **args)` and keep its plain value."""
         module, _, name = op["probe"].partition(":")
         result["value"] = getattr(importlib.import_module(module), name)(self, **op.get("args", {}))
+
+
+def chain(error: BaseException | None) -> list[BaseException]:
+    """Give an exception and what it was raised from."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
 
 
 def memory_kib(field: str) -> int:

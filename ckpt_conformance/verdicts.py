@@ -52,6 +52,9 @@ class Outcome(StrEnum):
 REFUSALS = frozenset({Outcome.REFUSED_TYPED, Outcome.REFUSED_UNTYPED})
 
 
+POINTS = (
+    "I/O points of "  # begins the keys that say how many system calls of what were made to fail
+)
 REMARKS = ("crash",)  # keys of the evidence that a certificate repeats: how a check was made
 
 
@@ -118,4 +121,9 @@ class CheckOutcome:
 
 def remarks(outcomes: Iterable[CheckOutcome]) -> dict[str, Any]:
     """Give what checks say of how they were made."""
-    return {key: one.evidence[key] for one in outcomes for key in REMARKS if key in one.evidence}
+    told = {str(key): value for one in outcomes for key, value in one.evidence.items()}
+    found = {key: told[key] for key in REMARKS if key in told}
+    points = {key.removeprefix(POINTS): told[key] for key in told if key.startswith(POINTS)}
+    if points:
+        found["io_points"] = "; ".join(f"{what}: {points[what]}" for what in sorted(points))
+    return found

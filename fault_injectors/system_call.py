@@ -37,6 +37,7 @@ class SystemCall:
         self.root, self.journal, self.fault = root, journal, fault
         self.calls, self.fired = 0, 0
         self.log: list[dict[str, Any]] = []
+        self.unsupported: list[dict[str, Any]] = []  # calls that write and can't be struck
         own = os.readlink(f"/proc/self/fd/{journal.descriptor}")  # noqa: PTH115
         self.report = f"{own}.calls"
 
@@ -50,6 +51,7 @@ class SystemCall:
         self.journal.note("system-calls-disarmed", report=self.report)
         found = self._read()
         self.calls, self.fired, self.log = found["calls"], found["fired"], found["log"]
+        self.unsupported = found["unsupported"]
 
     def _read(self) -> dict[str, Any]:
         """Read the report, which the supervisor wrote before our note was let through."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.checks import check
-from ckpt_conformance.crash import verdicts
+from ckpt_conformance.crash import struck, verdicts
 from ckpt_conformance.crash.verdicts import LOST, SAME, TORN
-from ckpt_conformance.verdicts import Violation
+from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.verdicts import NotApplicable, Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
@@ -58,3 +59,24 @@ def test_an_acknowledged_step_survives_power_loss(subject: Subject) -> None:
     How: as CKC-DURA-001, for states that load and give an older save.
     """
     verdicts.require_clean(subject, (*verdicts.saves(subject), *SAME), MODELS, LOST)
+
+
+@check("CKC-DURA-005")
+def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subject) -> None:
+    """After a sync that failed a save raises, or what it acknowledges survives a power loss.
+
+    Why: the kernel drops the pages of a failed fsync; the next one returns 0 and has nothing to
+    write, so who calls it again loses the file (D04).
+    How: fail one sync of a save; where the save reports success all the same, lay out what a power
+    loss at each later system call may leave, without the data of that file, and resume.
+    """
+    syncs = [one for one in struck_calls.trials(subject, "save") if one.is_sync]
+    if not syncs:
+        raise NotApplicable("the save syncs nothing")
+    once = [one for one in syncs if not one.args.get("persistent") and not one.error]
+    for trial in subject.sample(once, 3):  # none where every error is raised
+        try:
+            verdicts.require_clean(subject, ("second",), MODELS)
+        except Violation as error:
+            raise NotApplicable(f"no sync has to fail for that: {error}") from None
+        verdicts.require_clean(subject, (struck.explore(subject, trial.spec),), MODELS)

@@ -91,6 +91,35 @@ def test_an_interrupted_call_is_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "root" / "a").read_bytes() == b"abc"
 
 
+def test_from_there_on_every_other_call_is_interrupted(tmp_path: Path) -> None:
+    work = """
+    for name in "abc":
+        careful(root / name, b"abc")
+"""
+    found = run(tmp_path, work, at=1, error="EINTR", persistent=True)
+    told = [(entry["what"], entry["struck"]) for entry in found["log"]]
+    assert told == [(what, hit) for what in ["openat", "write"] * 3 for hit in (True, False)]
+    assert [(tmp_path / "root" / name).read_bytes() for name in "abc"] == [b"abc"] * 3
+
+
+def test_a_writer_that_counts_bytes_survives_short_writes_only(tmp_path: Path) -> None:
+    work = f"    careful(root / 'a', {DATA!r})"
+    found = run(tmp_path, work, at=1, error="short", persistent=True)
+    assert (tmp_path / "root" / "a").read_bytes() == DATA
+    assert found["fired"] == found["calls"] > 10  # each half of what is left
+
+
+def test_a_kill_inside_a_write_leaves_whole_pages_of_the_file(tmp_path: Path) -> None:
+    work = """
+    fd = os.open(root / "a", W | C | os.O_APPEND)
+    os.write(fd, b"x" * 3000)
+    os.write(fd, b"y" * 9000)
+"""
+    found = run(tmp_path, work, at=3, error="kill", moment="half")
+    assert found["code"] == -9
+    assert (tmp_path / "root" / "a").stat().st_size == 4096  # 3000 + 4500, cut at a page
+
+
 def test_only_a_sync_fails(tmp_path: Path) -> None:
     found = run(tmp_path, "    careful(root / 'a', b'abc')", at=1, only=["fsync", "fdatasync"])
     assert [entry["what"] for entry in found["log"]] == ["fsync"]
@@ -98,11 +127,11 @@ def test_only_a_sync_fails(tmp_path: Path) -> None:
     assert "Input/output error" in found["stderr"]
 
 
-@pytest.mark.parametrize(("moment", "size"), [("before", 0), ("half", 50), ("after", 100)])
+@pytest.mark.parametrize(("moment", "size"), [("before", 0), ("half", 4096), ("after", 10000)])
 def test_a_kill_ends_every_process_of_the_tree(moment: str, size: int, tmp_path: Path) -> None:
     work = """
     if os.fork() == 0:
-        careful(root / "child", b"c" * 100)
+        careful(root / "child", b"c" * 10000)
         careful(root / "later", b"")
         os._exit(0)
     os.wait()

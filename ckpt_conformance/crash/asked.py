@@ -62,6 +62,7 @@ class Action:
     perform: Callable[[int | None], Result] | None = None  # None: the kernel does it
     object: int = 0
     size: int = 0  # bytes of a write or a read
+    offset: int = 0  # where in the file a write begins
 
 
 class Sink:

@@ -54,7 +54,7 @@ def prepare_write(asked: Asked) -> Action | None:
     found = _opened(asked, 0)
     if found is None:
         return None
-    file, _, number = found
+    file, info, number = found
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_ACCMODE == os.O_RDONLY:
         return None
@@ -88,7 +88,10 @@ def prepare_write(asked: Asked) -> Action | None:
             )
         return done
 
-    return Action(path, perform, number, size)
+    begin = os.lseek(file, 0, os.SEEK_CUR) if offset is None else offset
+    if flags & os.O_APPEND or more & _RWF_APPEND:
+        begin = info.st_size
+    return Action(path, perform, number, size, begin)
 
 
 def _pieces(asked: Asked) -> tuple[list[tuple[int, int]], int | None, int]:

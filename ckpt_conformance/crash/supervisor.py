@@ -154,7 +154,8 @@ class Supervisor:
         self._finish(asked)
         self.answered(asked, action, result)
         made = range(first, len(self.operations))
-        if asked.name not in _NO_DUMP and (made or isinstance(result, Given)):
+        keeps = self.sink is not None  # what is only struck needs no source lines
+        if keeps and asked.name not in _NO_DUMP and (made or isinstance(result, Given)):
             self._want_source(asked, action, made)
         if isinstance(result, Given):
             self.listener.answer_descriptor(asked.note, result.descriptor, result.flags)

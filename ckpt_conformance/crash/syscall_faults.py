@@ -2,7 +2,8 @@
 
 Models: a full disk, a quota, a device error, an interrupted call, a short write (half of the bytes
 really are written), a sync that fails once and forgets the data, and a kill, at the N-th call or
-from there on.
+at every call from there on. Of interrupted calls that is every other one: a call that is made again
+goes through, as in reality. A kill inside a write leaves whole pages of it, as Linux does.
 Does not model: a call that hangs; errors of memory mappings.
 Proof: `fired`, the list of calls, and an event in the journal before the fault.
 """
@@ -16,7 +17,7 @@ import signal
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import calls
+from ckpt_conformance.crash import calls, notify
 from ckpt_conformance.crash.operations import Kind
 from ckpt_conformance.crash.recorder import Recorder
 
@@ -59,9 +60,8 @@ class Fault:
     reading: bool = False
     moment: str = "before"
 
-    def counts(self, asked: Asked, action: Action) -> bool:
-        """Tell whether a call is one that this fault may strike."""
-        name, reads = asked.name, action.perform is None
+    def counts(self, name: str, *, reads: bool) -> bool:
+        """Tell whether a call is one that this fault may strike; `reads`: it changes nothing."""
         if self.only and name not in self.only:
             return False
         if reads and not self.reading:
@@ -69,6 +69,12 @@ class Fault:
         if self.error in NEEDS_ROOM and (reads or name in REMOVING):
             return False
         return name in GIVERS.get(self.error, {name}) - QUIET
+
+    def is_due(self, call: int) -> bool:
+        """Tell whether it strikes a call by its number."""
+        if not self.persistent or self.at < 1 or call < self.at:
+            return call == self.at
+        return self.error != "EINTR" or (call - self.at) % 2 == 0
 
 
 @dataclass
@@ -99,7 +105,12 @@ class Striker:
     def report(self) -> dict[str, Any]:
         """Give what was counted, in plain values."""
         told = {"calls": self.calls, "fired": self.fired, "log": self.log}
-        return {**told, "fault": asdict(self.fault)}
+        foreign = self.supervisor.unsupported if self.supervisor is not None else []
+        return {
+            **told,
+            "unsupported": [asdict(one) for one in foreign],
+            "fault": asdict(self.fault),
+        }
 
     def obey(self, event: dict[str, Any]) -> None:
         """Arm and disarm as the life's journal says; the report is a file that it names."""
@@ -119,14 +130,13 @@ class Striker:
 
     def decide(self, asked: Asked, action: Action) -> Result | str:
         """Count a call; strike it if it is due."""
-        if not self.armed or not self.fault.counts(asked, action):
+        reads = action.perform is None
+        if not self.armed or not self.fault.counts(asked.name, reads=reads):
             return "perform"
         self.calls += 1
-        due = self.calls == self.fault.at or (
-            self.fault.persistent and 0 < self.fault.at <= self.calls
-        )
+        due = self.fault.is_due(self.calls)
         entry = {"call": self.calls, "what": asked.name, "path": action.path, "size": action.size}
-        self.log.append({**entry, "struck": due})
+        self.log.append({**entry, "reads": reads, "struck": due})
         return self.strike(asked, action) if due else "perform"
 
     def strike(self, asked: Asked, action: Action) -> Result | str:
@@ -150,11 +160,18 @@ class Striker:
     def _kill(self, action: Action) -> str:
         """End the whole tree: nobody is answered any more."""
         if self.fault.moment != "before" and action.perform is not None:
-            action.perform(action.size // 2 if self.fault.moment == "half" else None)
+            half = self.fault.moment == "half"
+            action.perform(_cut(action) if half else None)
         if self.supervisor is not None:
             self.supervisor.frozen = True
         os.kill(self.main, signal.SIGKILL)
         return "none"
+
+
+def _cut(action: Action) -> int:
+    """Give how many bytes of a write a kill near its middle leaves: whole pages of the file."""
+    middle = action.offset + action.size // 2
+    return max(0, middle - middle % notify.PAGE - action.offset)
 
 
 @dataclass

@@ -1,11 +1,15 @@
-"""Class O and D04: errors of a save that are passed over; B08: errors of a load, likewise."""
+"""Classes A and O, D04: errors of a save that are passed over; B08: errors of a load, likewise."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import logging
+import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.mutants import mutant
+from ckpt_conformance.mutants.power_loss import PROGRESS, SideFile
 from ckpt_conformance.reference_impl import (
     CheckpointDamaged,
     CheckpointManager,
@@ -15,6 +19,7 @@ from ckpt_conformance.reference_impl import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.snapshot import Snapshot
@@ -45,7 +50,7 @@ class LogsTheError(CheckpointManager):
     "D04",
     url="google/orbax#605",
     change="an error of fsync is passed over",
-    violates={"CKC-IOER-001"},
+    violates={"CKC-IOER-001", "CKC-DURA-005"},
 )
 class PassesOverFsync(CheckpointManager):
     """Takes what was never flushed for durable."""
@@ -105,3 +110,103 @@ class UnreadableIsAbsent(CheckpointManager):
             logger.info("no checkpoint found: %s", error)
             nothing = CheckpointReference(self.root, 0, "model")
             return LoadResult(0, 0, {}, nothing, [], [])
+
+
+@mutant(
+    "D04-again",
+    url="google/orbax#605",
+    change="an fsync that fails is called again, as if the second could still write the pages",
+    violates={"CKC-IOER-001", "CKC-DURA-005"},
+)
+class SyncsAgain(CheckpointManager):
+    """Believes the 0 of the second fsync."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Flush, and try once more."""
+        try:
+            super().fsync_file(file)
+        except OSError:
+            os.fsync(file.fileno())
+
+
+@mutant(
+    "D04-native",
+    url="google/orbax#605",
+    change="a native helper syncs files and does not look at what fsync returns",
+    violates={"CKC-IOER-001", "CKC-DURA-005"},
+)
+class NativeSync(CheckpointManager):
+    """Hides the error where no patched Python call looks."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Flush, and let the C library sync."""
+        file.flush()
+        ctypes.CDLL(None).fsync(file.fileno())
+
+
+@mutant(
+    "A07",
+    url="pytorch/pytorch#8477",
+    change="a side file is written by one bare write, whose count nobody looks at",
+    violates={"CKC-IOER-006"},
+)
+class IgnoresTheCount(SideFile):
+    """Is careful in everything else: a name of its own, an fsync, a rename."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save, after noting the progress."""
+        self.note(step)
+        return super().save(step, **parts)
+
+    def note(self, step: int) -> None:
+        """Replace the file as one does."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        partial = self.root / "progress.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        descriptor = os.open(partial, flags, 0o600)
+        try:
+            os.write(descriptor, f"{step:>20}".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.replace(self.root / PROGRESS)
+        self.fsync_dir(self.root)
+
+
+@mutant(
+    "C01-room",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="where retention is on, a full disk empties the directory to make room for the new step",
+    violates={"CKC-IOER-007", "CKC-RETN-001"},
+)
+class MakesRoom(CheckpointManager):
+    """Deletes what is there before the new one is."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save; where there is no room, make some and try again."""
+        try:
+            return super().save_snapshot(state)
+        except OSError as error:
+            if not self.keep_last or error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            for path in self.root.glob("*_0*"):
+                path.unlink()
+            return super().save_snapshot(state)
+
+
+@mutant(
+    "O03-type",
+    url="sml2h3/dddd_trainer#36",
+    change="an error of the disk is raised as a bare RuntimeError, without its cause",
+    violates={"CKC-IOER-008"},
+)
+class HidesTheCause(CheckpointManager):
+    """Tells the caller that something went wrong."""
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Save, or say that it did not work."""
+        try:
+            return super().save_snapshot(state)
+        except OSError:
+            msg = f"step {state.step} could not be saved"
+            raise RuntimeError(msg) from None

@@ -94,7 +94,7 @@ class ReplacesWithoutSync(CheckpointManager):
             self.quiet = False
 
 
-class _SideFile(CheckpointManager):
+class SideFile(CheckpointManager):
     """Keeps a small file of its progress through a bare descriptor, and a load insists on it."""
 
     def note(self, step: int) -> None:
@@ -122,7 +122,7 @@ class _SideFile(CheckpointManager):
     change="a native writer keeps a small side file in place, before each new step",
     violates={"CKC-ATOM-001", "CKC-DURA-001"},
 )
-class NativeSideFile(_SideFile):
+class NativeSideFile(SideFile):
     """Is atomic in everything that Python's own calls write."""
 
     def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
@@ -138,7 +138,7 @@ class NativeSideFile(_SideFile):
     change="a native writer writes a small side file in place when a step is saved again",
     violates={"CKC-ATOM-002", "CKC-DURA-002"},
 )
-class NativeSideFileAgain(_SideFile):
+class NativeSideFileAgain(SideFile):
     """Is atomic while no step is saved twice."""
 
     def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
@@ -166,3 +166,85 @@ class NativeProbe(CheckpointManager):
             raise OSError(ctypes.get_errno(), "the directory can't be tried", PROBE)
         libc.rmdir(probe)
         return super().save(step, **parts)
+
+
+class _SyncsSomethingElse(CheckpointManager):
+    """Publishes names, and syncs something that does not hold them."""
+
+    publishing = False
+
+    def publish_flat(
+        self, reference: CheckpointReference, manifest: Manifest, staged: Path
+    ) -> None:
+        """Publish as always, with `instead` for the syncs of the directory."""
+        self.publishing = True
+        super().publish_flat(reference, manifest, staged)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Sync, or do what is taken for it while a checkpoint is being published."""
+        if self.publishing:
+            self.instead(path)
+        else:
+            super().fsync_dir(path)
+
+    def instead(self, path: Path) -> None:
+        """Do what is taken for a sync of a directory."""
+        raise NotImplementedError(path)
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Save; the next one begins with a directory that is synced."""
+        try:
+            return super().save(step, **parts)
+        finally:
+            self.publishing = False
+
+
+@mutant(
+    "A05-fdatasync",
+    url="jundot/omlx#3095",
+    change="a file that was written is synced once more instead of the directory that names it",
+    violates={"CKC-DURA-001"},
+)
+class SyncsTheFile(_SyncsSomethingElse):
+    """Takes fdatasync of a file for a sync of its name."""
+
+    def instead(self, path: Path) -> None:
+        """Sync the newest file."""
+        newest = max(path.glob("model_*"), key=lambda one: one.name)
+        descriptor = os.open(newest, os.O_RDONLY | os.O_CLOEXEC)
+        os.fdatasync(descriptor)
+        os.close(descriptor)
+
+
+@mutant(
+    "A05-parent",
+    url="jundot/omlx#3095",
+    change="the directory above the one with the new names is synced",
+    violates={"CKC-DURA-001", "CKC-DURA-004"},
+)
+class SyncsTheParent(_SyncsSomethingElse):
+    """Syncs the wrong directory."""
+
+    def instead(self, path: Path) -> None:
+        """Sync the directory above."""
+        super(_SyncsSomethingElse, self).fsync_dir(path.parent)
+
+
+@mutant(
+    "A12-cleanup",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="a load that finds what a dead save left hides every commit while it looks at that",
+    violates={"CKC-ATOM-007"},
+)
+class HidesWhileItLooks(CheckpointManager):
+    """Is whole again when it is done."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load, after a look at what is not whole."""
+        if any(self.root.glob("*.tmp")):
+            commits = sorted(self.root.glob("meta_*.json"))
+            for path in commits:
+                path.rename(path.with_suffix(".hidden"))
+            for path in commits:
+                path.with_suffix(".hidden").rename(path)
+        return super().load(*given, **named)

@@ -1,0 +1,324 @@
+"""What comes of a fault at each system call of a save, a load and a rotation; once per adapter.
+
+The trials are made in one life for each operation (see `advancing`). What they leave is resumed
+from in batches, each content once; a trial that is to be blamed is made again alone, in a life of
+its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import fault_injectors, oracle, trees
+from ckpt_conformance.contract import Capability
+from ckpt_conformance.crash import notify
+from ckpt_conformance.crash.syscall_faults import SYNCING
+from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
+from ckpt_conformance.screening import Case, screen
+from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
+from ckpt_conformance.verdicts import POINTS, NotApplicable, Outcome, Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Subject
+
+SAVES = ("save", "rotation")
+AGAIN = 2  # of how many trials one is followed by the same save, at the quick budget
+FULL = 3600.0  # seconds that one life may take to try every call
+LOADING = ("EIO", "EINTR", "ENOSPC", "EDQUOT")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is struck: a save of `step` with `before` there, or a load of the newest of those."""
+
+    what: str
+    before: tuple[int, ...]
+    step: int
+    kinds: tuple[str, ...]
+    sample: tuple[int, ...]  # trials of each kind at the quick budget
+    keep_last: int | None = None
+
+
+OPERATIONS = {
+    one.what: one
+    for one in (
+        Operation("save", (2,), 4, tuple(KINDS), (2, 1, 2, 2, 1, 2)),
+        Operation("rotation", (2, 4), 6, tuple(KINDS), (3, 0, 2, 0, 0, 1), 2),
+        Operation("load", (2, 4), 4, LOADING, (3, 1, 0, 0)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fault at one call: what was raised, the tree that is left, and how that resumes."""
+
+    line: Mapping[str, Any]
+    folder: Path | None = None
+    ending: Ending | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the call failed with."""
+        return str(self.line["kind"])
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The fault itself."""
+        return dict(self.line["args"])
+
+    @property
+    def spec(self) -> dict[str, object]:
+        """The fault for `Life.arm`."""
+        return fault_injectors.spec("system-call", **self.args)
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The call that was struck: name, path, number, size in bytes."""
+        return dict(self.line.get("call", {}))
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """What the operation raised, or how its process died."""
+        if self.line["how"] != "ended":
+            told = {"type": self.line["how"], "message": "the process did not live to raise"}
+            return {**told, "typed": False, "disk": False}
+        found: dict[str, Any] | None = self.line["error"]
+        return found
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether a sync was struck."""
+        return self.call.get("what") in SYNCING
+
+    @property
+    def died(self) -> bool:
+        """Whether the process ended, or hung, instead of raising."""
+        return bool(self.line["how"] != "ended")
+
+    @property
+    def name(self) -> str:
+        """Say what was struck."""
+        told = "a short write" if self.kind == "short" else self.args.get("error", "")
+        lasting = ", and at every call after it" if self.args.get("persistent") else ""
+        if self.kind == "EINTR" and lasting:
+            lasting = ", and at every other call after it"
+        where = f"{self.call.get('what')} of {self.call.get('path') or '.'}"
+        return f"{told} at {where} (call {self.args['at']} of the {self.line['what']}{lasting})"
+
+
+def trials(subject: Subject, what: str) -> list[Trial]:
+    """Give the trials of an operation; raises Unknown where one of them can't be made."""
+    key = f"trials {what}"
+    if key not in subject.notes:
+        operation = OPERATIONS[what]
+        if what == "rotation":
+            subject.need(Capability.RETENTION)
+        lines = advance(subject, operation, operation.sample if subject.budget == "quick" else ())
+        control, *rest = lines
+        require_control(subject, operation, control)
+        subject.notes[f"remark {what}"] = remark(operation, control, rest)
+        fired = [line for line in rest if line.get("fired") or line["how"] != "ended"]
+        subject.notes[key] = [Trial(line) for line in fired]
+        subject.notes[f"control {what}"] = control
+        if what != "load":
+            subject.notes[key] = resumed(subject, what, fired)
+    subject.remarks[f"{POINTS}{what}"] = subject.notes[f"remark {what}"]
+    found: list[Trial] = subject.notes[key]
+    return found
+
+
+def remark(operation: Operation, control: Mapping[str, Any], rest: list[dict[str, Any]]) -> str:
+    """Say how many calls were struck; raises Unknown for one that never was."""
+    points = len(control["log"])
+    struck: dict[bool, set[int]] = {False: set(), True: set()}
+    for line in rest:
+        lasting = bool(line["args"].get("persistent"))
+        if line.get("fired"):
+            if line["kind"] == "EIO":
+                struck[lasting].add(line["args"]["at"])
+        elif line["how"] == "ended" and line["args"]["at"] <= line["calls"]:
+            raise Unknown(f"the fault did not fire: {Trial(line).name} of {line['calls']}")
+    if not points:
+        raise Unknown(f"no system call of the {operation.what} below the directory was seen")
+    count = sum(1 for line in rest if line.get("fired"))
+    whole = set(range(1, points + 1))
+    if whole <= struck[False] and whole <= struck[True]:
+        return f"all {points} failed once and from there on ({count} trials)"
+    return f"a sample of {points}: {count} trials"
+
+
+def require_control(subject: Subject, operation: Operation, control: Mapping[str, Any]) -> None:
+    """Raise Unknown unless the operation goes well with the supervisor there and no fault."""
+    if control["how"] != "ended" or control.get("error"):
+        told = control.get("error") or control["how"]
+        msg = f"control failed: a {operation.what} that is watched and not struck ends: {told}"
+        raise Unknown(msg)
+    if operation.what != "load":
+        foreign = [f"{one['call']} of {one['path']}" for one in control.get("unsupported", [])]
+        if foreign:
+            raise Unknown(f"what is written so can't be made to fail: {', '.join(foreign[:3])}")
+        return
+    golden = subject.golden()
+    newest = digest_of(subject.legal(golden)[operation.step], sorted(subject.holds))
+    if (control["step"], control["state"]) != (operation.step, newest):
+        msg = "control failed: a load that is watched and not struck gives another state"
+        raise Unknown(f"{msg} (step {control['step']})")
+
+
+def advance(
+    subject: Subject, operation: Operation, sample: tuple[int, ...], *faults: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Run trials, in further lives where one dies of a trial; the first line is the control."""
+    golden = subject.golden()
+    folder = subject.folder / "struck" / operation.what
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / "lines"
+    task = Task(
+        what=operation.what,
+        base=str(golden.snapshot(operation.before[-1])),
+        step=operation.step,
+        keep=str(folder / "left"),
+        out=str(out),
+        holds=sorted(subject.holds),
+        reading=operation.what == "load",
+        keep_last=operation.keep_last,
+        kinds=operation.kinds,
+        sample=sample,
+        trials=faults,
+        again=AGAIN if sample else 1,
+        seed=subject.seed,
+        fork=subject.info.isolation == "fork",
+    )
+    lines: list[dict[str, Any]] = []
+    while True:
+        out.unlink(missing_ok=True)
+        done = [line["key"] for line in lines if line["kind"] != "control"]
+        ending = live(subject, task, done)
+        known = {line["key"] for line in lines}
+        lines += [line for line in read(out, ending) if line["key"] not in known]
+        if ending.how == "ended" and not ending.error and lines:
+            return lines
+        if task.fork or not lines or lines[-1]["how"] == "ended":
+            raise Unknown(reason(subject, ending))
+
+
+def live(subject: Subject, task: Task, done: list[str]) -> Ending:
+    """Run one life that tries faults."""
+    probe = "ckpt_conformance.fault_injectors.advancing:advance"
+    op = {"op": "probe", "probe": probe, "args": {**asdict(task), "done": done}}
+    seed = OTHER_SEED if task.what == "load" else JOB_SEED
+    few = sum(task.sample) + len(task.trials)
+    return subject.life(op, seed=seed, deadline=DEADLINE * (few + 2) if few else FULL)
+
+
+def read(out: Path, ending: Ending) -> list[dict[str, Any]]:
+    """Read lines; one that was begun and has no end is that of a life which died of it."""
+    text = out.read_text() if out.exists() else ""
+    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+    found = [line for line in lines if not line.get("begin")]
+    if lines and lines[-1].get("begin"):
+        found.append({**lines[-1], "how": ending.how, "fired": 0, "calls": 0, "log": []})
+    return found
+
+
+def reason(subject: Subject, ending: Ending) -> str:
+    """Say why there are no trials: this machine, or the harness."""
+    told = subject.tell(ending)
+    if notify.NotAvailableError.__name__ in ending.output:
+        return f"this machine can't make system calls fail: {told}"
+    return f"control failed: the life that makes system calls fail ends: {told}"
+
+
+# -- what is left ------------------------------------------------------------------------------
+
+
+def resumed(subject: Subject, what: str, lines: list[dict[str, Any]]) -> list[Trial]:
+    """Resume from what each trial left, each content once."""
+    keep = subject.folder / "struck" / what / "left"
+    names = {line["left"]: keep / line["left"] for line in lines if "left" in line}
+    endings = dict(zip(names, screened(subject, list(names.values())), strict=True))
+    return [
+        Trial(line, names.get(line.get("left", "")), endings.get(line.get("left", "")))
+        for line in lines
+    ]
+
+
+def screened(subject: Subject, folders: list[Path]) -> list[Ending]:
+    """Resume from each directory: in one life, or in a life of its own where that one died."""
+    found = screen(subject, [Case(folder) for folder in folders]) if folders else []
+    endings: list[Ending] = []
+    for folder, ending in zip(folders, found, strict=True):
+        if ending is None:
+            trees.lay_out(folder, subject.root)
+        endings.append(subject.resume() if ending is None else ending)
+    return endings
+
+
+def legal(subject: Subject, what: str) -> dict[int, Any]:
+    """Give the states that may be served: those of before, and the one of an undisturbed save."""
+    operation, key = OPERATIONS[what], f"legal {what}"
+    golden = subject.golden()
+    if key not in subject.notes:
+        trials(subject, what)
+        left = subject.folder / "struck" / what / "left" / subject.notes[f"control {what}"]["left"]
+        trees.lay_out(left, subject.root)
+        ending = subject.resume()
+        step, state = oracle.arrival(ending)
+        if step != operation.step:
+            told = subject.tell(ending)
+            msg = f"control failed: the {what} that was watched and not struck gives {told}"
+            raise Unknown(msg)
+        subject.notes[key] = {**subject.legal(golden, *operation.before), step: state}
+    found: dict[int, Any] = subject.notes[key]
+    return found
+
+
+def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
+    """Classify how a resume from what a trial left ends."""
+    if trial.ending is None:
+        return Outcome.CRASHED
+    before = OPERATIONS[what].before
+    acknowledged = before if trial.error else (*before, OPERATIONS[what].step)
+    newest = OPERATIONS[what].step
+    given: dict[str, Any] = {"newest": newest, "acknowledged": acknowledged}
+    return subject.classify(trial.ending, legal(subject, what), **given)
+
+
+def again(subject: Subject, what: str, trial: Trial) -> Trial:
+    """Make a trial once more, in a life of its own; nothing that came before can matter."""
+    fault = {"kind": trial.kind, "args": trial.args}
+    found = advance(subject, OPERATIONS[what], (), fault)[-1]
+    if found["kind"] == "control" or not (found.get("fired") or found["how"] != "ended"):
+        raise Unknown(f"the fault does not fire again: {trial.name}")
+    if what == "load":
+        return Trial(found)
+    folder = subject.folder / "struck" / what / "left" / str(found.get("left", "none"))
+    if not folder.exists():
+        return Trial(found)
+    trees.lay_out(folder, subject.root)
+    return Trial(found, folder, subject.resume())
+
+
+def applicable(subject: Subject, whats: Collection[str] = SAVES) -> list[str]:
+    """Name the operations that the manager has: without retention there is no rotation."""
+    found: list[str] = []
+    for what in whats:
+        try:
+            trials(subject, what)
+        except NotApplicable:
+            continue
+        found.append(what)
+    return found
+
+
+def tally(found: Collection[Trial]) -> dict[str, int]:
+    """Count trials by what was struck, for evidence."""
+    return dict(Counter(f"{one.kind} at {one.call.get('what')}" for one in found))

@@ -1,0 +1,137 @@
+"""A process that is killed while it recovers from a kill loses no more than the first kill cost."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import fault_injectors, oracle, trees
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import payload, struck_calls
+from ckpt_conformance.verdicts import NotApplicable, Outcome, control_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Subject
+
+OLDER, NEWEST = 2, 4
+WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+FIRST, SECOND = 8, 10  # kills at the full budget: of saves, and of the recovery from each
+TRIED = 3  # kills of a save at the quick budget, of which one is to be recovered from
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a kill left, the calls of a recovery from it, and what that recovery gives unharmed."""
+
+    name: str
+    folder: Path
+    calls: Sequence[Mapping[str, Any]]
+    state: Mapping[str, Any]
+
+
+@check("CKC-ATOM-007")
+def test_a_kill_of_a_recovery_costs_no_more(subject: Subject) -> None:
+    """After a kill while a job recovers from a kill a load gives the step that was there, or newer.
+
+    Why: what cleans up after a dead save moved the good checkpoints aside, and died too; a job that
+    is killed again and again, as preempted ones are, ended with nothing (A12, A09).
+    How: die by SIGKILL at a system call of a save; resume and save again, and die at a system call
+    of that, most of all at one that touches what was there; resume.
+    """
+    legal = subject.legal(subject.golden())
+    for recovery in recoveries(subject):
+        states = {**legal, NEWEST: recovery.state}
+        for at, moment in second_kills(subject, recovery):
+            trees.lay_out(recovery.folder, subject.root)
+            ending = recover(subject, at=at, error="kill", moment=moment)
+            call = recovery.calls[at - 1]
+            where = f"{moment} {call['what']} of {call['path'] or '.'} (call {at} of the recovery)"
+            name = f"killed {recovery.name}, then {where}"
+            if ending.how != "killed":
+                raise Unknown(f"the kill {where} did not fire: {subject.tell(ending)}")
+            known = (OLDER, *ending.steps_of("acknowledged"))
+            given: dict[str, Any] = {"newest": NEWEST, "acknowledged": known}
+            subject.judge(subject.resume(), states, WHOLE, name, **given)
+
+
+def recover(subject: Subject, **fault: Any) -> Ending:  # noqa: ANN401  of a system call
+    """Resume and save step 4, with a fault armed from the resume on."""
+    faults = [fault_injectors.spec("system-call", **fault)]
+    return subject.run(NEWEST, (NEWEST,), resume=True, faults=faults)
+
+
+def recoveries(subject: Subject) -> list[Recovery]:
+    """Kill saves of step 4, and count the calls of a recovery from what is left of each."""
+    full = subject.budget == "full"
+    log = [call for call in calls_of_save(subject) if call["what"] != "fsync"]
+    places = [call["call"] for call in log[1:]] or [call["call"] for call in log]
+    chosen = subject.rng.sample(places, min(FIRST if full else TRIED, len(places)))
+    found: list[Recovery] = []
+    stuck: list[str] = []
+    for at in chosen if full else sorted(chosen, reverse=True):
+        recovery = _recovery(subject, at, stuck)
+        if recovery is not None:
+            found.append(recovery)
+        if (found or stuck) and not full:
+            break
+    if stuck and not found:
+        raise NotApplicable(f"a resumed job does not save step {NEWEST}: {stuck[0]}")
+    if not found:
+        raise control_failed("no killed save can be resumed from")
+    return found
+
+
+def calls_of_save(subject: Subject) -> list[dict[str, Any]]:
+    """List the system calls of a save of step 4 that nothing disturbs."""
+    subject.lay_out(subject.golden(), OLDER)
+    counting = fault_injectors.spec("system-call")
+    ending = subject.run(NEWEST, (NEWEST,), faults=[counting], fault_step=NEWEST)
+    found = ending.result("run").get("faults") or [{"log": []}]
+    if ending.how != "ended" or ending.error or not found[0]["log"]:
+        raise Unknown(struck_calls.reason(subject, ending))
+    log: list[dict[str, Any]] = found[0]["log"]
+    return log
+
+
+def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
+    """Kill one save; None if step 4 is there all the same, or nothing that loads.
+
+    A save that fails after a resume is told in `stuck`: that is the finding of CKC-ATOM-003.
+    """
+    subject.lay_out(subject.golden(), OLDER)
+    kill = fault_injectors.spec("system-call", at=at, error="kill")
+    ending = subject.run(NEWEST, (NEWEST,), faults=[kill], fault_step=NEWEST)
+    if ending.how != "killed":
+        raise Unknown(f"the kill at call {at} of a save did not fire: {subject.tell(ending)}")
+    folder = subject.folder / "recoveries" / str(at)
+    trees.lay_out(subject.root, folder)
+    if oracle.arrival(subject.resume())[0] != OLDER:
+        return None
+    trees.lay_out(folder, subject.root)
+    counted = recover(subject)
+    if counted.how != "ended" or counted.error:
+        stuck.append(subject.tell(counted))
+        return None
+    calls = counted.result("run")["faults"][0]["log"]
+    step, state = oracle.arrival(subject.resume())
+    name = f"at call {at} of the save"
+    return Recovery(name, folder, calls, state) if step == NEWEST and calls else None
+
+
+def second_kills(subject: Subject, recovery: Recovery) -> list[tuple[int, str]]:
+    """Choose calls of a recovery: of those on whole files, on what the dead save left, the rest."""
+    whole = set(payload.names(subject.golden().snapshot(OLDER)))
+    left = set(payload.names(recovery.folder)) - whole
+    sorts: list[list[tuple[int, str]]] = [[], [], []]
+    for one in recovery.calls:
+        place = 0 if one["path"] in whole else 1 if one["path"] in left else 2
+        sorts[place] += [(one["call"], moment) for moment in ("after", "before")]
+    for each in sorts[1:]:
+        subject.rng.shuffle(each)
+    turns = [one for turn in itertools.zip_longest(*sorts) for one in turn if one]
+    return turns[: SECOND if subject.budget == "full" else 2]

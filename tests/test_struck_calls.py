@@ -1,0 +1,146 @@
+"""Faults that advance over the system calls of a save and a load, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckpt_conformance import facts
+from ckpt_conformance.client import Client, Ending, Server
+from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.fault_injectors.advancing import KINDS, is_renewed
+from ckpt_conformance.fault_injectors.struck_calls import OPERATIONS, Trial
+from ckpt_conformance.subject import Subject
+from ckpt_conformance.verdicts import Outcome, Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAME = "torch-save-atomic-per-step"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server((NAME,)) as running:
+        yield running
+
+
+def subject_of(server: Server, folder: Path, budget: str) -> Subject:
+    for name in ("facts", "subject"):
+        (folder / name).mkdir()
+    client = Client(server.socket)
+    info = facts.read(client, NAME, folder / "facts")
+    return Subject(info, client, folder / "subject", budget=budget)
+
+
+@pytest.fixture(scope="module")
+def full(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    found = subject_of(server, tmp_path_factory.mktemp("full"), "full")
+    yield found
+    found.client.close()
+
+
+@pytest.fixture
+def quick(server: Server, tmp_path: Path) -> Iterator[Subject]:
+    found = subject_of(server, tmp_path, "quick")
+    yield found
+    found.client.close()
+
+
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_every_call_fails_once_and_from_there_on_until_the_operation_is_clean(
+    what: str, full: Subject
+) -> None:
+    found = struck_calls.trials(full, what)
+    log = full.notes[f"control {what}"]["log"]
+    for lasting in (False, True):
+        struck = {one.args["at"] for one in found if one.kind == "EIO" and is_on(one) is lasting}
+        assert struck == set(range(1, len(log) + 1))
+    assert {one.kind for one in found} <= set(OPERATIONS[what].kinds)
+    assert full.remarks[f"I/O points of {what}"].startswith(f"all {len(log)} failed once and from")
+
+
+def is_on(trial: Trial) -> bool:
+    return bool(trial.args["persistent"])
+
+
+def test_each_kind_strikes_only_calls_that_can_fail_so(full: Subject) -> None:
+    found = struck_calls.trials(full, "save")
+    struck = {kind: {one.call["what"] for one in found if one.kind == kind} for kind in KINDS}
+    assert struck["short"] == {"write", "writev"}
+    assert "rename" in struck["ENOSPC"]
+    assert "rename" not in struck["EINTR"]
+    assert struck["sync"] == set()  # this recipe syncs nothing
+
+
+def test_a_short_write_is_finished_and_an_error_is_raised(full: Subject) -> None:
+    found = struck_calls.trials(full, "save")
+    assert all(one.error for one in found if one.kind in {"ENOSPC", "EIO", "EDQUOT"})
+    good = [one for one in found if one.kind in {"short", "EINTR"} and not one.error]
+    assert good
+    assert {struck_calls.outcome(full, "save", one) for one in good} == {Outcome.NEW}
+
+
+def test_a_sample_says_that_it_is_one_and_how_large(quick: Subject) -> None:
+    found = struck_calls.trials(quick, "save")
+    assert sorted({one.kind for one in found}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
+    count = len(quick.notes["control save"]["log"])
+    assert quick.remarks["I/O points of save"] == f"a sample of {count}: {len(found)} trials"
+
+
+def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:
+    trial = next(one for one in struck_calls.trials(quick, "save") if one.error)
+    alone = struck_calls.again(quick, "save", trial)
+    assert alone.error
+    assert (alone.call["what"], alone.error["type"]) == (trial.call["what"], trial.error["type"])
+    both = [struck_calls.outcome(quick, "save", one) for one in (trial, alone)]
+    assert both == [Outcome.PREVIOUS] * 2
+
+
+def line(**more: Any) -> dict[str, Any]:  # noqa: ANN401
+    args = {"at": 3, "error": "EIO", "persistent": False}
+    call = {"what": "write", "path": "a", "call": 3}
+    told = {"kind": "EIO", "what": "save", "args": args, "how": "ended", "error": None}
+    return {**told, "fired": 1, "calls": 9, "call": call, **more}
+
+
+def test_a_point_that_never_fired_is_unknown() -> None:
+    control = {"log": [{}] * 9}
+    with pytest.raises(Unknown, match="did not fire: EIO at write of a"):
+        struck_calls.remark(OPERATIONS["save"], control, [line(fired=0)])
+    with pytest.raises(Unknown, match="no system call of the save"):
+        struck_calls.remark(OPERATIONS["save"], {"log": []}, [])
+
+
+def test_writes_that_nobody_sees_are_unknown(quick: Subject) -> None:
+    foreign = [{"call": "mmap", "path": "a.bin", "why": "not seen"}]
+    control = {"how": "ended", "error": None, "unsupported": foreign}
+    with pytest.raises(Unknown, match=r"can't be made to fail: mmap of a\.bin"):
+        struck_calls.require_control(quick, OPERATIONS["save"], control)
+
+
+def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
+    trial = Trial(line(how="crashed"))
+    assert trial.died
+    assert trial.error
+    assert trial.error["type"] == "crashed"
+
+
+def test_where_nothing_can_be_struck_the_machine_is_named(quick: Subject) -> None:
+    output = "ckpt_conformance.crash.notify.NotAvailableError: not allowed here"
+    ending = Ending("crashed", [], [], output, code=70)
+    told = struck_calls.reason(quick, ending)
+    assert told.startswith("this machine can't make system calls fail")
+
+
+def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:
+    def call(number: int, what: str, *, struck: bool = False) -> dict[str, Any]:
+        return {"call": number, "what": what, "path": f"model_{number}.tmp", "struck": struck}
+
+    failed = call(2, "fsync", struck=True)
+    again = [call(1, "write"), failed, call(3, "fsync")]
+    anew = [call(1, "write"), failed, call(3, "write"), call(4, "fsync")]
+    assert not is_renewed(again, failed)
+    assert is_renewed(anew, failed)
