@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import fault_injectors, oracle, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, struck_calls
-from ckpt_conformance.verdicts import NotApplicable, Outcome, control_failed
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
