@@ -8,24 +8,25 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich import progress as bars
 
-from ckpt_conformance import bundle, certificate, environment, report
+from ckpt_conformance import bundle, certificate, cli_scripts, environment, report
 from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from ckpt_conformance.crash.exploration import Exploration
-    from ckpt_conformance.crash.explore import Explorer, Limits
+    from ckpt_conformance.crash.exploration import Exploration, Violation
+    from ckpt_conformance.crash.exploring import Exploring, Limits
     from ckpt_conformance.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
 INTERRUPTED, QUIET_SECONDS = 130, 10.0
+E = TypeVar("E", bound="Exploring")
 SCHEMA = "ckpt-conformance/exploration/v1"
 
 
@@ -79,8 +80,12 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
 
 
 def explore(  # noqa: PLR0913  one parameter for each option
-    adapter: Annotated[
-        str, typer.Argument(metavar="ADAPTER", help="A bundled name, or module:attribute.")
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADAPTER | -- COMMAND...",
+            help="A bundled name or module:attribute; or a command with {out} in it.",
+        ),
     ],
     *,
     model: Annotated[
@@ -98,26 +103,48 @@ def explore(  # noqa: PLR0913  one parameter for each option
         "reports"
     ),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the recordings there, too.")] = False,
+    resume_cmd: cli_scripts.ResumeCmd = "",
+    result_file: cli_scripts.ResultFile = "",
+    result_cmd: cli_scripts.ResultCmd = "",
+    step_regex: cli_scripts.StepRegex = "",
+    checkpoint_glob: cli_scripts.CheckpointGlob = "",
+    no_fork: cli_scripts.NoFork = False,
+    preload: cli_scripts.Preload = None,
+    deadline: cli_scripts.Deadline = 0,
 ) -> None:
-    """Visit what the disk may hold after a crash in a save; keep what violates as bundles."""
-    from ckpt_conformance.crash import explore as engine
-    from ckpt_conformance.crash import workloads
+    """Visit what the disk may hold after a crash in a save; keep what violates as bundles.
+
+    With a command no adapter is needed: it is recorded once, then started again from each state.
+    """
+    from ckpt_conformance.crash import exploring as engine
     from ckpt_conformance.crash.models import MODELS
 
-    every = budget is Budget.FULL
-    usual = list(workloads.WORKLOADS) if every else list(workloads.QUICK)
+    asked = cli_scripts.Asked(
+        *(resume_cmd, result_file, result_cmd, step_regex, checkpoint_glob),
+        fork=not no_fork,
+        preload=tuple(preload or ()),
+        deadline=float(deadline),
+    )
     certificate.check_names("model", model or (), MODELS)
-    certificate.check_names("workload", workload or (), workloads.WORKLOADS)
+    script = cli_scripts.script_of(what, asked, workload, out)
+    usual = _workloads(workload or (), every=budget is Budget.FULL)
     environment.prepare_output(out)
-    limits = replace(engine.FULL if every else engine.QUICK_COMMAND, jobs=jobs or _cpus())
+    limits = engine.FULL if budget is Budget.FULL else engine.QUICK_COMMAND
+    limits = replace(limits, jobs=jobs or environment.usable_cpus())
     run = Run(list(model or DEFAULT_MODELS), limits, out, keep=keep)
-    with subject_of(adapter, seed, str(budget)) as subject:
-        run.all(subject, list(workload or usual))
-    raise typer.Exit(run.finish(adapter, seed))
+    if script is not None:
+        about = cli_scripts.explore(run, script, seed, Bar())
+        raise typer.Exit(run.finish({**about, "seed": seed}))
+    with subject_of(what[0], seed, str(budget)) as subject:
+        run.all(subject, usual)
+    raise typer.Exit(run.finish({"adapter": what[0], "seed": seed}))
 
 
-def _cpus() -> int:
-    return environment.usable_cpus()
+def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
+    from ckpt_conformance.crash import workloads
+
+    certificate.check_names("workload", names, workloads.WORKLOADS)
+    return list(names or (workloads.WORKLOADS if every else workloads.QUICK))
 
 
 class Run:
@@ -129,6 +156,8 @@ class Run:
         self.found: list[Exploration] = []
         self.aside: list[str] = []
         self.unknown: list[str] = []
+        self.notes: list[str] = []
+        self.wrong: list[str] = []  # violations that need no crash
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
         self.interrupted = False
 
@@ -151,46 +180,52 @@ class Run:
 
     def one(self, subject: Subject, name: str, bar: Bar) -> None:
         """Record and explore one workload, and keep what violates."""
+        from ckpt_conformance.crash import bundles, workloads
         from ckpt_conformance.crash import explore as engine
-        from ckpt_conformance.crash import workloads
 
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, bar)
-        result = engine.run(explorer, self.models)
+        self.take(engine.run(explorer, self.models))
+        self.keep_all(explorer, bundles.write)
+
+    def take(self, result: Exploration) -> None:
+        """Take what was found."""
         self.found.append(result)
-        self.unknown += [f"{name}: {why}" for why in result.unknown]
+        self.unknown += [f"{result.workload}: {why}" for why in result.unknown]
         self.interrupted = result.interrupted
-        self._keep(explorer)
 
-    def _keep(self, explorer: Explorer) -> None:
-        from ckpt_conformance.crash import bundles
-
+    def keep_all(self, explorer: E, write: Callable[[Path, E, Violation], Path]) -> None:
+        """Write bundles of what violates."""
         result = explorer.result
         folder = self.out / "bundles"
         self.bundles[len(self.found) - 1] = {
-            key: str(bundles.write(folder, explorer, group[0]))
-            for key, group in result.classes().items()
+            key: str(write(folder, explorer, group[0])) for key, group in result.classes().items()
         }
         if self.keep:
             target = self.out / "recordings" / result.workload
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(explorer.recording.folder, target, symlinks=True)
 
-    def finish(self, adapter: str, seed: int) -> int:
+    def finish(self, about: Mapping[str, Any]) -> int:
         """Write exploration.json, print what was found, give the exit status."""
         body: dict[str, Any] = {
             "schema": SCHEMA,
-            "adapter": adapter,
-            "seed": seed,
+            **about,
             "interrupted": self.interrupted,
             "not applicable": self.aside,
             "unknown": self.unknown,
+            "notes": self.notes,
+            "without a crash": self.wrong,
             "explorations": [result.to_json() for result in self.found],
         }
         certificate.write_json(self.out / "exploration.json", certificate.plain(body))
         for at, result in enumerate(self.found):
             for line in lines_of(result, self.bundles.get(at, {})):
                 report.say(line)
+        for line in self.wrong:
+            report.say(f"{report.WORDS[Verdict.VIOLATION].glyph} without a crash  {line}")
+        for line in self.notes:
+            report.say(f"  note  {line}")
         for line in self.aside:
             report.say(f"  not applicable  {line}")
         for line in self.unknown:
@@ -198,7 +233,7 @@ class Run:
         if self.interrupted:
             report.say("Stopped by hand: this is what was found so far.")
             return INTERRUPTED
-        if any(result.violations or _unusable(result) for result in self.found):
+        if self.wrong or any(result.violations or _unusable(result) for result in self.found):
             return certificate.VIOLATED
         return certificate.UNDECIDED if self.unknown or not self.found else certificate.CERTIFIED
 
@@ -240,6 +275,8 @@ def replay(
     inner = folder / "crash"
     if told.get("kind") != "crash-state" and inner.is_dir():
         folder, told = inner, bundle.read(inner)
+    if told.get("kind") == cli_scripts.KIND:
+        raise typer.Exit(cli_scripts.replay(folder, told))
     status = _replay_state(folder, told) if told.get("kind") == "crash-state" else _replay(told)
     raise typer.Exit(status)
 
@@ -254,9 +291,7 @@ def _replay_state(folder: Path, told: dict[str, Any]) -> int:
         except Unknown as error:
             report.say(f"? unknown: {error}")
             return certificate.UNDECIDED
-    word = "as it should be" if fine else "still violates"
-    report.say(f"{outcome}: {what}: {word} (recorded: {told['outcome']})")
-    return certificate.CERTIFIED if fine else certificate.VIOLATED
+    return cli_scripts.say_replayed(outcome, what, told, fine=fine)
 
 
 def _replay(told: dict[str, Any]) -> int:

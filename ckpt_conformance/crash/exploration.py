@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash.judging import RANK, Facts, Version, Visit, facts_at, is_fine, judge
@@ -126,10 +126,11 @@ class Exploration:
     batch_seconds: float = 0.0  # that screening alone took
     private: bool = False  # in memory of its own
     interrupted: bool = False
+    strict: bool = False  # see `Facts`
 
     def facts(self, point: int) -> Facts:
         """Give what was promised at a crash point."""
-        return facts_at(self.versions, point)
+        return replace(facts_at(self.versions, point), strict=self.strict)
 
     @property
     def violations(self) -> list[Violation]:
