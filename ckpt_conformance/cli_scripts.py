@@ -161,7 +161,7 @@ def _about(found: Rehearsal, run: Run) -> dict[str, Any]:
     meter = found.meter
     result = "what --result-cmd prints" if found.script.result_cmd else found.script.result_file
     promised = [meter.told(v.step) for v in found.versions if found.results.get(v.number)]
-    run.notes += found.notes
+    run.notes = found.notes
     run.wrong += found.inexact
     if meter.by == "nothing" and not meter.resumes:
         run.notes.append(
@@ -177,9 +177,12 @@ def _about(found: Rehearsal, run: Run) -> dict[str, Any]:
 
 
 def _explore(run: Run, found: Rehearsal, seed: int, bar: Bar, begun: float) -> None:
-    from ckpt_conformance.crash import script_bundles, script_explore
+    from ckpt_conformance.crash import exploring, script_bundles, script_explore
 
-    explorer = script_explore.ScriptExplorer(found, run.limits, seed)
+    limits = run.limits
+    if limits.visits < exploring.FULL.visits:
+        limits = found.within(limits, len(run.models))
+    explorer = script_explore.ScriptExplorer(found, limits, seed)
     explorer.on_progress = bar
     explorer.on_first = lambda told: bar.console.print(
         f"first violation after {time.monotonic() - begun:.1f} s: {told}", highlight=False

@@ -82,7 +82,7 @@ class ScriptExplorer(Exploring):
 
     def visit_of(self, line: Line, state: State) -> Visit:
         """Say what one run came to."""
-        how = {"killed": "crashed"}.get(line["how"], line["how"])
+        how = "crashed" if line["how"] == "killed" else str(line["how"])
         if how != "ended":
             return Visit(how, alone=True)
         if line["code"] != 0:

@@ -39,9 +39,12 @@ class Ran:
 class Host:
     """Runs commands in one folder; has one thread."""
 
-    def __init__(self, folder: Path, cwd: str) -> None:
-        """Keep outputs in `folder`; become the parent of what runs leave behind."""
-        self.folder, self.cwd = folder, cwd
+    def __init__(self, folder: Path, cwd: str, master: int = -1) -> None:
+        """Keep outputs in `folder`; become the parent of what runs leave behind.
+
+        `master` is a descriptor that gets readable when nobody waits for an answer any more.
+        """
+        self.folder, self.cwd, self.master = folder, cwd, master
         self.forks = False
         folder.mkdir(parents=True, exist_ok=True)
         notify.adopt_orphans()
@@ -113,12 +116,25 @@ class Host:
         for stream in streams:
             if stream >= 0:
                 os.close(stream)
-        timely = _wait(pid, deadline)
+        timely = self._wait(pid, deadline)
         end_all(pid)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         end_orphans()
+        if timely is None:
+            os._exit(0)
         how = "hang" if not timely else "killed" if code < 0 else "ended"
         return Ran(how, code, tail(path), time.monotonic() - begun)
+
+    def _wait(self, pid: int, deadline: float) -> bool | None:
+        """Wait for an end: True; False past the deadline, None if nobody wants to know."""
+        descriptor = os.pidfd_open(pid)
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            if self.master >= 0:
+                selector.register(self.master, selectors.EVENT_READ)
+            ready = [key.fd for key, _ in selector.select(deadline)]
+        os.close(descriptor)
+        return descriptor in ready if ready != [self.master] else None
 
 
 def import_torch() -> None:
@@ -146,15 +162,6 @@ def tail(path: Path) -> str:
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-
-
-def _wait(pid: int, deadline: float) -> bool:
-    descriptor = os.pidfd_open(pid)
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        timely = bool(selector.select(deadline))
-    os.close(descriptor)
-    return timely
 
 
 def end_all(pid: int) -> None:

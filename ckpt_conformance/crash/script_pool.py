@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Line = dict[str, Any]
 
 WEEK = 7 * 86_400.0  # seconds; an uninterrupted run takes as long as it takes
+ENDING = 10.0  # seconds for a worker to end
 TAIL = 600  # characters of a log that are told
 
 
@@ -68,12 +69,16 @@ class WorkerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it and what it runs: its children die with it."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close() if stream else None
+        """Ask for no more: it ends what it runs, and itself."""
+        with contextlib.suppress(OSError):
+            self.process.stdin.close() if self.process.stdin else None
+        try:
+            self.process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with contextlib.suppress(OSError):
+            self.process.stdout.close() if self.process.stdout else None
 
 
 class Pool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash import script_progress
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Collection, Sequence
 
+    from ckpt_conformance.crash.exploring import Limits
     from ckpt_conformance.crash.operations import Operation
     from ckpt_conformance.crash.script import Script
     from ckpt_conformance.crash.script_progress import Meter, Patterns
@@ -34,8 +37,10 @@ if TYPE_CHECKING:
 
     Line = dict[str, Any]
 
+PATIENCE, FEWEST = 90.0, 12  # seconds of visiting with a quick budget; states for one model
 CONTROLS = 40  # whole directories that are resumed from, at most
 SHORTEST, FACTOR = 30.0, 10  # of a deadline: seconds, and times the uninterrupted run
+_ERROR = re.compile(r"(?:\[\w+\]:\s*)?[\w.]*(?:Error|Exception|Interrupt)\b")
 LAST_WORDS = 300  # characters of an output that are told
 
 
@@ -60,6 +65,21 @@ class Rehearsal:
     inexact: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     forks: bool = True
+    seconds: float = 0.0  # of one resume
+
+    def within(self, limits: Limits, models: int) -> Limits:
+        """Visit fewer states where a resume takes long; what is left out is said."""
+        each = limits.visits * self.seconds / max(1, len(self.pool.workers))
+        if each * models <= PATIENCE:
+            return limits
+        count = max(FEWEST, int(limits.visits * PATIENCE / (each * models)))
+        if count >= limits.visits:
+            return limits
+        self.notes.append(
+            f"a resume takes {self.seconds:.1f} s: {count} states are visited for each model; "
+            "--budget full visits all of them"
+        )
+        return replace(limits, visits=count)
 
 
 @dataclass
@@ -94,9 +114,10 @@ class _UnlikeError(Exception):
 
 
 def last_words(line: Line) -> str:
-    """Give the last line of an output, which mostly names the error."""
-    lines = [one for one in str(line.get("output", "")).splitlines() if one.strip()]
-    return lines[-1].strip()[:LAST_WORDS] if lines else "it printed nothing"
+    """Give the last line that names an error, or the last line; a launcher's own says nothing."""
+    lines = [one.strip() for one in str(line.get("output", "")).splitlines() if one.strip()]
+    errors = [one for one in lines if _ERROR.match(one) and "ChildFailedError" not in one]
+    return (errors or lines or ["it printed nothing"])[-1][:LAST_WORDS]
 
 
 def rehearse(stage: Stage) -> Rehearsal:
@@ -121,7 +142,7 @@ def _rehearse(stage: Stage) -> Rehearsal:
     stage.tell("recording an uninterrupted run")
     first, second = stage.worker(), stage.worker()
     stage.private = second.ask("begin")["private"]
-    others = [stage.worker() for _ in range(stage.jobs - 1)] if stage.private else []
+    others = [stage.worker() for _ in range(stage.jobs)] if stage.private else []
     recorded, plain = _both(stage, first, second, others)
     _check_end(recorded, "the uninterrupted run")
     stage.script = replace(stage.script, result_file=recorded["result_file"])
@@ -132,10 +153,11 @@ def _rehearse(stage: Stage) -> Rehearsal:
     if not plain["same"]:
         _tell_apart(stage, second, plain)
     found = _prepare(stage, recorded, plain)
-    _expect(stage, [second, *others])
-    if not stage.why_not and (why := second.ask("warm")["why"]):
+    ready = others or [second]  # the second one imported nothing, so that its start was a real one
+    _expect(stage, ready)
+    if not stage.why_not and not others and (why := second.ask("warm")["why"]):
         raise Unknown(f"the script can't be forked: {why}; run it with --no-fork")
-    found.pool = Pool([second, *others])
+    found.pool = Pool(ready)
     _resume_from_whole(found)
     return found
 
@@ -298,6 +320,7 @@ def _resume_from_whole(found: Rehearsal) -> None:
     ):
         line["position"] = found.meter.position(line["output"], line["files"])
         found.controls[contents[chosen[number]]] = line
+    found.seconds = median(line["seconds"] for line in found.controls.values())
     _check_regex(found)
     best = 0
     for mark in marks:

@@ -8,12 +8,10 @@ nobody asks any more.
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import os
 import pickle
 import shutil
-import signal
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -38,11 +36,11 @@ if TYPE_CHECKING:
 class Worker:
     """Answers requests."""
 
-    def __init__(self, folder: Path, script: Script) -> None:
-        """Know the script; nothing runs yet."""
+    def __init__(self, folder: Path, script: Script, master: int) -> None:
+        """Know the script; nothing runs yet. `master`: see `Host`."""
         self.script, self.folder = script, folder
         self.root = Path(script.root)
-        self.host = Host(folder, script.cwd)
+        self.host = Host(folder, script.cwd, master)
         self.layout: Layout | None = None
         self.recording: Recording | None = None
         self.expected = script_results.Result(script_results.ABSENT)
@@ -205,14 +203,13 @@ def last_written(recording: Recording, root: Path) -> str:
 
 def main() -> None:
     """Serve: the first line names the folder and the script."""
-    ctypes.CDLL(None).prctl(script_child.DIES_WITH_PARENT, signal.SIGKILL)
     channel = os.fdopen(os.dup(1), "w")
     os.set_inheritable(channel.fileno(), False)  # noqa: FBT003  positional only
     requests = os.fdopen(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     first = json.loads(requests.readline())
-    worker = Worker(Path(first["folder"]), Script.from_json(first["script"]))
+    worker = Worker(Path(first["folder"]), Script.from_json(first["script"]), requests.fileno())
     for line in iter(requests.readline, ""):
         try:
             answer = worker.answer(json.loads(line))
