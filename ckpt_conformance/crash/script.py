@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OUT = "{out}"
 # A line that tells a step; what stands before the number tells "resumed from step 4" from "step 4".
 USUAL_STEPS = r"(?i)^.*?\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,3}(\d+)"
+FIXED = {**FIXED_MACHINE, "PYTHONUNBUFFERED": "1"}  # of every run, unless the user set it
 TENSOR_FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy")
 
 
@@ -132,7 +133,7 @@ def environment_of_runs() -> dict[str, str]:
 
     What the user has set stays as it is.
     """
-    return {**FIXED_MACHINE, "PYTHONUNBUFFERED": "1", **os.environ}
+    return {**FIXED, **os.environ}
 
 
 def start_of(words: Sequence[str]) -> Start | str:

@@ -102,7 +102,7 @@ def _replay(
         place = str(folder / "checkpoints")
         line = worker.ask("visit", place=place, deadline=told["deadline"])
     explorer = _explorer(folder, told, script)
-    visit = explorer.visit_of(line, explorer.complete(told["point"]))
+    visit = explorer.visit_of(line, tuple(told["older whole"]))
     facts = explorer.result.facts(told["point"])
     outcome = judge(visit, facts)
     return outcome, is_fine(outcome, facts), visit.told

@@ -68,7 +68,7 @@ class ScriptExplorer(Exploring):
         return {"place": placed(case.state), "deadline": self.found.deadline}
 
     def _take(self, line: Line, case: Case) -> None:
-        visit = self.visit_of(line, case.state)
+        visit = self.visit_of(line, self.older(case.state))
         self.result.visits[case.content] = visit
         facts = self.result.facts(case.state.point)
         outcome = judge(visit, facts)
@@ -80,15 +80,15 @@ class ScriptExplorer(Exploring):
             self._told_first = True
             self.on_first(f"{outcome} under {case.model}: {visit.told}")
 
-    def visit_of(self, line: Line, state: State) -> Visit:
-        """Say what one run came to."""
+    def visit_of(self, line: Line, older: tuple[int, ...]) -> Visit:
+        """Say what one run came to; `older` are versions that a refusal leaves whole."""
         how = "crashed" if line["how"] == "killed" else str(line["how"])
         if how != "ended":
             return Visit(how, alone=True)
         if line["code"] != 0:
             what = f"exit status {line['code']}"
             error = {"type": what, "message": last_words(line), "typed": False}
-            return Visit(how, error=error, older=self._older(state), alone=True)
+            return Visit(how, error=error, older=older, alone=True)
         position = self.found.meter.position(line["output"], line["files"])
         version, began = self._version(position), self.found.meter.told(position)
         whole = self.found.results.get(version.number, "none") if version else "none"
@@ -110,7 +110,7 @@ class ScriptExplorer(Exploring):
         nothing_promised = len(self.versions) == 1
         return self.beyond if position and nothing_promised else None
 
-    def _older(self, state: State) -> tuple[int, ...]:
+    def older(self, state: State) -> tuple[int, ...]:
         """List the versions whose checkpoints are all there: somebody could save them by hand."""
         found: list[int] = []
         for version in self.versions[:-1]:
@@ -130,7 +130,7 @@ class ScriptExplorer(Exploring):
         ):
             one = violations[number]
             facts = self.result.facts(one.case.state.point)
-            again = judge(self.visit_of(line, one.case.state), facts)
+            again = judge(self.visit_of(line, one.visit.older), facts)
             if again is not one.outcome:
                 self.unknown(
                     f"not steady: a crash after operation {one.case.state.point} under "

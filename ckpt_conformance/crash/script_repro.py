@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckpt_conformance.crash.script import FIXED, USUAL_STEPS
+
 TEXT = '''"""{told}
 
 Found by ckpt-conformance under the persistence model {model!r}: {where}
@@ -12,6 +14,7 @@ script printed there. Run: python repro.py
 Exit status: 1 while the problem is there, 0 when it is gone, 3 if this script can't tell.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -28,6 +31,7 @@ RESULT_FILE, RESULT_COMMAND, EXPECTED = {result_file!r}, {result_cmd!r}, {expect
 STEPS = {regex!r}
 BY, ALL, PROMISED = {by!r}, {reference!r}, {promised!r}  # how far a run must have come
 SECONDS = {deadline!r}
+ENVIRONMENT = {{**{environment!r}, **os.environ}}  # one thread: runs are compared to the bit
 
 
 def filled(words, root):
@@ -64,7 +68,9 @@ def leaves(path):
 def is_right(root):
     if RESULT_COMMAND:
         words = filled(shlex.split(RESULT_COMMAND), root)
-        text = subprocess.run(words, cwd=CWD, stdout=subprocess.PIPE, text=True).stdout
+        text = subprocess.run(
+            words, cwd=CWD, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        ).stdout
         return text == (HERE / EXPECTED).read_text()
     found, wanted = Path(root) / RESULT_FILE, HERE / EXPECTED
     if not RESULT_FILE or wanted.is_dir():
@@ -102,7 +108,7 @@ def main():
 def judge(root):
     words = filled(COMMAND, root)
     print("$", shlex.join(words), flush=True)
-    streams = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}}
+    streams = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": ENVIRONMENT}}
     try:
         done = subprocess.run(words, cwd=CWD, text=True, timeout=SECONDS, **streams)
     except subprocess.TimeoutExpired:
@@ -139,8 +145,6 @@ def text_of(told: dict[str, Any]) -> str:
         where += f" To blame: {told['operation']} {told['source']}".rstrip()
     floor = told["facts"]["floor"]
     promised = next((v["step"] for v in told["versions"] if v["number"] == floor), 0)
-    from ckpt_conformance.crash.script import USUAL_STEPS
-
     return TEXT.format(
         told=_plain(f"{told['outcome']} after a crash: {told['told']}"),
         model=told["model"],
@@ -156,6 +160,7 @@ def text_of(told: dict[str, Any]) -> str:
         reference=meter["reference"],
         promised=promised,
         deadline=told["deadline"],
+        environment=FIXED,
     )
 
 
