@@ -41,6 +41,7 @@ PATIENCE, FEWEST = 90.0, 12  # seconds of visiting with a quick budget; states f
 CONTROLS = 40  # whole directories that are resumed from, at most
 SHORTEST, FACTOR = 30.0, 10  # of a deadline: seconds, and times the uninterrupted run
 _ERROR = re.compile(r"(?:\[\w+\]:\s*)?[\w.]*(?:Error|Exception|Interrupt)\b")
+LAUNCHER = "ChildFailedError"  # of torchrun
 LAST_WORDS = 300  # characters of an output that are told
 
 
@@ -79,7 +80,7 @@ class Rehearsal:
             f"a resume takes {self.seconds:.1f} s: {count} states are visited for each model; "
             "--budget full visits all of them"
         )
-        return replace(limits, visits=count)
+        return replace(limits, visits=count, rounds=0)
 
 
 @dataclass
@@ -109,15 +110,17 @@ class Stage:
         return str(self.folder / "recording")
 
 
-class _UnlikeError(Exception):
-    """Forked, a script does something else than started anew."""
-
-
 def last_words(line: Line) -> str:
     """Give the last line that names an error, or the last line; a launcher's own says nothing."""
     lines = [one.strip() for one in str(line.get("output", "")).splitlines() if one.strip()]
-    errors = [one for one in lines if _ERROR.match(one) and "ChildFailedError" not in one]
+    errors = [one for one in lines if _ERROR.match(one) and LAUNCHER not in one]
+    if errors and any(LAUNCHER in one for one in lines):
+        return errors[0][:LAST_WORDS]  # what ended the others
     return (errors or lines or ["it printed nothing"])[-1][:LAST_WORDS]
+
+
+class _UnlikeError(Exception):
+    """Forked, a script does something else than started anew."""
 
 
 def rehearse(stage: Stage) -> Rehearsal:
