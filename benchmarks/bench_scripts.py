@@ -1,7 +1,8 @@
 """Crash points of an unmodified script per second, beside ckpt-chaos on the same script.
 
-Both in one run, on one machine, with as many jobs; both with their usual budgets. ckpt-chaos (0.1.8,
-from PyPI) goes into an environment of its own that has torch; without it our figures stand alone.
+Both in one run, on one machine, with as many jobs; both with their usual budgets. ckpt-chaos
+(0.1.8, from PyPI) goes into an environment of its own that has torch; without it our figures stand
+alone.
 
     python benchmarks/bench_scripts.py [--chaos BIN/ckpt-chaos] [--jobs N] [--script NAME ...]
 """
@@ -37,7 +38,7 @@ def ours(script: Path, jobs: int, folder: Path) -> tuple[int, float, float, floa
         *(sys.executable, "-m", "ckpt_conformance.cli", "explore", "--out", str(folder)),
         *("--jobs", str(jobs), "--", sys.executable, str(script), "--out", "{out}"),
     ]
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603  our own command line
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as run:
         for line in run.stderr or ():
@@ -60,7 +61,9 @@ def theirs(chaos: str, script: Path, jobs: int, folder: Path) -> tuple[int, floa
         *("--result-file", "{out}/final.pt", "--step-regex", r"resumed from step (\d+)"),
         *("--", python, str(script), "--out", "{out}"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(  # noqa: S603  the user's
+        command, capture_output=True, text=True, check=False
+    )
     seconds = time.monotonic() - begun
     points = len(list(folder.glob("pt_[0-9]*")))
     if not points:
