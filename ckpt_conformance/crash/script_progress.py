@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise, takewhile
+from itertools import pairwise, takewhile
 from posixpath import basename
 from typing import TYPE_CHECKING, Any, Self
 
@@ -111,8 +111,8 @@ class Meter:
         return made
 
     def checkpoints(self, files: Iterable[str]) -> list[str]:
-        """Choose the names of checkpoints, each run of one name once."""
-        return [name for name, _ in groupby(filter(self.patterns.is_checkpoint, files))]
+        """Choose the names of checkpoints; one that is written again counts again."""
+        return [name for name in files if self.patterns.is_checkpoint(name)]
 
     def position(self, output: str, files: Sequence[str]) -> int | None:
         """Give how many items were not done again; 0 is a cold start, None can't be told."""

@@ -259,7 +259,7 @@ def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
     """Choose how positions are measured, and put marks into the recording."""
     script = stage.script
     recording = Recording.read(Path(stage.recording))
-    if not recording.operations:
+    if all(one.kind is Kind.MARK for one in recording.operations):
         raise Unknown(
             f"the uninterrupted run wrote nothing below {script.root}: does the script use {{out}}?"
         )

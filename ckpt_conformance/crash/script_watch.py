@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
-CLOSE_WRITE, MOVED_TO, CREATE, IS_FOLDER = 0x8, 0x80, 0x100, 0x40000000
+CLOSE_WRITE, OPEN, MOVED_TO, CREATE, IS_FOLDER = 0x8, 0x20, 0x80, 0x100, 0x40000000
 HEAD = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 LARGE = 1 << 16
 
@@ -27,7 +27,8 @@ class Watch:
         if self.descriptor < 0:
             return
         for base, _, _ in os.walk(root):
-            mask = CLOSE_WRITE | MOVED_TO | CREATE
+            # OPEN: the kernel makes one event of two that are the same and follow each other.
+            mask = CLOSE_WRITE | OPEN | MOVED_TO | CREATE
             number = libc.inotify_add_watch(self.descriptor, os.fsencode(base), mask)
             prefix = os.path.relpath(base, root)
             self.folders[number] = "" if prefix == "." else f"{prefix}/"

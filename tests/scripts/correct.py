@@ -12,7 +12,7 @@ import torch
 import training
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--without", choices=["file-sync", "flush", "directory-sync"])
+parser.add_argument("--without", choices=["file-sync", "directory-sync"])
 WITHOUT = parser.parse_known_args()[0].without
 sys.argv = [word for word in sys.argv if word not in {"--without", WITHOUT}]
 
@@ -27,8 +27,7 @@ def save(state: object, path: Path) -> None:
     beside = path.with_suffix(".tmp")
     with beside.open("wb") as file:
         torch.save(state, file)
-        if WITHOUT != "flush":
-            file.flush()
+        file.flush()
         if WITHOUT != "file-sync":
             os.fsync(file.fileno())
     beside.rename(path)
