@@ -20,6 +20,7 @@ from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from ckpt_conformance.crash.audit import Finding
     from ckpt_conformance.crash.exploration import Exploration, Violation
     from ckpt_conformance.crash.exploring import Exploring, Limits
     from ckpt_conformance.subject import Subject
@@ -263,8 +264,17 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
             yield f"      audit: {violation.blame.told}"
         if key in kept:
             yield f"      replay: ckpt-conformance replay {kept[key]}"
+    yield from _audit_lines(result)
+
+
+def _audit_lines(result: Exploration) -> Iterator[str]:
+    """Tell each habit once; what shows it again is counted."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in result.audit:
-        yield f"    audit {finding.told}"
+        groups.setdefault((finding.rule, finding.source), []).append(finding)
+    for first, *others in groups.values():
+        more = f"; and {report.count(len(others), 'more path')} so" if others else ""
+        yield f"    audit {first.told}{more}"
 
 
 def replay(

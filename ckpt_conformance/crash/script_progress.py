@@ -48,13 +48,20 @@ class Patterns:
         return [item for line in text.splitlines() if (item := self.step_of(line))]
 
     def step_of(self, line: str) -> Item | None:
-        """Give the step that one line tells."""
+        """Give the step that one line tells; other numbers in it, such as times, do not count."""
         match = self.step.search(line)
         if match is None:
             return None
-        numbers = [group for group in match.groups() if group and group.isdecimal()]
-        found = numbers or re.findall(r"\d+", match.group())
-        return match.group(), int(found[-1]) if found else -1
+        groups = [match.span(n) for n in range(1, len(match.groups()) + 1)]
+        spans = [one for one in groups if line[slice(*one)].isdecimal()]
+        spans = spans or [
+            one.span() for one in re.finditer(r"\d+", line) if one.end() <= match.end()
+        ]
+        if not spans:
+            return match.group(), -1
+        begin, end = spans[-1]
+        head = re.sub(r"\d+", "#", line[match.start() : begin])
+        return head + line[begin:end], int(line[begin:end])
 
 
 def patterns(step_regex: str, checkpoint_glob: str, result: str = "") -> Patterns:
@@ -141,7 +148,7 @@ class Meter:
             return f"resumed from step {position}"
         if self.by == "numbers":
             return f"resumed after step {self.reference[position - 1]}"
-        return f"resumed after {self.reference[position - 1]!r}"
+        return f"resumed after {self.reference[position - 1].rpartition('#')[2].strip()!r}"
 
 
 def _unique(items: Iterable[str]) -> list[str]:

@@ -78,15 +78,28 @@ def is_right(root):
     return found.is_file() and leaves(found) == leaves(wanted)
 
 
+def step_of(line):
+    match = re.compile(STEPS).search(line)
+    if match is None:
+        return None
+    spans = [match.span(n) for n in range(1, len(match.groups()) + 1)]
+    spans = [one for one in spans if line[slice(*one)].isdecimal()]
+    spans = spans or [m.span() for m in re.finditer(r"\\d+", line) if m.end() <= match.end()]
+    if not spans:
+        return match.group(), -1
+    begin, end = spans[-1]
+    head = re.sub(r"\\d+", "#", line[match.start() : begin])
+    return head + line[begin:end], int(line[begin:end])
+
+
 def position(output):
     """Count the printed steps that were not done again; None if the output does not tell."""
-    matches = [m for m in map(re.compile(STEPS).search, output.splitlines()) if m]
-    number = lambda match: next((g for g in reversed(match.groups()) if g), match.group())
+    items = [item for item in map(step_of, output.splitlines()) if item]
     if BY == "resumed":
-        return int(number(matches[0])) if matches else 0
+        return items[0][1] if items else 0
     if BY not in ("lines", "numbers"):
         return None
-    said = [m.group() if BY == "lines" else str(int(number(m))) for m in matches]
+    said = [text if BY == "lines" else str(number) for text, number in items]
     said = list(dict.fromkeys(said))
     again = 0
     while again < min(len(said), len(ALL)) and said[-1 - again] == ALL[-1 - again]:
