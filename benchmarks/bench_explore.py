@@ -26,7 +26,7 @@ MODELS = ("kill", "ext4", "xfs", "btrfs")
 def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, float, float]:
     """Give operations, candidates, visited, states per second, loads per second."""
     with (
-        facts.serve((name,)) as (server, infos),
+        facts.serve((name,), (name,)) as (server, infos),
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
         closing(Client(server)) as client,
     ):

@@ -33,7 +33,7 @@ LIMITS = Limits(candidates=300, visits=60, alone=10, rounds=2)
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
     made: dict[str, Subject] = {}
     with (
-        facts.serve((PER_STEP, IN_PLACE)) as (server, infos),
+        facts.serve((PER_STEP, IN_PLACE), (PER_STEP, IN_PLACE)) as (server, infos),
         closing(Client(server)) as client,
     ):
 
