@@ -56,8 +56,9 @@ def become(start: Start, seeded: Collection[str] = ()) -> NoReturn:
     try:
         _fresh_generators(seeded)
         code = _code_of(_main, start)
-        code = _code_of(threading._shutdown) or code  # type: ignore[attr-defined]  # noqa: SLF001
-        atexit._run_exitfuncs()  # noqa: SLF001  there is no public way
+        # What an interpreter does at its end; there is no public way to ask for it.
+        code = _code_of(getattr(threading, "_shutdown")) or code  # noqa: B009
+        getattr(atexit, "_run_exitfuncs")()  # noqa: B009
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

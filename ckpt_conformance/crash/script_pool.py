@@ -91,11 +91,6 @@ class Pool:
         for worker in workers:
             self._free.put(worker)
 
-    def all(self, do: str, **given: Any) -> list[Line]:  # noqa: ANN401  plain values
-        """Ask every worker the same, at once."""
-        with ThreadPoolExecutor(len(self.workers)) as threads:
-            return list(threads.map(lambda worker: worker.ask(do, **given), self.workers))
-
     def map(
         self, count: int, request: Callable[[int], Line], do: str
     ) -> Iterator[tuple[int, Line]]:
