@@ -190,7 +190,7 @@ def test_ranks_of_torchrun_that_save_in_place_lose_everything(tmp_path: Path) ->
         *(launcher, "--standalone", "--nproc-per-node", "2"),
         *(str(SCRIPTS / "ranks.py"), "--out", "{out}"),
     )
-    told = run(tmp_path / "out", "--model", "kill", command=command)
+    told = run(tmp_path / "out", "--jobs", "4", "--model", "kill", command=command)
     assert told.code == 1, told.text
     assert told.worst("kill") & {"LOST_ALL", "SILENT_WRONG", "REFUSED_UNTYPED"}
 
