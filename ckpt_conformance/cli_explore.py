@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,7 @@ from ckpt_conformance import (
     bundle,
     certificate,
     cli_progress,
+    cli_scripts,
     environment,
     report,
     report_explore,
@@ -24,15 +25,16 @@ from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from ckpt_conformance.crash.exploration import Exploration
-    from ckpt_conformance.crash.explore import Explorer, Limits
-    from ckpt_conformance.registry import AdapterInfo
+    from ckpt_conformance.crash.audit import Finding
+    from ckpt_conformance.crash.exploration import Exploration, Violation
+    from ckpt_conformance.crash.exploring import Exploring, Limits
     from ckpt_conformance.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
 INTERRUPTED = 130
+E = TypeVar("E", bound="Exploring")
 
 
 class Progress(cli_progress.Progress):
@@ -61,8 +63,12 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
 
 
 def explore(  # noqa: PLR0913  one parameter for each option
-    adapter: Annotated[
-        str, typer.Argument(metavar="ADAPTER", help="A bundled name, or module:attribute.")
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADAPTER | -- COMMAND...",
+            help="A bundled name or module:attribute; or a command with {out} in it.",
+        ),
     ],
     *,
     model: Annotated[
@@ -83,40 +89,67 @@ def explore(  # noqa: PLR0913  one parameter for each option
         Names, typer.Option(help="Crash mounted images, too (repeatable): ext4, xfs, btrfs; root.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the recordings there, too.")] = False,
+    resume_cmd: cli_scripts.ResumeCmd = "",
+    result_file: cli_scripts.ResultFile = "",
+    result_cmd: cli_scripts.ResultCmd = "",
+    step_regex: cli_scripts.StepRegex = "",
+    checkpoint_glob: cli_scripts.CheckpointGlob = "",
+    no_fork: cli_scripts.NoFork = False,
+    preload: cli_scripts.Preload = None,
+    deadline: cli_scripts.Deadline = 0,
 ) -> None:
-    """Visit what the disk may hold after a crash in a save; keep what violates as bundles."""
-    from ckpt_conformance.crash import explore as engine
-    from ckpt_conformance.crash import observed, real_fs, workloads
-    from ckpt_conformance.crash.models import MODELS
+    """Visit what the disk may hold after a crash in a save; keep what violates as bundles.
 
+    With a command no adapter is needed: it is recorded once, then started again from each state.
+    """
+    from ckpt_conformance.crash import exploring as engine
+
+    with_command = cli_scripts.Asked(
+        *(resume_cmd, result_file, result_cmd, step_regex, checkpoint_glob),
+        fork=not no_fork,
+        preload=tuple(preload or ()),
+        deadline=float(deadline),
+    )
     every = budget is Budget.FULL
-    usual = list(workloads.WORKLOADS) if every else list(workloads.QUICK)
-    asking.check_names("model", model or (), MODELS)
-    asking.check_names("workload", workload or (), workloads.WORKLOADS)
-    asking.check_names("file system", real or (), real_fs.FILE_SYSTEMS)
+    _check(model or (), workload or (), real or ())
+    script = cli_scripts.script_of(what, with_command, workload, out)
+    report_explore.prepare(out)
+    limits = engine.FULL if every else engine.QUICK_COMMAND
+    chosen = [] if script else _workloads(workload or (), every=every)
+    models = list(model or DEFAULT_MODELS)
+    asked = report_explore.Asked(seed, str(budget), models, chosen, list(real or ()))
+    run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
+    about: Mapping[str, Any] = {}
     try:
-        observed.require(real or ())
+        if script is not None:
+            about = cli_scripts.explore(run, script)
+        else:
+            about = run.adapter(what[0], chosen)
+    except KeyboardInterrupt:  # while it started
+        run.findings.interrupted = True
+    raise typer.Exit(run.finish(about))
+
+
+def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
+    """Refuse names that do not exist, and images where this machine can't mount them."""
+    from ckpt_conformance.crash import observed, real_fs
+    from ckpt_conformance.crash.models import MODELS
+    from ckpt_conformance.crash.workloads import WORKLOADS
+
+    asking.check_names("model", models, MODELS)
+    asking.check_names("workload", workloads, WORKLOADS)
+    asking.check_names("file system", real, real_fs.FILE_SYSTEMS)
+    try:
+        observed.require(real)
     except Unknown as error:
         report.say(f"? unknown: {error}", error=True)
         raise typer.Exit(certificate.UNDECIDED) from None
-    report_explore.prepare(out)
-    limits = replace(engine.FULL if every else engine.QUICK_COMMAND, jobs=jobs or _cpus())
-    chosen = list(workload or usual)
-    models = list(model or DEFAULT_MODELS)
-    asked = report_explore.Asked(seed, str(budget), models, chosen, list(real or ()))
-    run = Run(asked, limits, out, keep=keep)
-    info: AdapterInfo | None = None
-    try:
-        with subject_of(adapter, seed, str(budget)) as subject:
-            info = subject.info
-            run.all(subject, chosen)
-    except KeyboardInterrupt:  # while it started
-        run.findings.interrupted = True
-    raise typer.Exit(run.finish(info))
 
 
-def _cpus() -> int:
-    return environment.usable_cpus()
+def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
+    from ckpt_conformance.crash import workloads
+
+    return list(names or (workloads.WORKLOADS if every else workloads.QUICK))
 
 
 class Run:
@@ -130,6 +163,12 @@ class Run:
         self.found: list[Exploration] = []
         self.findings = report_explore.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
+
+    def adapter(self, name: str, workloads: Sequence[str]) -> Mapping[str, Any]:
+        """Explore an adapter; gives what stands of it in result.json."""
+        with subject_of(name, self.asked.seed, self.asked.budget) as subject:
+            self.all(subject, workloads)
+            return {"adapter": subject.info.to_json()}
 
     def all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
@@ -149,46 +188,51 @@ class Run:
 
     def one(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
+        from ckpt_conformance.crash import bundles, reproduced, workloads
         from ckpt_conformance.crash import explore as engine
-        from ckpt_conformance.crash import reproduced, workloads
 
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, progress)
-        result = engine.run(explorer, self.asked.models, self.asked.real)
+        engine.run(explorer, self.asked.models, self.asked.real)
         reproduced.reproduce(explorer)
-        self.found.append(result)
-        self.findings.unknown += [f"{name}: {why}" for why in result.unknown]
-        self.findings.interrupted = result.interrupted
-        self._keep(explorer)
-        self.findings.add(explorer, self.bundles[len(self.found) - 1])
+        self.take(explorer, bundles.write)
 
-    def _keep(self, explorer: Explorer) -> None:
-        from ckpt_conformance.crash import bundles
-
+    def take(self, explorer: E, write: Callable[[Path, E, Violation], Path]) -> None:
+        """Take what was found, and write bundles of what violates."""
         result = explorer.result
+        self.found.append(result)
+        self.findings.unknown += [f"{result.workload}: {why}" for why in result.unknown]
+        self.findings.interrupted = result.interrupted
         folder = self.out / "bundles"
         self.bundles[len(self.found) - 1] = {
-            key: str(bundles.write(folder, explorer, group[0]))
-            for key, group in result.classes().items()
+            key: str(write(folder, explorer, group[0])) for key, group in result.classes().items()
         }
+        self.findings.add(explorer, self.bundles[len(self.found) - 1])
         if self.keep:
             target = self.out / "recordings" / result.workload
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(explorer.recording.folder, target, symlinks=True)
 
-    def finish(self, info: AdapterInfo | None) -> int:
-        """Write result.json and report.html, print what was found, give the exit status."""
+    def finish(self, about: Mapping[str, Any]) -> int:
+        """Write result.json and report.html, print what was found, give the exit status.
+
+        `about` says what was explored; empty if it was stopped before that was known.
+        """
         findings = self.findings
-        if info is not None:
-            report_explore.write(findings, info, self.out)
+        if about:
+            report_explore.write(findings, about, self.out)
         for at, result in enumerate(self.found):
             for line in lines_of(result, self.bundles.get(at, {})):
                 report.say(line)
+        for line in findings.wrong:
+            report.say(f"{report.WORDS[Verdict.VIOLATION].glyph} without a crash  {line}")
+        for line in findings.notes:
+            report.say(f"  note  {line}")
         for line in findings.aside:
             report.say(f"  not applicable  {line}")
         for line in findings.unknown:
             report.say(f"? unknown  {line}")
-        if info is not None:
+        if about:
             report.say(f"report: {self.out / 'report.html'}")
         if findings.interrupted:
             report.say("Stopped before the end: this is what was found so far.")
@@ -222,8 +266,17 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
             yield f"      audit: {violation.blame.told}"
         if key in kept:
             yield f"      replay: ckpt-conformance replay {kept[key]}"
+    yield from _audit_lines(result)
+
+
+def _audit_lines(result: Exploration) -> Iterator[str]:
+    """Tell each habit once; what shows it again is counted."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in result.audit:
-        yield f"    audit {finding.told}"
+        groups.setdefault((finding.rule, finding.source), []).append(finding)
+    for first, *others in groups.values():
+        more = f"; and {report.count(len(others), 'more path')} so" if others else ""
+        yield f"    audit {first.told}{more}"
 
 
 def replay(
@@ -234,6 +287,8 @@ def replay(
     inner = folder / "crash"
     if told.get("kind") != "crash-state" and inner.is_dir():
         folder, told = inner, bundle.read(inner)
+    if told.get("kind") == cli_scripts.KIND:
+        raise typer.Exit(cli_scripts.replay(folder, told))
     status = _replay_state(folder, told) if told.get("kind") == "crash-state" else _replay(told)
     raise typer.Exit(status)
 
@@ -248,9 +303,7 @@ def _replay_state(folder: Path, told: dict[str, Any]) -> int:
         except Unknown as error:
             report.say(f"? unknown: {error}")
             return certificate.UNDECIDED
-    word = "as it should be" if fine else "still violates"
-    report.say(f"{outcome}: {what}: {word} (recorded: {told['outcome']})")
-    return certificate.CERTIFIED if fine else certificate.VIOLATED
+    return cli_scripts.say_replayed(outcome, what, told, fine=fine)
 
 
 def _replay(told: dict[str, Any]) -> int:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.certificate import Json
-    from ckpt_conformance.crash.explore import Explorer
-    from ckpt_conformance.registry import AdapterInfo
+    from ckpt_conformance.crash.exploring import Exploring
 
 SCHEMA = "ckpt-conformance/exploration/v1"
 STATUS = {
@@ -52,15 +51,17 @@ class Asked:
 
 @dataclass
 class Findings:
-    """What the explorations of one adapter came to, workload by workload."""
+    """What the explorations of one adapter came to, workload by workload; or those of a script."""
 
     asked: Asked
     explored: list[Json] = field(default_factory=list["Json"])
     aside: list[str] = field(default_factory=list[str])  # workloads that do not apply
     unknown: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])  # what is compared, and by what it is told
+    wrong: list[str] = field(default_factory=list[str])  # violations that need no crash
     interrupted: bool = False
 
-    def add(self, explorer: Explorer, bundles: Mapping[str, str]) -> None:
+    def add(self, explorer: Exploring, bundles: Mapping[str, str]) -> None:
         """Take one exploration; `bundles` gives the folder of each class of violation."""
         result = explorer.result
         work = WORKLOADS.get(result.workload)
@@ -73,12 +74,12 @@ class Findings:
     def verdict(self) -> Verdict:
         """Merge what was found: a violation wins over UNKNOWN."""
         models = [model for one in self.explored for model in one["models"].values()]
-        if any(model["violations"] or model["unusable"] for model in models):
+        if self.wrong or any(model["violations"] or model["unusable"] for model in models):
             return Verdict.VIOLATION
         return Verdict.UNKNOWN if self.unknown or not self.explored else Verdict.PASS
 
-    def to_json(self, info: AdapterInfo) -> Json:
-        """Give the content of `result.json`."""
+    def to_json(self, about: Mapping[str, Any]) -> Json:
+        """Give the content of `result.json`; `about` has the `adapter`, or the `script`."""
         asked = asdict(self.asked)
         found: Json = {
             "schema": SCHEMA,
@@ -86,7 +87,7 @@ class Findings:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "interrupted": self.interrupted,
             "environment": environment.describe_environment(Path(tempfile.gettempdir())),
-            "adapter": info.to_json(),
+            **about,
             "seed": asked.pop("seed"),
             "budget": asked.pop("budget"),
             "asked": asked,
@@ -95,6 +96,8 @@ class Findings:
             "hygiene": _hygiene(self.explored),
             "not_applicable": self.aside,
             "unknown": self.unknown,
+            "notes": self.notes,
+            "without_a_crash": self.wrong,
             "explorations": self.explored,
         }
         return cast("Json", certificate.plain(found))
@@ -131,9 +134,9 @@ def prepare(folder: Path) -> None:
         )
 
 
-def write(findings: Findings, info: AdapterInfo, folder: Path) -> None:
+def write(findings: Findings, about: Mapping[str, Any], folder: Path) -> None:
     """Write `result.json` and `report.html`; `bundles/` has its own writer."""
-    result = findings.to_json(info)
+    result = findings.to_json(about)
     certificate.write_json(folder / "result.json", result)
     certificate.write_text(folder / "report.html", render_html(result))
 
@@ -149,10 +152,29 @@ class Headline(NamedTuple):
     sentence: str
 
 
+class Head(NamedTuple):
+    """What was explored."""
+
+    what: str
+    name: str
+    more: str
+
+
+def head_of(result: Json) -> Head:
+    """Name the adapter and its library, or the command."""
+    if "script" in result:
+        command = shlex.join(result["script"]["command"])
+        return Head("Command", result["script"]["name"], command)
+    told = result["adapter"]
+    version = f"{told['library'] or 'version'} {told['version']}"
+    return Head("Adapter", told["name"], " · ".join(filter(None, (version, told["recipe"]))))
+
+
 def headline(result: Json) -> Headline:
     """Say in one line what an exploration came to."""
     verdict = Verdict(result["verdict"])
     count = sum(len(one["map"]["classes"]) for one in result["explorations"])
+    count += len(result["without_a_crash"])
     titles = {
         Verdict.PASS: "No violation found",
         Verdict.VIOLATION: f"Violated: {report.count(count, 'finding')}",
@@ -175,6 +197,7 @@ def render_html(result: Json) -> str:
         "explore.html.j2",
         result=result,
         headline=headline(result),
+        head=head_of(result),
         maps=[report_map.draw(one["map"], one["models"]) for one in result["explorations"]],
         looks={str(outcome): look for outcome, look in report_map.LOOKS.items()},
         bad=_bad(result),

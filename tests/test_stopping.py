@@ -130,5 +130,5 @@ def test_a_stopped_explore_says_so(place: Place) -> None:
     code, out = end(process, signal.SIGTERM, group=False)
     assert code == 143
     assert "Stopped before the end: this is what was found so far." in out
-    assert json.loads((place.folder / "reports/exploration.json").read_text())["interrupted"]
+    assert json.loads((place.folder / "reports/explore/result.json").read_text())["interrupted"]
     assert place.is_clean()

@@ -42,12 +42,8 @@ def name_of(workload: str, violation: Violation) -> str:
 def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
     """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
     result, state = explorer.result, violation.case.state
-    target = folder / name_of(result.workload, violation)
-    if target.exists():
-        bundle.read(target)  # raises for what is not ours
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
-    _lay_out(explorer.recording, state, target / "checkpoints")
+    target = fresh(folder, name_of(result.workload, violation))
+    lay_out(explorer.recording, state, target / "checkpoints")
     facts = result.facts(state.point)
     legal = _legal(explorer, facts, target / "legal")
     trees.copy(explorer.recording.folder, target / "recording")
@@ -59,7 +55,18 @@ def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
     return target
 
 
-def _lay_out(recording: Recording, state: State, target: Path) -> None:
+def fresh(folder: Path, name: str) -> Path:
+    """Make an empty folder for a bundle; an older bundle of that name goes, nothing else does."""
+    target = folder / name
+    if target.exists():
+        bundle.read(target)  # raises for what is not ours
+        shutil.rmtree(target)
+    target.mkdir(parents=True)
+    return target
+
+
+def lay_out(recording: Recording, state: State, target: Path) -> None:
+    """Lay a state out in a folder that this makes."""
     target.mkdir(parents=True)
     Layout(recording, target).apply(state)
 
@@ -74,7 +81,7 @@ def _legal(explorer: Explorer, facts: Facts, target: Path) -> dict[int, str]:
             if isinstance(place, str):
                 trees.copy(Path(place), target / found[number])
             else:
-                _lay_out(explorer.recording, place, target / found[number])
+                lay_out(explorer.recording, place, target / found[number])
     return found
 
 

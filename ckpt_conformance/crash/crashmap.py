@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.crash.exploration import Case, Exploration
-    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.exploring import Exploring
     from ckpt_conformance.crash.operations import Operation
     from ckpt_conformance.verdicts import Outcome
 
@@ -50,7 +50,7 @@ class Cell:
             self.outcome, self.bad, self.case = outcome, bad, case
 
 
-def map_of(explorer: Explorer, replays: Mapping[str, str]) -> Json:
+def map_of(explorer: Exploring, replays: Mapping[str, str]) -> Json:
     """Draw up the map of what was explored.
 
     `replays` gives the bundle of each class of violation, by the keys of `Exploration.classes`.
@@ -169,7 +169,7 @@ def _column(operations: Sequence[Operation], points: Sequence[int]) -> Json:
 class _States:
     """The states that cells show, each once."""
 
-    def __init__(self, explorer: Explorer, replays: Mapping[str, str]) -> None:
+    def __init__(self, explorer: Exploring, replays: Mapping[str, str]) -> None:
         self.explorer, self.replays = explorer, replays
         self.steps = {version.number: version.step for version in explorer.versions}
         self.told: list[Json] = []

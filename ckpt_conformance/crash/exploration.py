@@ -134,10 +134,11 @@ class Exploration:
     batch_seconds: float = 0.0  # that screening alone took
     private: bool = False  # in memory of its own
     interrupted: bool = False
+    strict: bool = False  # see `Facts`
 
     def facts(self, point: int) -> Facts:
         """Give what was promised at a crash point."""
-        return facts_at(self.versions, point)
+        return replace(facts_at(self.versions, point), strict=self.strict)
 
     def grade(self, case: Case) -> str:
         """Say how good the evidence of a state is.

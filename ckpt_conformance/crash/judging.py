@@ -56,12 +56,14 @@ class Facts:
     """What was promised at a crash point.
 
     `floor` is the newest version that was acknowledged, None if nothing was; `older` are those
-    before it; `flying` were begun and not acknowledged.
+    before it; `flying` were begun and not acknowledged. `strict`: a refusal is never fine, since
+    what restarts is a command, and nobody is there who would empty the directory.
     """
 
     floor: int | None
     older: tuple[int, ...]
     flying: tuple[int, ...]
+    strict: bool = False
 
     @property
     def fine(self) -> frozenset[int]:
@@ -84,6 +86,7 @@ class Visit:
     differs: tuple[str, ...] = ()
     older: tuple[int, ...] = ()
     alone: bool = False  # judged in a process of its own
+    said: str = ""  # what to tell instead of the step
 
     @property
     def told(self) -> str:
@@ -92,6 +95,8 @@ class Visit:
             return self.how
         if self.error:
             return f"{self.error['type']}: {self.error['message'][:200]}"
+        if self.said:
+            return self.said
         return f"step {self.step}" if self.step else "no checkpoint: it began anew"
 
 
@@ -141,6 +146,8 @@ def _served(served: set[int], facts: Facts) -> Outcome:
 
 def is_fine(outcome: Outcome, facts: Facts) -> bool:
     """Tell whether an outcome keeps the promise; before the first one a job may begin anew."""
-    if facts.floor is None and outcome in REFUSALS | {Outcome.COLD_START}:
+    if facts.floor is None and outcome is Outcome.COLD_START:
         return True
+    if facts.floor is None and outcome in REFUSALS:
+        return not facts.strict
     return outcome in {Outcome.NEW, Outcome.PREVIOUS}

@@ -22,7 +22,7 @@ from ckpt_conformance.verdicts import Unknown
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.exploring import Exploring
     from ckpt_conformance.crash.operations import Recording
     from ckpt_conformance.crash.states import State
 
@@ -46,7 +46,7 @@ def require(filesystems: Sequence[str]) -> None:
             )
 
 
-def enumerate_states(explorer: Explorer, filesystem: str) -> list[Case]:
+def enumerate_states(explorer: Exploring, filesystem: str) -> list[Case]:
     """Crash a real file system at points of the recording; give what was found as cases.
 
     Raises Unknown where the operations can't be replayed on an image.
@@ -74,11 +74,11 @@ def enumerate_states(explorer: Explorer, filesystem: str) -> list[Case]:
     return cases
 
 
-def _states(explorer: Explorer, filesystem: str) -> Generator[State]:
+def _states(explorer: Exploring, filesystem: str) -> Generator[State]:
     """Give the states, with progress; how many there will be is not known before."""
     points = points_of(explorer.recording, explorer.limits.images)
     begun = time.monotonic()
-    seed = explorer.subject.seed
+    seed = explorer.seed
     found = real_states.real_states(
         explorer.recording, filesystem, points, rounds=ROUNDS, seed=seed
     )
@@ -116,13 +116,12 @@ def _strange(state: State) -> str:
     return ""
 
 
-def _doubt(explorer: Explorer, why: str) -> None:
+def _doubt(explorer: Exploring, why: str) -> None:
     """Note what a model did not foresee: its other verdicts rest on a rule that is wrong."""
-    if why not in explorer.result.unknown:
-        explorer.result.unknown.append(why)
+    explorer.unknown(why)
 
 
-def _seen(explorer: Explorer, filesystem: str, case: Case) -> Case:
+def _seen(explorer: Exploring, filesystem: str, case: Case) -> Case:
     """Name the content of a case and note that it was seen."""
     found = Case(case.model, case.state, digest(explorer.recording, case.state))
     key = (found.content, explorer.result.facts(found.state.point))

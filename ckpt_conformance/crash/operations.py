@@ -36,7 +36,7 @@ class Kind(StrEnum):
     FSYNC = "fsync"  # of a file or of a directory
     FDATASYNC = "fdatasync"
     SYNC = "sync"  # sync(2), syncfs(2): everything
-    MARK = "mark"  # of the journal: begun, acknowledged or failed, see `mark` and `step`
+    MARK = "mark"  # of the journal, see MARKS, `mark` and `step`
 
 
 NAMING = frozenset(
@@ -53,7 +53,8 @@ NAMING = frozenset(
 )
 DATA = frozenset({Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE})
 SYNCING = frozenset({Kind.FSYNC, Kind.FDATASYNC, Kind.SYNC})
-MARKS = frozenset({"begun", "acknowledged", "failed"})  # events of a journal that become MARKs
+# Events of a journal that become MARKs; "said" is a line of a script, with the step in it.
+MARKS = frozenset({"begun", "acknowledged", "failed", "said"})
 
 
 @dataclass(frozen=True)

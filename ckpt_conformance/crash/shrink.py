@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckpt_conformance.crash.audit import Finding
-    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.exploring import Exploring
     from ckpt_conformance.crash.operations import Operation
     from ckpt_conformance.crash.states import State
 
@@ -39,14 +39,14 @@ def missing(state: State, whole: State) -> tuple[list[str], list[int]]:
     return names, files
 
 
-def simplicity(explorer: Explorer, case: Case) -> tuple[bool, int, int]:
+def simplicity(explorer: Exploring, case: Case) -> tuple[bool, int, int]:
     """Order states: those that were observed, the earliest crash, the fewest missing pieces."""
     names, files = missing(case.state, explorer.complete(case.state.point))
     by_model = explorer.result.grade(case) == BY_MODEL
     return by_model, case.state.point, len(names) + len(files)
 
 
-def shrink_all(explorer: Explorer) -> None:
+def shrink_all(explorer: Exploring) -> None:
     """Try simpler states around each violation until none of them violates in the same way."""
     tried: set[str] = set()
     for _ in range(min(ROUNDS, explorer.limits.rounds)):
@@ -66,7 +66,7 @@ def shrink_all(explorer: Explorer) -> None:
             break
 
 
-def settle(explorer: Explorer) -> None:
+def settle(explorer: Exploring) -> None:
     """Make the simplest visited state of each class the one that stands for it."""
     result = explorer.result
     for report in result.models.values():
@@ -81,7 +81,7 @@ def settle(explorer: Explorer) -> None:
             )
 
 
-def _ends_so(explorer: Explorer, case: Case, outcome: str) -> bool:
+def _ends_so(explorer: Exploring, case: Case, outcome: str) -> bool:
     visit = explorer.result.visits.get(case.content)
     if visit is None:
         return False
@@ -90,7 +90,7 @@ def _ends_so(explorer: Explorer, case: Case, outcome: str) -> bool:
     return found == outcome and not is_fine(found, facts)
 
 
-def simpler(explorer: Explorer, violation: Violation) -> Iterator[Case]:
+def simpler(explorer: Exploring, violation: Violation) -> Iterator[Case]:
     """Give states with one piece more than the violating one, and unvisited ones before it.
 
     None for what was observed on an image: only what a model allows can be made up.
@@ -139,7 +139,7 @@ def _parent(name: str) -> str:
 # -- blame ------------------------------------------------------------------------------------
 
 
-def blame_all(explorer: Explorer) -> None:
+def blame_all(explorer: Exploring) -> None:
     """Name the guilty operation of each violation, and the finding of the audit that fits."""
     for report in explorer.result.models.values():
         for outcome, violation in report.worst.items():
@@ -148,7 +148,7 @@ def blame_all(explorer: Explorer) -> None:
             report.worst[outcome] = replace(violation, guilty=guilty, blame=finding)
 
 
-def _finding(explorer: Explorer, violation: Violation) -> Finding | None:
+def _finding(explorer: Exploring, violation: Violation) -> Finding | None:
     """Choose the audit's finding about what the state lacks; about the last operation otherwise."""
     state = violation.case.state
     names, files = missing(state, explorer.complete(state.point))
@@ -160,7 +160,7 @@ def _finding(explorer: Explorer, violation: Violation) -> Finding | None:
 
 
 def guilty_of(
-    explorer: Explorer, violation: Violation, finding: Finding | None
+    explorer: Exploring, violation: Violation, finding: Finding | None
 ) -> Operation | None:
     """Give the operation to blame: the audit's, what was not kept, or the last that was issued."""
     recording, state = explorer.recording, violation.case.state

@@ -47,6 +47,7 @@ class Supervisor:
         self.umask_known = True
         self.frozen = False  # the tree was killed: nobody is answered any more
         self.on_action: Callable[[Asked, Action], Result | str] = lambda _a, _b: "perform"
+        self.events_of: Callable[[int, bytes], list[dict[str, Any]]] = _events  # of a write
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
         self.answered: Callable[[Asked, Action, Result], None] = lambda _a, _b, _c: None
         self._elsewhere: dict[tuple[int, int], str] = {}  # regular files elsewhere: journal or not
@@ -198,14 +199,13 @@ class Supervisor:
         if self._elsewhere[identity] != self.journal:
             return
         try:
-            line = notify.read_memory(asked.thread, asked.word(1), asked.word(2))
-            event = json.loads(line)
-        except (OSError, ValueError):
-            return  # killed meanwhile, or no event
-        if event.get("event") in MARKS:
-            step = event.get("step", -1)
-            asked.make(Kind.MARK, mark=event["event"], step=step)
-        self.on_event(event)
+            data = notify.read_memory(asked.thread, asked.word(1), asked.word(2))
+        except OSError:
+            return  # killed meanwhile
+        for event in self.events_of(asked.process, data):
+            if event.get("event") in MARKS:
+                asked.make(Kind.MARK, mark=event["event"], step=event.get("step", -1))
+            self.on_event(event)
 
     # -- source lines -------------------------------------------------------------------------
 
@@ -233,6 +233,14 @@ def umask_of(thread: int) -> int:
     if not mask:
         raise ProcessLookupError(errno.ESRCH, f"thread {thread} has ended: it has no umask")
     return int(mask.split(None, 1)[0], 8)
+
+
+def _events(_process: int, data: bytes) -> list[dict[str, Any]]:
+    """Read the event that a life writes with one write; none if it is something else."""
+    try:
+        return [json.loads(data)]
+    except ValueError:
+        return []
 
 
 _OWN = frozenset({"umask", "execve", "execveat"})

@@ -1,0 +1,221 @@
+"""`explore -- COMMAND`: crash states of a training script that nobody changed."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckpt_conformance import certificate, report
+from ckpt_conformance.asking import RequestError
+from ckpt_conformance.cli_options import whole
+from ckpt_conformance.crash.script import OUT, Script, ScriptError, checked
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckpt_conformance.cli_explore import Progress, Run
+    from ckpt_conformance.crash.script_rehearsal import Rehearsal
+    from ckpt_conformance.verdicts import Outcome
+
+KIND = "script-state"
+PANEL = "With a command"
+
+ResumeCmd = Annotated[
+    str,
+    typer.Option(
+        metavar="CMD", help="What resumes it, with {out}; default: the same.", rich_help_panel=PANEL
+    ),
+]
+ResultFile = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="Result below {out}, tensors compared bit for bit; default: the last one written.",
+        rich_help_panel=PANEL,
+    ),
+]
+ResultCmd = Annotated[
+    str,
+    typer.Option(metavar="CMD", help="What it prints is the result.", rich_help_panel=PANEL),
+]
+StepRegex = Annotated[
+    str,
+    typer.Option(
+        metavar="RE",
+        help="Finds the steps that are printed, one a line; default: step 3, epoch: 3.",
+        rich_help_panel=PANEL,
+    ),
+]
+CheckpointGlob = Annotated[
+    str,
+    typer.Option(
+        metavar="GLOB", help="Which names below {out} are checkpoints.", rich_help_panel=PANEL
+    ),
+]
+NoFork = Annotated[
+    bool,
+    typer.Option("--no-fork", help="Start the command anew for each state.", rich_help_panel=PANEL),
+]
+Preload = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="Imported before forking, besides torch (repeatable).",
+        rich_help_panel=PANEL,
+    ),
+]
+Deadline = Annotated[
+    int,
+    typer.Option(
+        parser=whole(0, 10**6),
+        metavar="SECONDS",
+        help="Of one resume; default: ten times the uninterrupted run.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that go with a command."""
+
+    resume_cmd: str = ""
+    result_file: str = ""
+    result_cmd: str = ""
+    step_regex: str = ""
+    checkpoint_glob: str = ""
+    fork: bool = True
+    preload: tuple[str, ...] = ()
+    deadline: float = 0.0
+
+
+def script_of(what: Sequence[str], asked: Asked, workload: object, out: Path) -> Script | None:
+    """Make the script of a command, None if an adapter is named; raises RequestError."""
+    if OUT in str(out):
+        raise RequestError(
+            f"--out is the folder of the reports, and it is {str(out)!r}: put -- before the "
+            f"command, so that its options are its own: explore -- python train.py --out {OUT}"
+        )
+    if len(what) == 1 and OUT not in what[0] and not what[0].endswith((".py", ".sh")):
+        given = [name for name, value in asdict(asked).items() if value != getattr(Asked(), name)]
+        if given:
+            name = "no-fork" if given[0] == "fork" else given[0].replace("_", "-")
+            raise RequestError(f"--{name} goes with a command: explore -- CMD {OUT}")
+        return None
+    if workload:
+        raise RequestError("--workload goes with an adapter, not with a command")
+    fields = asdict(asked) | {"resume": tuple(shlex.split(asked.resume_cmd))}
+    del fields["resume_cmd"]
+    try:
+        return checked(what, root="", cwd=str(Path.cwd()), **fields)
+    except ScriptError as error:
+        raise RequestError(str(error)) from None
+
+
+def explore(run: Run, script: Script) -> dict[str, Any]:
+    """Explore a script; gives what stands of it in result.json."""
+    from ckpt_conformance.cli_explore import Progress
+
+    about: dict[str, Any] = {"script": _told(script)}
+    begun = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="ckc-explore-", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+        Progress(script.name) as progress,
+    ):
+        try:
+            found = _rehearse(run, script, Path(folder), stack, progress)
+            about |= _about(found, run)
+            _explore(run, found, progress, begun)
+        except Unknown as error:
+            run.findings.unknown.append(f"{script.name}: {error}")
+        except KeyboardInterrupt:
+            run.findings.interrupted = True
+    return about
+
+
+def _rehearse(
+    run: Run, script: Script, folder: Path, stack: contextlib.ExitStack, progress: Progress
+) -> Rehearsal:
+    from ckpt_conformance.crash import script_rehearsal
+
+    work = folder / "work"
+    work.mkdir()
+    stage = script_rehearsal.Stage(
+        script=script.at(str(folder / "out")),
+        folder=work,
+        jobs=run.limits.jobs,
+        tell=lambda what: progress.begin(script.name, what),
+        stack=stack,
+    )
+    return script_rehearsal.rehearse(stage)
+
+
+def _about(found: Rehearsal, run: Run) -> dict[str, Any]:
+    """Say what is compared, and what was promised."""
+    meter = found.meter
+    result = "what --result-cmd prints" if found.script.result_cmd else found.script.result_file
+    promised = [meter.told(v.step) for v in found.versions if found.results.get(v.number)]
+    notes = run.findings.notes
+    notes += found.notes
+    run.findings.wrong += found.inexact
+    if meter.by == "nothing" and not meter.resumes:
+        notes.append(
+            "LOST_STEP and COLD_START can't be told: the script prints no steps; give --step-regex "
+            "or --checkpoint-glob"
+        )
+    else:
+        words = {"lines": "the steps that it prints", "numbers": "the steps that it prints"}
+        by = "the step it resumes from" if meter.resumes else words.get(meter.by, "its checkpoints")
+        notes.append(f"where a resume begins is told by {by}; promised: {len(promised)} times")
+    notes.append(f"compared: {result or 'nothing'}")
+    more = {"promised": promised, "forks": found.forks}
+    return {"script": {**_told(found.script), **more}}
+
+
+def _told(script: Script) -> dict[str, Any]:
+    return {"name": script.name, **script.to_json()}
+
+
+def _explore(run: Run, found: Rehearsal, progress: Progress, begun: float) -> None:
+    from ckpt_conformance.crash import exploring, script_bundles, script_explore
+
+    limits = run.limits
+    if limits.visits < exploring.FULL.visits:
+        limits = found.within(limits, len(run.asked.models))
+    explorer = script_explore.ScriptExplorer(found, limits, run.asked.seed)
+    explorer.on_progress = progress
+    explorer.on_first = lambda told: progress.console.print(
+        f"first violation after {time.monotonic() - begun:.1f} s: {told}", highlight=False
+    )
+    progress.begin(found.script.name, "recovering")
+    script_explore.explore(explorer, run.asked.models, run.asked.real)
+    run.take(explorer, script_bundles.write)
+
+
+def replay(folder: Path, told: Mapping[str, Any]) -> int:
+    """Start the command of a bundle in its directory again."""
+    from ckpt_conformance.crash import script_bundles
+
+    with tempfile.TemporaryDirectory(prefix="ckc-replay-") as scratch:
+        try:
+            outcome, fine, what = script_bundles.replay(folder, Path(scratch))
+        except Unknown as error:
+            report.say(f"? unknown: {error}")
+            return certificate.UNDECIDED
+    return say_replayed(outcome, what, told, fine=fine)
+
+
+def say_replayed(outcome: Outcome, what: str, told: Mapping[str, Any], *, fine: bool) -> int:
+    """Tell what a replay came to, and give the exit status."""
+    word = "as it should be" if fine else "still violates"
+    report.say(f"{outcome}: {what}: {word} (recorded: {told['outcome']})")
+    return certificate.CERTIFIED if fine else certificate.VIOLATED

@@ -1,0 +1,179 @@
+"""Runs a command again and again, each time in a process of its own with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import os
+import selectors
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt_conformance import hugepages
+from ckpt_conformance.crash import notify, recorder, script_child
+from ckpt_conformance.crash.script import Start, start_of
+from ckpt_conformance.crash.script_watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+MOST = 1 << 20  # bytes of output that are read again
+
+
+@dataclass
+class Ran:
+    """How one run went. `files` are the names that got a new content below the directory."""
+
+    how: str  # ended, killed, hang
+    code: int
+    output: str
+    seconds: float
+    files: list[str] = field(default_factory=list[str])
+
+
+class Host:
+    """Runs commands in one folder; has one thread."""
+
+    def __init__(self, folder: Path, cwd: str, master: int = -1) -> None:
+        """Keep outputs in `folder`; become the parent of what runs leave behind.
+
+        `master` is a descriptor that gets readable when nobody waits for an answer any more.
+        """
+        self.folder, self.cwd, self.master = folder, cwd, master
+        self.forks = False
+        folder.mkdir(parents=True, exist_ok=True)
+        notify.adopt_orphans()
+
+    def warm(self, preload: Sequence[str]) -> str:
+        """Import torch, so that no run has to; give the reason where forking is no good then."""
+        try:
+            import_torch()
+            for name in preload:
+                importlib.import_module(name)
+        except ImportError as error:
+            return f"{type(error).__name__}: {error}"
+        threads = len(list(Path("/proc/self/task").iterdir())) - 1
+        if threads:
+            return f"{threads} thread(s) run after the imports (OMP_NUM_THREADS?)"
+        gc.collect()
+        gc.freeze()
+        hugepages.collapse()
+        self.forks = True
+        return ""
+
+    def run(
+        self,
+        words: Sequence[str],
+        deadline: float,
+        *,
+        watch: str = "",
+        seeded: Collection[str] = (),
+    ) -> Ran:
+        """Run a command to its end or its deadline, and end what it leaves behind.
+
+        Its output and its errors are one text; `watch` is a directory in which new contents are
+        noted.
+        """
+        start = start_of(words) if self.forks else ""
+
+        def work() -> None:
+            if isinstance(start, Start):
+                script_child.become(start, seeded)
+            script_child.execute(words)
+
+        watcher = Watch(Path(watch)) if watch else None
+        ran = self._run(work, deadline, "output")
+        ran.files = watcher.finish() if watcher else []
+        return ran
+
+    def output_of(self, words: Sequence[str], deadline: float) -> tuple[int, str]:
+        """Run a command; give its exit status and its standard output alone."""
+        start = start_of(words) if self.forks else ""
+
+        def work() -> None:
+            if isinstance(start, Start):
+                script_child.become(start)
+            script_child.execute(words)
+
+        ran = self._run(work, deadline, "result", "errors")
+        return (ran.code if ran.how == "ended" else -1), ran.output
+
+    def _run(self, work: Callable[[], None], deadline: float, name: str, errors: str = "") -> Ran:
+        path = self.folder / name
+        begun = time.monotonic()
+        streams = [_open(path), _open(self.folder / errors) if errors else -1]
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                script_child.take_place(streams[0], streams[1 if errors else 0], self.cwd)
+                work()
+            os._exit(70)
+        for stream in streams:
+            if stream >= 0:
+                os.close(stream)
+        timely = self._wait(pid, deadline)
+        end_all(pid)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        end_orphans()
+        if timely is None:
+            os._exit(0)
+        how = "hang" if not timely else "killed" if code < 0 else "ended"
+        return Ran(how, code, tail(path), time.monotonic() - begun)
+
+    def _wait(self, pid: int, deadline: float) -> bool | None:
+        """Wait for an end: True; False past the deadline, None if nobody wants to know."""
+        descriptor = os.pidfd_open(pid)
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            if self.master >= 0:
+                selector.register(self.master, selectors.EVENT_READ)
+            ready = [key.fd for key, _ in selector.select(deadline)]
+        os.close(descriptor)
+        return descriptor in ready if ready != [self.master] else None
+
+
+def import_torch() -> None:
+    """Import torch with its lazy parts and take one training step."""
+    import torch
+
+    importlib.import_module("torch._dynamo")
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.nn.functional.cross_entropy(model(torch.randn(2, 2)), torch.tensor([0, 1])).backward()
+    optimizer.step()
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
+    torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+
+
+def tail(path: Path) -> str:
+    """Read the output of a run; of very much the beginning and the end."""
+    data = path.read_bytes()
+    if len(data) > MOST:
+        data = data[: MOST // 2] + b"\n...\n" + data[-MOST // 2 :]
+    return data.decode(errors="replace")
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+
+
+def end_all(pid: int) -> None:
+    """End a run and its group; the run itself is not waited for yet."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def end_orphans() -> None:
+    """End what a run left in sessions of its own, such as the ranks of torchrun."""
+    with contextlib.suppress(OSError):
+        if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text():
+            return
+    recorder.reap(set(), kill=True)

@@ -1,0 +1,385 @@
+"""Before the first crash: record a run, run the command again, resume from whole directories.
+
+Nothing can be said of crashes where two uninterrupted runs differ, or where it is not known what
+a resume from an undamaged directory gives. Raises Unknown with the reason and the next step.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash import script_progress
+from ckpt_conformance.crash.exploring import complete
+from ckpt_conformance.crash.judging import BEFORE, Version
+from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.operations import Kind, Recording
+from ckpt_conformance.crash.script import start_of
+from ckpt_conformance.crash.script_child import GENERATORS
+from ckpt_conformance.crash.script_pool import WEEK, Pool, WorkerProcess
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Collection, Sequence
+
+    from ckpt_conformance.crash.exploring import Limits
+    from ckpt_conformance.crash.operations import Operation
+    from ckpt_conformance.crash.script import Script
+    from ckpt_conformance.crash.script_progress import Meter, Patterns
+    from ckpt_conformance.crash.states import State
+
+    Line = dict[str, Any]
+
+PATIENCE, FEWEST = 90.0, 12  # seconds of visiting with a quick budget; states for one model
+CONTROLS = 40  # whole directories that are resumed from, at most
+SHORTEST, FACTOR = 30.0, 10  # of a deadline: seconds, and times the uninterrupted run
+_ERROR = re.compile(r"(?:\[\w+\]:\s*)?[\w.]*(?:Error|Exception|Interrupt)\b")
+LAUNCHER = "ChildFailedError"  # of torchrun
+LAST_WORDS = 300  # characters of an output that are told
+
+
+@dataclass
+class Rehearsal:
+    """What is known before the first crash.
+
+    `results` are what a resume from each version's whole directory gives, by the version's number.
+    `inexact` tells which of them are not what the uninterrupted run gives.
+    """
+
+    script: Script
+    pool: Pool
+    recording: Recording
+    meter: Meter
+    patterns: Patterns
+    deadline: float
+    expected: Path
+    versions: list[Version] = field(default_factory=list[Version])
+    results: dict[int, str] = field(default_factory=dict[int, str])
+    controls: dict[str, Line] = field(default_factory=dict[str, "Line"])  # by content
+    inexact: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    forks: bool = True
+    seconds: float = 0.0  # of one resume
+
+    def within(self, limits: Limits, models: int) -> Limits:
+        """Visit fewer states where a resume takes long; what is left out is said."""
+        each = limits.visits * self.seconds / max(1, len(self.pool.workers))
+        if each * models <= PATIENCE:
+            return limits
+        count = max(FEWEST, int(limits.visits * PATIENCE / (each * models)))
+        if count >= limits.visits:
+            return limits
+        self.notes.append(
+            f"a resume takes {self.seconds:.1f} s: {count} states are visited for each model; "
+            "--budget full visits all of them"
+        )
+        return replace(limits, visits=count, rounds=0)
+
+
+@dataclass
+class Stage:
+    """Workers, and what is told while they work."""
+
+    script: Script
+    folder: Path
+    jobs: int
+    tell: Callable[[str], None]
+    stack: contextlib.ExitStack
+    workers: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
+    why_not: str = ""  # why runs are started anew instead of forked
+    private: bool = True
+    expected: str = ""  # where the result of the uninterrupted run is kept
+
+    def worker(self) -> WorkerProcess:
+        """Start one more."""
+        folder = self.folder / f"worker-{len(self.workers)}"
+        worker = self.stack.enter_context(WorkerProcess(folder, self.script))
+        self.workers.append(worker)
+        return worker
+
+    @property
+    def recording(self) -> str:
+        """Where the recording is."""
+        return str(self.folder / "recording")
+
+
+def last_words(line: Line) -> str:
+    """Give the last line that names an error, or the last line; a launcher's own says nothing."""
+    lines = [one.strip() for one in str(line.get("output", "")).splitlines() if one.strip()]
+    errors = [one for one in lines if _ERROR.match(one) and LAUNCHER not in one]
+    if errors and any(LAUNCHER in one for one in lines):
+        return errors[0][:LAST_WORDS]  # what ended the others
+    return (errors or lines or ["it printed nothing"])[-1][:LAST_WORDS]
+
+
+class _UnlikeError(Exception):
+    """Forked, a script does something else than started anew."""
+
+
+def rehearse(stage: Stage) -> Rehearsal:
+    """Record, run again, compare, resume from every whole directory that was acknowledged."""
+    stage.why_not = "" if stage.script.fork else "--no-fork"
+    starts = [start_of(stage.script.filled(resume=again)) for again in (False, True)]
+    stage.why_not = stage.why_not or next((s for s in starts if isinstance(s, str)), "")
+    try:
+        return _rehearse(stage)
+    except _UnlikeError as error:
+        again = replace(
+            stage,
+            folder=stage.folder / "anew",
+            workers=[],
+            script=replace(stage.script, fork=False),
+        )
+        again.why_not = str(error)
+        return _rehearse(again)
+
+
+def _rehearse(stage: Stage) -> Rehearsal:
+    stage.tell("recording an uninterrupted run")
+    first, second = stage.worker(), stage.worker()
+    stage.private = second.ask("begin")["private"]
+    others = [stage.worker() for _ in range(stage.jobs)] if stage.private else []
+    recorded, plain = _both(stage, first, second, others)
+    _check_end(recorded, "the uninterrupted run")
+    stage.script = replace(stage.script, result_file=recorded["result_file"])
+    stage.expected = recorded["expected"]
+    _expect(stage, [second])
+    plain |= second.ask("compare")
+    _check_end(plain, "a second uninterrupted run")
+    if not plain["same"]:
+        _tell_apart(stage, second, plain)
+    found = _prepare(stage, recorded, plain)
+    ready = others or [second]  # the second one imported nothing, so that its start was a real one
+    _expect(stage, ready)
+    if not stage.why_not and not others and (why := second.ask("warm")["why"]):
+        raise Unknown(f"the script can't be forked: {why}; run it with --no-fork")
+    found.pool = Pool(ready)
+    _resume_from_whole(found)
+    return found
+
+
+def _both(
+    stage: Stage, first: WorkerProcess, second: WorkerProcess, others: Sequence[WorkerProcess]
+) -> tuple[Line, Line]:
+    """Record a run, and run the command as a user would, at the same time if that is possible."""
+
+    def record() -> Line:
+        if not stage.why_not:
+            stage.why_not = first.ask("warm")["why"]
+        return first.ask("record", folder=str(stage.folder))
+
+    def plain() -> Line:
+        return second.ask("visit", place="", deadline=WEEK, first=True, fork=False)
+
+    def prepare(worker: WorkerProcess) -> None:
+        worker.ask("begin")
+        if not stage.why_not:
+            worker.ask("warm")
+
+    if not stage.private:
+        return record(), plain()
+    with ThreadPoolExecutor(2 + len(others)) as threads:
+        one, other = threads.submit(record), threads.submit(plain)
+        _ = list(threads.map(prepare, others))
+        return one.result(), other.result()
+
+
+def _check_end(line: Line, what: str) -> None:
+    if line.get("how") == "hang":
+        raise Unknown(f"{what} did not end")
+    if line["code"] != 0:
+        raise Unknown(
+            f"{what} ends with exit status {line['code']}: {last_words(line)}; it has to end well "
+            "before anything can be said about crashes"
+        )
+    if line.get("result_code"):
+        raise Unknown(f"--result-cmd ends with exit status {line['result_code']}")
+    if line.get("absent"):
+        raise Unknown(f"--result-file {line['absent']!r} is not there after the uninterrupted run")
+
+
+def _expect(stage: Stage, workers: Sequence[WorkerProcess]) -> None:
+    """Tell workers what was recorded and what it produced."""
+    known = {"recording": stage.recording, "expected": stage.expected}
+    for worker in workers:
+        worker.ask("expect", result_file=stage.script.result_file, **known)
+
+
+def _tell_apart(stage: Stage, second: WorkerProcess, plain: Line) -> None:
+    """Tell an unseeded script from one that a forked interpreter runs in another way."""
+    again = second.ask("visit", place="", deadline=WEEK, first=True, fork=False)
+    if stage.why_not or again["digest"] != plain["digest"]:
+        raise Unknown(_unseeded(stage, second, plain))
+    raise _UnlikeError("forked, it gives another result than started anew")
+
+
+def _unseeded(stage: Stage, second: WorkerProcess, plain: Line) -> str:
+    """Say that two runs differ, where, and what has to be seeded."""
+    what = stage.script.result_file or "what --result-cmd prints"
+    told = f"two uninterrupted runs differ in {what}: {'; '.join(plain['differs'][:3])}. "
+    told += "A resumed run can't be compared with anything then. "
+    return told + _what_to_seed(stage, second)
+
+
+def _what_to_seed(stage: Stage, worker: WorkerProcess) -> str:
+    usual = "torch.manual_seed(...), random.seed(...), numpy.random.seed(...)"
+    advice = f"Seed what it draws from ({usual}), or leave what differs out with --result-cmd"
+    start = start_of(stage.script.filled(resume=False))
+    if stage.why_not or isinstance(start, str) or worker.ask("warm")["why"]:
+        return advice
+
+    def steady(seeded: Collection[str]) -> bool:
+        ask = {"place": "", "deadline": WEEK, "first": True, "seeded": list(seeded)}
+        one, other = worker.ask("visit", **ask), worker.ask("visit", **ask)
+        return bool(one["digest"]) and one["digest"] == other["digest"]
+
+    stage.tell("two runs differ: looking for the generator that is not seeded")
+    if not steady(GENERATORS):
+        return (
+            "With random, numpy and torch seeded they still differ: look for times, os.urandom, "
+            "several threads, or generators of its own; or compare with --result-cmd"
+        )
+    words = {
+        "torch": "torch.manual_seed(...)",
+        "random": "random.seed(...)",
+        "numpy": "numpy.random.seed(...)",
+    }
+    guilty = [words[n] for n in GENERATORS if not steady([o for o in GENERATORS if o != n])]
+    return f"Seed it: call {', '.join(guilty) or usual} at its start"
+
+
+def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
+    """Choose how positions are measured, and put marks into the recording."""
+    script = stage.script
+    recording = Recording.read(Path(stage.recording))
+    if all(one.kind is Kind.MARK for one in recording.operations):
+        raise Unknown(
+            f"the uninterrupted run wrote nothing below {script.root}: does the script use {{out}}?"
+        )
+    patterns = _patterns(script, recording)
+    outputs = [recorded["output"], plain["output"]]
+    meter = script_progress.Meter(patterns, outputs, plain["files"])
+    recording.operations = script_progress.with_marks(recording, patterns)
+    recording.save()
+    deadline = script.deadline or max(SHORTEST, FACTOR * plain["seconds"])
+    expected = Path(stage.expected)
+    found = Rehearsal(script, Pool([]), recording, meter, patterns, deadline, expected)
+    found.forks = not stage.why_not
+    if stage.why_not:
+        found.notes.append(f"started anew for each state: {stage.why_not}")
+    if not (script.result_cmd or script.result_file):
+        found.notes.append(
+            "there is no file of tensors to compare: give --result-file or --result-cmd, or wrong "
+            "results are not seen"
+        )
+    if script.checkpoint_glob and not script_progress.commits(recording, patterns):
+        raise Unknown(
+            f"--checkpoint-glob {script.checkpoint_glob!r} matches nothing that the script writes "
+            f"below {{out}}: {', '.join(_names(recording)[:6])}"
+        )
+    return found
+
+
+def _patterns(script: Script, recording: Recording) -> Patterns:
+    """Recognize checkpoints; the result is none, unless it is written again and again."""
+    given = (script.step_regex, script.checkpoint_glob)
+    found = script_progress.patterns(*given)
+    at = [recording.operations[index] for index in script_progress.commits(recording, found)]
+    times = sum(script.result_file in {one.path, one.target} for one in at)
+    only = times <= 1 and not script.result_cmd
+    return script_progress.patterns(*given, script.result_file if only else "")
+
+
+def _names(recording: Recording) -> list[str]:
+    return list(dict.fromkeys(o.target or o.path for o in recording.operations if o.path))
+
+
+# -- resuming from whole directories --------------------------------------------------------------
+
+
+def placed(state: State) -> str:
+    """Give a state as a request takes it."""
+    return base64.b64encode(pickle.dumps(state)).decode()
+
+
+def _resume_from_whole(found: Rehearsal) -> None:
+    """Find out where a resume begins at each mark, and what it gives: that is the promise."""
+    marks = [one for one in found.recording.operations if one.kind is Kind.MARK]
+    wholes = {one.index: complete(found.recording, one.index + 1) for one in marks}
+    contents = {index: digest(found.recording, state) for index, state in wholes.items()}
+    first = {content: index for index, content in reversed(contents.items())}
+    chosen = sorted(first.values())
+    chosen = _evenly(chosen, CONTROLS)
+    ask = {"deadline": found.deadline}
+    for number, line in found.pool.map(
+        len(chosen), lambda n: {"place": placed(wholes[chosen[n]]), **ask}, "visit"
+    ):
+        line["position"] = found.meter.position(line["output"], line["files"])
+        found.controls[contents[chosen[number]]] = line
+    found.seconds = median(line["seconds"] for line in found.controls.values())
+    _check_regex(found)
+    best = 0
+    for mark in marks:
+        line = found.controls.get(contents[mark.index], {})
+        best = _promise(found, mark, line, best)
+    if best == 0 and found.meter.by != "nothing":
+        _never_resumes(found, marks[-1], wholes[marks[-1].index])
+
+
+def _evenly(items: list[int], count: int) -> list[int]:
+    if len(items) <= count:
+        return items
+    step = (len(items) - 1) / (count - 1)
+    return [items[round(number * step)] for number in range(count)]
+
+
+def _check_regex(found: Rehearsal) -> None:
+    """Refuse an expression of the user's that finds nothing at all."""
+    said = [line for line in found.controls.values() if found.patterns.steps(line["output"])]
+    marked = any(o.kind is Kind.MARK and o.step >= 0 for o in found.recording.operations)
+    if found.script.step_regex and not said and not marked:
+        raise Unknown(
+            f"--step-regex {found.script.step_regex!r} matches no line of the uninterrupted run, "
+            "nor of a resumed one"
+        )
+
+
+def _promise(found: Rehearsal, mark: Operation, line: Line, best: int) -> int:
+    """Take what a resume at a mark came to as what is promised from there on."""
+    if line.get("how") != "ended" or line.get("code") != 0:
+        return best
+    position = line["position"]
+    if position and position > best:
+        number = len(found.versions)
+        found.versions.append(Version(number, position, BEFORE, mark.index))
+        found.results[number] = line["digest"]
+        _acknowledge(found.recording, mark)
+        best = position
+        if not line["same"]:
+            where = found.meter.told(position)
+            found.inexact.append(f"{where}, nothing damaged: {'; '.join(line['differs'][:3])}")
+    return best
+
+
+def _acknowledge(recording: Recording, mark: Operation) -> None:
+    recording.operations[mark.index] = replace(mark, mark="acknowledged")
+
+
+def _never_resumes(found: Rehearsal, mark: Operation, whole: State) -> None:
+    """Hold a script that wrote checkpoints to them, although it never resumes."""
+    names = [name for name in whole.names if found.patterns.is_checkpoint(name)]
+    if names:
+        found.versions.append(Version(0, 1, BEFORE, mark.index))
+        found.results[0] = ""
+        _acknowledge(found.recording, mark)
+        found.notes.append(
+            f"it never resumes, although {names[-1]} is there: does that take another command? "
+            "give it with --resume-cmd"
+        )
