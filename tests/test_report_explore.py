@@ -49,7 +49,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         }
         findings = report_explore.Findings(report_explore.Asked(models=MODELS))
         findings.add(explorer, kept)
-        report_explore.write(findings, infos[NAME], folder)
+        report_explore.write(findings, {"adapter": infos[NAME].to_json()}, folder)
         found: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return found
 
@@ -111,6 +111,8 @@ def hostile(text: str) -> dict[str, Any]:
         "crash": crash,
         "hygiene": [audit],
         "not_applicable": [text],
+        "notes": [text],
+        "without_a_crash": [text],
         "unknown": [text],
         "explorations": [one, one],
     }
@@ -241,7 +243,7 @@ def test_the_page_is_silent_and_fits(
     assert browser.complaints() == []
     assert browser.run(CONTRAST) == []
     assert browser.run("document.querySelectorAll('img, iframe, object').length") == 0
-    assert browser.run("document.title").endswith("Violated: 2 findings")
+    assert browser.run("document.title").endswith("Violated: 3 findings")
     if text:
         assert report.shown(text) in browser.run("document.body.textContent")
 
@@ -303,3 +305,13 @@ def test_the_page_prints(browser: Browser, tmp_path: Path, result: dict[str, Any
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.run("document.querySelector('svg.wide').checkVisibility()") is True
     assert browser.page("Page.printToPDF")["data"].startswith("JVBERi")  # %PDF in base64
+
+
+def test_a_scripts_page_is_headed_by_its_command(tmp_path: Path) -> None:
+    told = hostile("plain")
+    del told["adapter"]
+    told["script"] = {"name": "train.py", "command": ["python", "my train.py", "--out", "{out}"]}
+    page = page_of(told, tmp_path).read_text()
+    assert "<h1>train.py</h1>" in page
+    assert "python &#39;my train.py&#39; --out" in page
+    assert "Wrong without any crash" in page

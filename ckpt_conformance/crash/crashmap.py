@@ -171,7 +171,6 @@ class _States:
 
     def __init__(self, explorer: Exploring, replays: Mapping[str, str]) -> None:
         self.explorer, self.replays = explorer, replays
-        self.steps = {version.number: version.step for version in explorer.versions}
         self.told: list[Json] = []
         self._known: dict[tuple[str, int], int] = {}
         classes = explorer.result.classes()
@@ -233,7 +232,7 @@ class _States:
             "point": state.point,
             "why": state.why or "all of it kept",
             "content": case.content,
-            "promised": self._promised(state.point),
+            "promised": self.explorer.promised(state.point),
             "gave": visit.told[:TEXT].rstrip(": "),
             "alone": visit.alone,
             "files": [line.to_json() for line in lines[:most]],
@@ -241,11 +240,3 @@ class _States:
         more = len(lines) - most
         told |= {"more": more} if more > 0 else {}
         return told | ({"differs": list(visit.differs[:4])} if visit.differs else {})
-
-    def _promised(self, point: int) -> str:
-        """Say what a load may give after a crash at a point."""
-        facts = self.explorer.result.facts(point)
-        flying = [f"step {self.steps[number]}, which was being saved" for number in facts.flying]
-        if facts.floor is None:
-            return " or ".join(["nothing was acknowledged yet: it may begin anew", *flying])
-        return " or ".join([f"step {self.steps[facts.floor]}, which was acknowledged", *flying])

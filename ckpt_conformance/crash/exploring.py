@@ -147,6 +147,15 @@ class Exploring:
             used = {told for content, told in result.used.items() if content in contents}
             report.unusable = sorted(used - {""})
 
+    def promised(self, point: int) -> str:
+        """Say what a load may give after a crash at a point."""
+        facts = self.result.facts(point)
+        steps = {version.number: version.step for version in self.versions}
+        flying = [f"step {steps[number]}, which was being saved" for number in facts.flying]
+        if facts.floor is None:
+            return " or ".join(["nothing was acknowledged yet: it may begin anew", *flying])
+        return " or ".join([f"step {steps[facts.floor]}, which was acknowledged", *flying])
+
     # -- what subclasses share ------------------------------------------------------------
 
     def by_content(self) -> Mapping[str, list[Case]]:

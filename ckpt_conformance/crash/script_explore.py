@@ -43,6 +43,14 @@ class ScriptExplorer(Exploring):
         self._told_first = False
         self.begun = time.monotonic()
 
+    def promised(self, point: int) -> str:
+        """Say what a resume may give after a crash at a point: a script may always run further."""
+        floor = self.result.facts(point).floor
+        if floor is None:
+            return "nothing was promised yet: it may begin anew"
+        step = next(one.step for one in self.versions if one.number == floor)
+        return f"the result of a run that {self.found.meter.told(step)}, or of a later one"
+
     def visit(self, cases: Sequence[Case]) -> None:
         """Run the command in every content that was not visited yet."""
         for case in cases:
