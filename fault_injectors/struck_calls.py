@@ -49,9 +49,9 @@ class Operation:
 OPERATIONS = {
     one.what: one
     for one in (
-        Operation("save", (2,), 4, tuple(KINDS), (2, 1, 2, 2, 1, 2)),
-        Operation("rotation", (2, 4), 6, tuple(KINDS), (3, 0, 2, 0, 0, 1), 2),
-        Operation("load", (2, 4), 4, LOADING, (3, 1, 0, 0)),
+        Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1)),
+        Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), 2),
+        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0)),
     )
 }
 
