@@ -19,7 +19,7 @@ from ckpt_conformance.crash.syscall_faults import SYNCING
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
 from ckpt_conformance.screening import Case, screen
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
-from ckpt_conformance.verdicts import POINTS, NotApplicable, Outcome, Unknown
+from ckpt_conformance.verdicts import POINTS, REFUSALS, NotApplicable, Outcome, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -289,7 +289,8 @@ def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
     acknowledged = before if trial.error else (*before, OPERATIONS[what].step)
     newest = OPERATIONS[what].step
     given: dict[str, Any] = {"newest": newest, "acknowledged": acknowledged}
-    return subject.classify(trial.ending, legal(subject, what), **given)
+    found = subject.classify(trial.ending, legal(subject, what), **given)
+    return Outcome.LOST_ALL if found in REFUSALS else found
 
 
 def again(subject: Subject, what: str, trial: Trial) -> Trial:
