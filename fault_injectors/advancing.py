@@ -157,6 +157,8 @@ class Advancer:
             *found, end = children.run(work, DEADLINE)
             told |= found[0] if found else {}
             told["how"] = end["end"]
+            if told["how"] != "ended" and self.task.what != "load":
+                told["left"] = self.left()  # by a process that its error ended
         else:
             self.put({**told, "begin": True})
             told |= {**self.once(fault), "how": "ended"}

@@ -19,10 +19,10 @@ from ckpt_conformance.crash.syscall_faults import SYNCING
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
 from ckpt_conformance.screening import Case, screen
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
-from ckpt_conformance.verdicts import POINTS, NotApplicable, Outcome, Unknown
+from ckpt_conformance.verdicts import POINTS, REFUSALS, NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.client import Ending
@@ -49,9 +49,9 @@ class Operation:
 OPERATIONS = {
     one.what: one
     for one in (
-        Operation("save", (2,), 4, tuple(KINDS), (2, 1, 2, 2, 1, 2)),
-        Operation("rotation", (2, 4), 6, tuple(KINDS), (3, 0, 2, 0, 0, 1), 2),
-        Operation("load", (2, 4), 4, LOADING, (3, 1, 0, 0)),
+        Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1)),
+        Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), 2),
+        Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0)),
     )
 }
 
@@ -289,7 +289,8 @@ def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
     acknowledged = before if trial.error else (*before, OPERATIONS[what].step)
     newest = OPERATIONS[what].step
     given: dict[str, Any] = {"newest": newest, "acknowledged": acknowledged}
-    return subject.classify(trial.ending, legal(subject, what), **given)
+    found = subject.classify(trial.ending, legal(subject, what), **given)
+    return Outcome.LOST_ALL if found in REFUSALS else found
 
 
 def again(subject: Subject, what: str, trial: Trial) -> Trial:
@@ -322,3 +323,39 @@ def applicable(subject: Subject, whats: Collection[str] = SAVES) -> list[str]:
 def tally(found: Collection[Trial]) -> dict[str, int]:
     """Count trials by what was struck, for evidence."""
     return dict(Counter(f"{one.kind} at {one.call.get('what')}" for one in found))
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+
+def untyped(_: str, trial: Trial) -> str:
+    """Say which type an error has that tells nobody that it is one of the disk."""
+    error = trial.error
+    if not error or trial.died or error["typed"] or error["disk"]:
+        return ""
+    return f"{trial.name} is raised as {error['type']}: {error['message'][:200]}"
+
+
+def require(
+    subject: Subject, whats: Sequence[str], is_wrong: Callable[[str, Trial], str]
+) -> list[str]:
+    """Raise Violation for a trial that is wrong, made again alone; give what was judged."""
+    judged = applicable(subject, whats)
+    for what in judged:
+        found = trials(subject, what)
+        wrong = [trial for trial in found if is_wrong(what, trial)]
+        if not wrong:
+            continue
+        trial = again(subject, what, wrong[0])
+        message = is_wrong(what, trial)
+        if not message:
+            told = f"{wrong[0].name} does harm among other trials, and none alone"
+            raise Unknown(f"order dependence: {told}")
+        evidence: dict[str, Any] = {"call": trial.call, "error": trial.error}
+        evidence["where else"] = tally(wrong)
+        if trial.ending is not None:
+            evidence |= subject.evidence(trial.ending)
+        if trial.folder is not None:
+            trees.lay_out(trial.folder, subject.root)  # where a bundle takes it from
+        raise Violation(message, evidence=evidence, rate=(len(wrong), len(found)))
+    return judged

@@ -1,19 +1,17 @@
-"""Whatever system call of a save, a load or a rotation fails: nothing is lost, all is told."""
+"""Whatever system call of a save fails, and of one that rotates: nothing is lost, all is told."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import struck_calls
-from ckpt_conformance.fault_injectors.advancing import HARMLESS, digest_of
+from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.screening import Case, resume_each
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.struck_calls import Trial
     from ckpt_conformance.subject import Subject
@@ -43,7 +41,7 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
             return f"{trial.name} does not reach the caller"
         return not_new(subject, what, trial)
 
-    require(subject, struck_calls.SAVES, is_wrong)
+    struck_calls.require(subject, struck_calls.SAVES, is_wrong)
 
 
 @check("CKC-IOER-002")
@@ -59,7 +57,7 @@ def test_an_error_of_any_system_call_destroys_nothing(subject: Subject) -> None:
         found = struck_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
         return "" if found in WHOLE else f"{found} after {trial.name}, and the save raised"
 
-    require(subject, ("save",), is_wrong)
+    struck_calls.require(subject, ("save",), is_wrong)
 
 
 @check("CKC-IOER-003")
@@ -76,7 +74,7 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
         told = f"{error['type']}: {error['message'][:200]}" if error else ""
         return f"the save after {trial.name} fails too: {told}" if error else ""
 
-    for what in require(subject, struck_calls.SAVES, is_wrong):
+    for what in struck_calls.require(subject, struck_calls.SAVES, is_wrong):
         folder = subject.folder / "struck" / what / "left"
         found = struck_calls.trials(subject, what)
         left = {one.line["again"]["left"]: one for one in found if one.line.get("again")}
@@ -92,32 +90,6 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
             if not is_new(ending):
                 message = f"the save after {left[name].name} does not load"
                 raise Violation(message, evidence=subject.evidence(ending, state))
-
-
-@check("CKC-IOER-005")
-def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Subject) -> None:
-    """A load that meets an error at a system call serves a whole step or refuses.
-
-    Why: an unreadable file was logged as 'checkpoint not found'; the run began again at step 0 and
-    wrote over the old ones (B08).
-    How: EIO, and interrupted calls, at the N-th open, read or listing of a load, once and from
-    there on; look at what the job got.
-    """
-    states = subject.legal(subject.golden())
-    held = sorted(subject.holds)
-    known = {step: digest_of(state, held) for step, state in states.items()}
-
-    def is_wrong(_: str, trial: Trial) -> str:
-        if trial.died:
-            return f"the process does not survive {trial.name}"
-        step, state = trial.line["step"], trial.line["state"]
-        if trial.error:
-            return ""
-        if not step:
-            return f"{Outcome.COLD_START} after {trial.name}"
-        return "" if known.get(step) == state else f"{Outcome.SILENT_WRONG} after {trial.name}"
-
-    require(subject, ("load",), is_wrong)
 
 
 @check("CKC-IOER-006")
@@ -137,7 +109,7 @@ def test_short_writes_and_interrupted_calls_cost_nothing(subject: Subject) -> No
             return f"the process does not survive {trial.name}"
         return not_new(subject, what, trial)
 
-    require(subject, struck_calls.SAVES, is_wrong)
+    struck_calls.require(subject, struck_calls.SAVES, is_wrong)
 
 
 @check("CKC-IOER-007")
@@ -154,7 +126,7 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
         found = struck_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
         return "" if found in WHOLE else f"{found} after {trial.name}, and the save raised"
 
-    if not require(subject, ("rotation",), is_wrong):
+    if not struck_calls.require(subject, ("rotation",), is_wrong):
         raise NotApplicable("the adapter does not declare retention")
     if "explicit_step" in subject.info.capabilities:
         require_kept(subject)
@@ -185,16 +157,9 @@ def test_an_error_says_that_it_is_one_of_the_disk(subject: Subject) -> None:
 
     Why: a caller that is to wait for room, or to try another disk, has nothing but the type of the
     exception to go by.
-    How: the exceptions of CKC-IOER-001 and CKC-IOER-005; look at their types and causes.
+    How: look at the types and causes of the exceptions of CKC-IOER-001.
     """
-
-    def is_wrong(_: str, trial: Trial) -> str:
-        error = trial.error
-        if not error or trial.died or error["typed"] or error["disk"]:
-            return ""
-        return f"{trial.name} is raised as {error['type']}: {error['message'][:200]}"
-
-    require(subject, (*struck_calls.SAVES, "load"), is_wrong)
+    struck_calls.require(subject, struck_calls.SAVES, struck_calls.untyped)
 
 
 # -- judging -------------------------------------------------------------------------------------
@@ -205,28 +170,3 @@ def not_new(subject: Subject, what: str, trial: Trial) -> str:
     found = struck_calls.outcome(subject, what, trial)
     told = f"{trial.name}, and the save reports success"
     return "" if found is Outcome.NEW else f"{found} after {told}"
-
-
-def require(
-    subject: Subject, whats: Sequence[str], is_wrong: Callable[[str, Trial], str]
-) -> list[str]:
-    """Raise Violation for a trial that is wrong, made again alone; give what was judged."""
-    applicable = struck_calls.applicable(subject, whats)
-    for what in applicable:
-        found = struck_calls.trials(subject, what)
-        wrong = [trial for trial in found if is_wrong(what, trial)]
-        if not wrong:
-            continue
-        trial = struck_calls.again(subject, what, wrong[0])
-        message = is_wrong(what, trial)
-        if not message:
-            told = f"{wrong[0].name} does harm among other trials, and none alone"
-            raise Unknown(f"order dependence: {told}")
-        evidence: dict[str, Any] = {"call": trial.call, "error": trial.error}
-        evidence["where else"] = struck_calls.tally(wrong)
-        if trial.ending is not None:
-            evidence |= subject.evidence(trial.ending)
-        if trial.folder is not None:
-            trees.lay_out(trial.folder, subject.root)  # where a bundle takes it from
-        raise Violation(message, evidence=evidence, rate=(len(wrong), len(found)))
-    return applicable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -144,3 +146,25 @@ def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:
     anew = [call(1, "write"), failed, call(3, "write"), call(4, "fsync")]
     assert not is_renewed(again, failed)
     assert is_renewed(anew, failed)
+
+
+def test_what_a_process_left_that_its_error_ended_is_resumed_from(tmp_path: Path) -> None:
+    """A writer that dies of an error is no failure of the harness; its directory is judged."""
+    from ckpt_conformance.fault_injectors.advancing import Advancer, Task
+
+    class Aborts(Advancer):
+        def once(self, fault: dict[str, Any]) -> dict[str, Any]:
+            (self.life.root / "half").write_bytes(b"h")
+            os._exit(3)  # as a library does that can raise nothing
+            raise AssertionError(fault)
+
+    class Life:
+        root, program = tmp_path / "root", dict[str, Any]()
+        adapter = SimpleNamespace(shape="manager")
+
+    Life.root.mkdir()
+    names = {"base": str(tmp_path), "keep": str(tmp_path / "left"), "out": str(tmp_path / "out")}
+    task = Task(what="save", step=4, holds=[], **names)
+    told = Aborts(Life(), task, lambda _: None).trial("EIO", {"at": 1})
+    assert told["how"] == "crashed"
+    assert (tmp_path / "left" / told["left"] / "half").read_bytes() == b"h"
