@@ -81,7 +81,7 @@ def judge(subject: Subject, killed: Killed, states: dict[int, Any]) -> None:
 
 
 def is_lost_without_leftovers(subject: Subject, call: Mapping[str, Any], moment: str) -> bool:
-    """Kill a resumed save where nothing dead was left, at the same kind of call or its first one.
+    """Kill a resumed save where nothing dead was left, at the same kind of call or half-way.
 
     Tells whether that loses as much.
     """
@@ -90,7 +90,7 @@ def is_lost_without_leftovers(subject: Subject, call: Mapping[str, Any], moment:
     counted = recover(subject).result("run").get("faults") or [{"log": []}]
     kind = _kind(call)
     same = [each["call"] for each in counted[0]["log"] if kind == _kind(each)]
-    at = same[0] if same else 1
+    at = same[0] if same else len(counted[0]["log"]) // 2 + 1
     trees.lay_out(older, subject.root)
     ending = recover(subject, at=at, error="kill", moment=moment)
     return ending.how == "killed" and oracle.arrival(subject.resume())[0] not in (OLDER, NEWEST)
