@@ -268,8 +268,7 @@ def legal(subject: Subject, what: str) -> dict[int, Any]:
     golden = subject.golden()
     if key not in subject.notes:
         trials(subject, what)
-        left = subject.folder / "struck" / what / "left" / subject.notes[f"control {what}"]["left"]
-        trees.lay_out(left, subject.root)
+        trees.lay_out(control_folder(subject, what), subject.root)
         ending = subject.resume()
         step, state = oracle.arrival(ending)
         if step != operation.step:
@@ -279,6 +278,12 @@ def legal(subject: Subject, what: str) -> dict[int, Any]:
         subject.notes[key] = {**subject.legal(golden, *operation.before), step: state}
     found: dict[int, Any] = subject.notes[key]
     return found
+
+
+def control_folder(subject: Subject, what: str) -> Path:
+    """Give what a save leaves that was watched and not struck."""
+    left = str(subject.notes[f"control {what}"]["left"])
+    return subject.folder / "struck" / what / "left" / left
 
 
 def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:

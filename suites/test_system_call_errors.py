@@ -9,7 +9,7 @@ from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.screening import Case, resume_each
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Violation
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.client import Ending
@@ -136,7 +136,8 @@ def require_kept(subject: Subject) -> None:
     """Raise Violation if the step before the newest, which is to be kept, does not load."""
     kept = struck_calls.OPERATIONS["rotation"].before[-1]
     found = struck_calls.trials(subject, "rotation")
-    alike = {one.folder: one for one in found if one.folder}
+    whole = [one for one in found if struck_calls.outcome(subject, "rotation", one) in WHOLE]
+    alike = {one.folder: one for one in whole if one.folder}
     chosen = subject.sample(sorted(alike), LATER)
     state = struck_calls.legal(subject, "rotation")[kept]
 
@@ -144,8 +145,13 @@ def require_kept(subject: Subject) -> None:
         step, served = oracle.arrival(ending)
         return step == kept and oracle.same(served, state, subject.holds)
 
-    cases = [Case(folder, {"step": kept}) for folder in chosen]
-    for folder, ending in zip(chosen, resume_each(subject, cases, is_kept), strict=True):
+    unharmed = struck_calls.control_folder(subject, "rotation")
+    cases = [Case(folder, {"step": kept}) for folder in (unharmed, *chosen)]
+    control, *endings = resume_each(subject, cases, is_kept)
+    if not is_kept(control):
+        told = f"after a rotation without any fault step {kept} gives {subject.tell(control)}"
+        raise Unknown(f"control failed: {told}; see CKC-INTN-001, CKC-RETN-002")
+    for folder, ending in zip(chosen, endings, strict=True):
         if not is_kept(ending):
             message = f"step {kept} is not kept after {alike[folder].name}"
             raise Violation(message, evidence=subject.evidence(ending, state))
