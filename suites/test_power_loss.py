@@ -8,7 +8,7 @@ from ckpt_conformance.checks import check
 from ckpt_conformance.crash import struck, verdicts
 from ckpt_conformance.crash.verdicts import LOST, SAME, TORN
 from ckpt_conformance.fault_injectors import struck_calls
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Violation, control_failed
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
@@ -77,7 +77,7 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
     for trial in subject.sample(once, 3):  # none where every error is raised
         if struck_calls.outcome(subject, "save", trial) is not Outcome.NEW:
             told = f"after {trial.name} what is reported as saved does not load"
-            raise Unknown(f"control failed: {told}; see CKC-IOER-001")
+            raise control_failed(told)
         try:
             verdicts.require_clean(subject, ("second",), MODELS)
         except Violation as error:

@@ -9,7 +9,7 @@ from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.screening import Case, resume_each
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Violation, control_failed
 
 if TYPE_CHECKING:
     from ckpt_conformance.client import Ending
@@ -150,7 +150,7 @@ def require_kept(subject: Subject) -> None:
     control, *endings = resume_each(subject, cases, is_kept)
     if not is_kept(control):
         told = f"after a rotation without any fault step {kept} gives {subject.tell(control)}"
-        raise Unknown(f"control failed: {told}; see CKC-INTN-001, CKC-RETN-002")
+        raise control_failed(told)
     for folder, ending in zip(chosen, endings, strict=True):
         if not is_kept(ending):
             message = f"step {kept} is not kept after {alike[folder].name}"

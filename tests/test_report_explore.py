@@ -73,7 +73,12 @@ def hostile(text: str) -> dict[str, Any]:
     }
     columns: list[dict[str, Any]] = [{"first": 0, "last": 0, "kind": "start"}]
     columns += [
-        {"first": 1, "last": 1, "kind": "mark", "marks": [{"mark": "begun", "step": 2}]},
+        {
+            "first": 1,
+            "last": 1,
+            "kind": "mark",
+            "marks": [{"mark": "begun", "step": 2}, {"mark": "said", "step": 2}],
+        },
         *({**column(at), "path": text, "target": text, "source": text} for at in range(2, 50)),
     ]
     cell = {

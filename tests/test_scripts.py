@@ -102,6 +102,7 @@ def test_a_correct_script_passes_everything(explored: Explored) -> None:
         assert set(told.outcomes(model)) == {"NEW", "PREVIOUS", "COLD_START"}, "before the first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_each_missing_call_is_named_by_a_finding(explored: Explored, call: str) -> None:
     told = explored("correct", "--without", call)
@@ -155,6 +156,7 @@ def test_a_bundle_replays_and_its_own_script_shows_it_too(explored: Explored) ->
         assert own.returncode == 1, own.stdout + own.stderr
 
 
+@pytest.mark.slow
 def test_a_bundle_of_what_was_mended_passes(explored: Explored, tmp_path: Path) -> None:
     """The control of the test above: the same state, and a script that falls back."""
     bundle = explored("renamed").out / "bundles" / "renamed.py-ext4-REFUSED_UNTYPED"
@@ -174,6 +176,7 @@ def test_a_bundle_of_what_was_mended_passes(explored: Explored, tmp_path: Path) 
     assert again.returncode == 0, again.stdout + again.stderr
 
 
+@pytest.mark.slow
 def test_started_anew_it_comes_to_the_same(explored: Explored, tmp_path: Path) -> None:
     forked = explored("cold")
     command = (sys.executable, str(SCRIPTS / "cold.py"), "--out", "{out}")
