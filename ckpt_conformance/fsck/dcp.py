@@ -79,7 +79,12 @@ def read_metadata(data: bytes) -> Metadata:
 
     What contradicts itself inside of it is in `problems`, as (tensor, why).
     """
-    root, names = pickles.load(data)
+    with pickles.without_collector():
+        return _metadata(*pickles.load(data))
+
+
+def _metadata(root: object, names: set[Name]) -> Metadata:
+    """Take the metadata apart; `names` is what the pickle asks for."""
     for name in sorted(names - _ALLOWED):
         raise Malformed(f"it asks for {clip(str(name))}, which no DCP save writes: do not load it")
     state = _state(root, "Metadata")

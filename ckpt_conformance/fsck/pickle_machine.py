@@ -24,6 +24,7 @@ MOST_BYTES = 256 << 20
 MOST_PARTS = 32_000_000
 MOST_STACK = 1_000_000
 MOST_KEY = 64  # parts of a tuple that is the key of a dict
+_AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
 
 
@@ -96,17 +97,11 @@ class Machine:
 
     def run(self, steps: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: ANN401  any part
         """Give what the pickle holds; Malformed where it is none, or exceeds a limit."""
-        data = self.data
-        if len(data) > MOST_BYTES:
-            raise Malformed(f"a pickle of {len(data)} bytes: {MOST_BYTES} are read at most")
+        if len(self.data) > MOST_BYTES:
+            raise Malformed(f"a pickle of {len(self.data)} bytes: {MOST_BYTES} are read at most")
         try:
-            while (code := data[self.at]) != _STOP:
-                step = steps.get(code)
-                if step is None:
-                    self.refuse(f"the instruction {code:#04x}, which no save uses")
-                self.at += 1
-                step(self)
-                if len(self.stack) > MOST_STACK:
+            while self._advance(steps):
+                if max(len(self.stack), len(self.marks)) > MOST_STACK:
                     self.refuse("more values at once than any save writes")
             return self.stack.pop()
         except Malformed as error:
@@ -115,6 +110,20 @@ class Machine:
             told = f"{type(error).__name__}: {error}"[:200]
             why = f"the pickle cannot be followed beyond its byte {self.at}: {told}"
             raise Malformed(why, self.at, self.at + 1) from None
+
+    def _advance(self, steps: Mapping[int, Callable[[Machine], None]]) -> bool:
+        """Carry out some instructions; tell whether there are more."""
+        data = self.data
+        for _ in range(_AT_ONCE):
+            code = data[self.at]
+            if code == _STOP:
+                return False
+            step = steps.get(code)
+            if step is None:
+                self.refuse(f"the instruction {code:#04x}, which no save uses")
+            self.at += 1
+            step(self)
+        return True
 
     def refuse(self, what: str) -> NoReturn:
         """Refuse the pickle for something that it has."""
