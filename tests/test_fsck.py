@@ -285,6 +285,36 @@ def test_a_torch_file_without_sums_says_so(tmp_path: Path) -> None:
     assert "no CRC" in report.findings[0].what
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"actor/model_world_size_4_rank_{rank}.pt" for rank in range(4)],
+        [f"model-{part:05d}-of-00003.bin" for part in (1, 2, 3)],
+    ],
+    ids=["ranks", "parts"],
+)
+def test_a_missing_file_of_a_numbered_set_is_named(names: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "global_step_7"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"w": torch.ones(2)}, folder / name)
+    assert judge(tmp_path).state is State.WHOLE
+    for name in names:
+        (folder / name).rename(tmp_path / "aside")
+        (report,) = judge(tmp_path).reports
+        assert report.state is State.INCOMPLETE
+        assert [one.file for one in report.findings] == [name]
+        (tmp_path / "aside").rename(folder / name)
+
+
+def test_a_numbered_set_beside_other_checkpoints_stays_one(tmp_path: Path) -> None:
+    for name in ("step_3.pt", "last.pt", *(f"w-{part:05d}-of-00002.pt" for part in (1, 2))):
+        torch.save({"w": torch.ones(2)}, tmp_path / name)
+    judged = judge(tmp_path)
+    assert judged.state is State.WHOLE
+    assert len(judged.reports) == 3
+
+
 def test_metadata_only_reads_no_payload(corpus: dict[str, Path]) -> None:
     for root in corpus.values():
         judged = judge(root, Options(metadata_only=True))

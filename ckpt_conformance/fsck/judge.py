@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.asking import RequestError
-from ckpt_conformance.fsck import layouts
+from ckpt_conformance.fsck import layouts, ranks
 from ckpt_conformance.fsck.dcp_part import dcp_part
 from ckpt_conformance.fsck.findings import SEVERITY, Finding, Kind, Malformed, Report, State
 from ckpt_conformance.fsck.parts import (
@@ -156,8 +156,18 @@ def _structure(one: Candidate, top: Path) -> tuple[Report, list[Work]]:
     report = Report(one.path, one.layout, one.step)
     context = Context(Folder(one.root, boundary), report)
     works = [work for part in one.parts for work in _part(context, one, *part)]
+    _ranks(one, report)
     report.size = sum(_sizes(context.folder, one.files))
     return report, works
+
+
+def _ranks(one: Candidate, report: Report) -> None:
+    """Say which files of a numbered set are missing, unless an index said so."""
+    told = {each.file for each in report.findings}
+    for name, total in ranks.missing(one.files):
+        if name not in told:
+            what = f"the file is missing: one of {total} that belong together"
+            report.say(Kind.MISSING, name, what)
 
 
 def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:

@@ -263,10 +263,18 @@ def _flat(
     for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
         found.candidates.append(_loose(folder, base, group, step))
     if is_run or len(alone) == 1:
-        for name in alone:
-            found.candidates.append(_loose(folder, base, [name], None))
+        for group in _sets(alone):
+            found.candidates.append(_loose(folder, base, group, None))
     elif alone:
         found.candidates.append(_loose(folder, base, alone, None))
+
+
+def _sets(names: list[str]) -> Iterator[list[str]]:
+    """Keep files together that differ in the number of a rank or a part only."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[_SHARD.sub("", name)].append(name)
+    yield from groups.values()
 
 
 def _loose(folder: Folder, base: str, names: list[str], step: int | None) -> Candidate:
