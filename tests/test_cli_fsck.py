@@ -64,7 +64,13 @@ def test_newest_whole_prints_one_path_for_a_script(runs: Path) -> None:
 
 
 def test_what_does_not_exist_is_a_usage_error(runs: Path) -> None:
-    for words in (("fsck", runs / "absent"), ("fsck",), ("fsck", runs, "--jobs", "0")):
+    shard = runs / "dcp_000002" / "__0_0.distcp"  # a part of a checkpoint
+    for words in (
+        ("fsck", runs / "absent"),
+        ("fsck",),
+        ("fsck", runs, "--jobs", "0"),
+        ("fsck", shard),
+    ):
         assert cli(*words).returncode == 2, words
 
 

@@ -247,7 +247,9 @@ def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_followed(
         shard.symlink_to(target)
         judged = judge(copy)
         assert judged.state is (State.WHOLE if inside else State.DAMAGED)
-        if not inside:
+        if inside:
+            assert judged.reports[0].size == judge(corpus["dcp"]).reports[0].size
+        else:
             (one,) = findings(judged)
             assert one.file == "__0_0.distcp"
             assert str(outside) in one.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -134,7 +135,9 @@ def judge_newest(
 
 
 def _find(path: Path) -> Found:
-    """Find the checkpoints; RequestError for a folder that cannot be listed."""
+    """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
+    if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
+        raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
     try:
         return layouts.find(path)
     except (OSError, Malformed) as error:
@@ -173,9 +176,8 @@ def _ranks(one: Candidate, report: Report) -> None:
 def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:
     """Give the size of each file; what is missing or refused has none."""
     for name in names:
-        entry = folder.entry(name)
-        if entry is not None and entry.kind == "file":
-            yield entry.size
+        with contextlib.suppress(OSError, Malformed):
+            yield folder.size(name)
 
 
 def _part(context: Context, one: Candidate, kind: str, base: str, name: str) -> list[Work]:
