@@ -1,4 +1,4 @@
-"""The command line: `certify`, `mutants` and `list`; `explore` and `replay` are in `cli_explore`.
+"""The command line: `certify`, `mutants` and `list`; the rest is in `cli_explore` and `cli_fsck`.
 
 Exit status: 0 certified, 1 violations, 2 usage error, 3 undecided (UNKNOWN, or the harness itself
 failed), 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by a hang-up. Results go to stdout, progress and
@@ -24,7 +24,7 @@ from ckpt_conformance.verdicts import CheckOutcome, Verdict
 try:
     import typer
 
-    from ckpt_conformance import baseline, certificate, cli_explore, cli_progress, report
+    from ckpt_conformance import baseline, certificate, cli_explore, cli_fsck, cli_progress, report
     from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed, Spending, whole
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
@@ -327,6 +327,7 @@ def top(
 
 
 cli_explore.register(app)
+cli_fsck.register(app)
 
 
 def main() -> None:

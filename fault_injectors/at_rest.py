@@ -296,7 +296,9 @@ AT_REST: Mapping[str, Callable[[Path, random.Random, str | None], Damage]] = {
 """Every fault of this module that needs one directory only: `AT_REST[name](root, rng, file)`."""
 
 
-def copy_damaged(source: Path, target: Path, fault: str, rng: random.Random) -> Damage:
-    """Copy a directory and damage the copy; the original stays as it is."""
+def copy_damaged(
+    source: Path, target: Path, fault: str, rng: random.Random, file: str | None = None
+) -> Damage:
+    """Copy a directory and damage the copy, in `file` if one is named; the original stays."""
     shutil.copytree(source, target, symlinks=True)
-    return AT_REST[fault](target, rng, None)
+    return AT_REST[fault](target, rng, file)

@@ -1,0 +1,131 @@
+"""How fast fsck reads: digests and CRCs against `cat` on the same warm files, and metadata alone.
+
+python benchmarks/bench_fsck.py [--mib 1024] [--chunks 100000] [--jobs 4] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from blake3 import blake3
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import filesystem, metadata
+
+from ckpt_conformance.fsck.judge import Options, judge
+from ckpt_conformance.reference_impl import CheckpointManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+PARTS = 8
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Time the second of two runs: the files are warm then."""
+    action()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def line(what: str, size: float, took: float, base: float) -> None:
+    """Print a rate, and its share of that of cat."""
+    print(f"{what:<34}{size / took:8.0f} MiB/s {100 * base / took:6.0f} % of cat")
+
+
+def write(folder: Path, mib: int) -> dict[str, Path]:
+    """Write the same tensors in three formats."""
+    state = {f"w{at}": torch.randn(mib * MIB // PARTS // 4) for at in range(PARTS)}
+    found = {name: folder / name for name in ("torch", "dcp", "reference")}
+    for path in found.values():
+        path.mkdir()
+    for at, (key, tensor) in enumerate(state.items()):
+        torch.save({key: tensor}, found["torch"] / f"step_5_part_{at}.pt")
+    dcp.save(state, checkpoint_id=found["dcp"] / "step_5")
+    model = torch.nn.ParameterDict(state)
+    CheckpointManager(found["reference"], use_dcp=True, run_id="bench").save(5, model=model)
+    return found
+
+
+def compare(folder: Path, mib: int, jobs: int) -> None:
+    """Compare each format with cat and with the sums alone."""
+    for name, path in write(folder, mib).items():
+        files = [str(one) for one in path.rglob("*") if one.is_file()]
+        size = sum(Path(one).stat().st_size for one in files) / MIB
+        with Path("/dev/null").open("wb") as nothing:
+            base = seconds(lambda: subprocess.run(["cat", *files], stdout=nothing, check=True))  # noqa: B023, S603, S607
+        line(f"{name}: cat, {size:.0f} MiB", size, base, base)
+        for threads in sorted({1, jobs}):
+            took = seconds(lambda: judge(path, Options(jobs=threads)))  # noqa: B023
+            line(f"{name}: fsck --jobs {threads}", size, took, base)
+    block = bytes(64 * MIB)
+    line("zlib.crc32 in memory, one thread", 64, seconds(lambda: zlib.crc32(block)), float("nan"))
+    took = seconds(lambda: blake3(block).digest())
+    line("BLAKE3 in memory, one thread", 64, took, float("nan"))
+
+
+def many_chunks(folder: Path, count: int) -> None:
+    """Judge the metadata of one tensor in many chunks, as a large job writes it."""
+    rows, files = 1000, 64
+    chunks = [
+        metadata.ChunkStorageMetadata(torch.Size([at * rows, 0]), torch.Size([rows, 8]))
+        for at in range(count)
+    ]
+    stored = {
+        metadata.MetadataIndex("w", chunk.offsets): filesystem._StorageInfo(  # noqa: SLF001
+            f"__{at % files}_0.distcp", at // files * 100, 100
+        )
+        for at, chunk in enumerate(chunks)
+    }
+    properties = metadata.TensorProperties(torch.float32)
+    tensor = metadata.TensorStorageMetadata(properties, torch.Size([count * rows, 8]), chunks)
+    whole = metadata.Metadata({"w": tensor}, storage_data=stored)
+    folder = folder / "step_7"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(whole))
+    for at in range(files):
+        with (folder / f"__{at}_0.distcp").open("wb") as file:
+            file.truncate(-(-count // files) * 100)
+    code = (
+        "import sys, time, resource; from pathlib import Path\n"
+        "from ckpt_conformance.fsck.judge import Options, judge\n"
+        "start = time.perf_counter()\n"
+        "state = judge(Path(sys.argv[1]), Options(metadata_only=True)).state\n"
+        "most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
+        "print(f'{state}: {time.perf_counter() - start:.1f} s, {most} MiB')"
+    )
+    size = (folder / ".metadata").stat().st_size / MIB
+    print(f"metadata of {count} chunks, {size:.0f} MiB: ", end="", flush=True)
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)  # noqa: S603
+
+
+def main() -> None:
+    """Read the options and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--chunks", type=int, default=100_000)
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        many_chunks(Path(name), options.chunks)
+        compare(Path(name), options.mib, options.jobs)
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    print(f"the largest child had {most} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The commands `fsck` and `corrupt`: judge a checkpoint on disk, and damage a copy of one."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path  # noqa: TC003  typer reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpt_conformance import asking, cli_progress, environment, report
+from ckpt_conformance.cli_options import Jobs, Seed  # noqa: TC001  as above
+from ckpt_conformance.verdicts import Unknown
+
+if TYPE_CHECKING:
+    from ckpt_conformance.fsck.judge import Judged
+
+WHOLE, DAMAGED, UNDECIDED = 0, 1, 2
+_MIB = 1 << 20
+
+
+class Progress(cli_progress.Progress):
+    """Shows how much was read."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take numbers of bytes."""
+        self.update(done // _MIB, -(-total // _MIB), "MiB", unit=" MiB")
+
+
+def fsck(
+    path: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run's folder, a checkpoint, or a file.")
+    ],
+    *,
+    newest_whole: Annotated[
+        bool,
+        typer.Option(help="Print the path of the newest whole checkpoint; 1 if there is none."),
+    ] = False,
+    metadata_only: Annotated[
+        bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    jobs: Jobs = None,
+) -> None:
+    """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
+    from ckpt_conformance.fsck.judge import Options, judge, judge_newest
+
+    if not path.exists():
+        raise asking.RequestError(f"{path} does not exist; give the folder of a run")
+    options = Options(jobs or environment.usable_cpus(), metadata_only)
+    with Progress("fsck") as progress:
+        judged = (judge_newest if newest_whole else judge)(path, options, progress)
+    if as_json:
+        typer.echo(json.dumps(judged.to_json(), indent=2))
+    elif newest_whole:
+        _say_newest(judged)
+    else:
+        _say_all(judged)
+    raise typer.Exit(_gate(judged) if newest_whole else _status(judged))
+
+
+def _say_all(judged: Judged) -> None:
+    from ckpt_conformance import report_fsck
+
+    for line in report_fsck.lines(judged):
+        report.say(line)
+
+
+def _say_newest(judged: Judged) -> None:
+    """Print one path for a script; say on stderr what was passed over, and why."""
+    from ckpt_conformance import report_fsck
+
+    newest = judged.newest_whole
+    for one in judged.reports:
+        if one is not newest:
+            why = report_fsck.told(one.findings[0]) if one.findings else ""
+            report.say(f"passed over: {one.path}: {one.state}: {why}", error=True)
+    if newest:
+        typer.echo(str(newest.path))
+    else:
+        report.say(f"no whole checkpoint in {judged.path}", error=True)
+
+
+def _gate(judged: Judged) -> int:
+    return WHOLE if judged.newest_whole else DAMAGED
+
+
+def _status(judged: Judged) -> int:
+    """Give 0 where all is whole, 1 where something is not, 2 where that could not be judged."""
+    from ckpt_conformance.fsck.findings import State
+
+    if judged.state is State.WHOLE:
+        return WHOLE
+    return UNDECIDED if judged.state is State.UNKNOWN else DAMAGED
+
+
+def corrupt(  # noqa: PLR0913  one parameter for each option
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to copy.")],
+    *,
+    fault: Annotated[str, typer.Option(metavar="NAME", help="A fault at rest.")],
+    out: Annotated[Path, typer.Option(metavar="COPY", help="Where the damaged copy goes.")],
+    file: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The file to damage, relative to DIR.")
+    ] = None,
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Damage a copy of a checkpoint, for drills; DIR stays as it is."""
+    from ckpt_conformance.fault_injectors import at_rest
+
+    if fault not in at_rest.AT_REST:
+        hint = asking.nearest(fault, at_rest.AT_REST)
+        known = ", ".join(at_rest.AT_REST)
+        raise asking.RequestError(f"unknown fault {fault!r}; {hint}faults at rest: {known}")
+    _check_request(path, out, file)
+    try:
+        damage = at_rest.copy_damaged(path, out, fault, random.Random(seed), file)  # noqa: S311  a drill
+    except (Unknown, ValueError, OSError) as error:  # shutil.Error is an OSError
+        shutil.rmtree(out, ignore_errors=True)
+        raise asking.RequestError(f"{path} cannot be damaged by {fault}: {error}") from error
+    if as_json:
+        typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
+        return
+    at = "" if damage.offset is None else f" at byte {damage.offset}"
+    report.say(f"{out}: {damage.fault} in {damage.file}{at}: {damage.detail or damage.after}")
+
+
+def _check_request(path: Path, out: Path, file: str | None) -> None:
+    """Refuse what cannot be done, before anything is copied."""
+    if not path.is_dir():
+        raise asking.RequestError(f"{path} is no folder; give the folder that holds the checkpoint")
+    if out.exists() or out.is_symlink():
+        raise asking.RequestError(f"{out} exists; name a folder that does not")
+    if out.resolve().is_relative_to(path.resolve()):
+        raise asking.RequestError(f"{out} is inside of {path}; name a folder beside it")
+    inside = file is None or (path / file).resolve().is_relative_to(path.resolve())
+    if not inside:
+        raise asking.RequestError(f"{file} leads out of {path}; name a file inside of it")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(fsck)
+    app.command()(corrupt)

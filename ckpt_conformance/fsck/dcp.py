@@ -1,0 +1,175 @@
+"""The directories of torch.distributed.checkpoint: `.metadata`, and shards of small archives.
+
+`.metadata` is a pickle. It is read by our own machine, and any name outside of the classes that DCP
+writes is damage: stock DCP would import and call it. Each item of a shard is an archive of
+`torch.save`, whose CRCs nobody else looks at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.fsck import pickles
+from ckpt_conformance.fsck.dtypes import ITEM_SIZE, clip, count
+from ckpt_conformance.fsck.findings import Malformed
+from ckpt_conformance.fsck.guards import is_dict, is_list, is_tuple
+from ckpt_conformance.fsck.pickle_machine import Made, Name
+from ckpt_conformance.fsck.source import plain
+from ckpt_conformance.fsck.torch_file import dtype_name, sizes
+
+if TYPE_CHECKING:
+    from ckpt_conformance.fsck.cover import Box
+
+METADATA = ".metadata"
+
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": "Metadata TensorStorageMetadata BytesStorageMetadata "
+    "ChunkStorageMetadata TensorProperties MetadataIndex StorageMeta _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch": "Size " + " ".join(ITEM_SIZE),
+    "torch.serialization": "_get_layout",
+    "pathlib": "PosixPath WindowsPath Path PurePosixPath",
+    "pathlib._local": "PosixPath WindowsPath Path PurePosixPath",
+    "collections": "OrderedDict defaultdict",
+}
+_ALLOWED = {Name(module, one) for module, names in _CLASSES.items() for one in names.split()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an item lies: bytes [start, end) of a shard; `packed` by an extension of DCP."""
+
+    file: str
+    start: int
+    end: int
+    packed: bool
+
+
+@dataclass
+class Stored:
+    """A tensor of the metadata: dtype, shape, and its chunks."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: list[Box]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one place must hold: a chunk of a tensor, or (`dtype` empty) some other value."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    place: Place
+
+
+@dataclass
+class Metadata:
+    """What a directory should hold: tensors by name, the items of each shard, and what is wrong."""
+
+    tensors: dict[str, Stored] = field(default_factory=dict[str, Stored])
+    items: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
+    problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+def read_metadata(data: bytes) -> Metadata:
+    """Read `.metadata`; Malformed where DCP did not write it.
+
+    What contradicts itself inside of it is in `problems`, as (tensor, why).
+    """
+    with pickles.without_collector():
+        return _metadata(*pickles.load(data))
+
+
+def _metadata(root: object, names: set[Name]) -> Metadata:
+    """Take the metadata apart; `names` is what the pickle asks for."""
+    for name in sorted(names - _ALLOWED):
+        raise Malformed(f"it asks for {clip(str(name))}, which no DCP save writes: do not load it")
+    state = _state(root, "Metadata")
+    described, stored = state.get("state_dict_metadata"), state.get("storage_data")
+    if not is_dict(described) or not is_dict(stored):
+        raise Malformed("it lacks state_dict_metadata or storage_data")
+    found = Metadata()
+    places = _places(stored)
+    for key, one in described.items():
+        if not isinstance(key, str):
+            raise Malformed(f"it has an entry under {clip(key)}, which is no name")
+        _describe(key, one, places, found)
+    for key, _ in places:
+        found.problems.append((key, f"{clip(key)} is stored, and nothing describes it"))
+    return found
+
+
+def _state(made: object, kind: str) -> dict[str, Any]:
+    """Give the attributes of an instance of a class of DCP's metadata."""
+    if not isinstance(made, Made) or _class(made) != kind or not is_dict(state := made.state or {}):
+        raise Malformed(f"it holds a {_class(made)} where a {kind} belongs")
+    return state
+
+
+def _class(made: object) -> str:
+    """Give the name of the class that a pickle makes an instance of; else that of the type."""
+    if isinstance(made, Made) and isinstance(made.of, Name):
+        return made.of.name
+    return type(made).__name__
+
+
+Index = tuple[str, tuple[int, ...] | None]
+
+
+def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
+    """Give where each item lies, by name and first index."""
+    found: dict[Index, Place] = {}
+    for made, info in stored.items():
+        index, where = _state(made, "MetadataIndex"), _state(info, "_StorageInfo")
+        key, offset = index.get("fqn"), index.get("offset")
+        if not isinstance(key, str):
+            raise Malformed(f"it stores an item under {clip(key)}, which is no name")
+        at = None if offset is None else sizes(offset, "offset")
+        if (key, at) in found:
+            raise Malformed(f"it stores {clip(key)} at {at} twice")
+        start = count(where.get("offset"), f"the offset of {clip(key)}")
+        end = start + count(where.get("length"), f"the length of {clip(key)}")
+        packed = bool(where.get("transform_descriptors"))
+        found[key, at] = Place(plain(where.get("relative_path")), start, end, packed)
+    return found
+
+
+def _describe(key: str, made: object, places: dict[Index, Place], found: Metadata) -> None:
+    """Take one entry, and the places of its chunks out of `places`."""
+    if _class(made) == "BytesStorageMetadata":
+        _add(found, key, "", (), places.pop((key, None), None))
+        return
+    state = _state(made, "TensorStorageMetadata")
+    dtype = _dtype(state.get("properties"), key)
+    tensor = Stored(dtype, sizes(state.get("size"), f"shape of {clip(key)}"), [])
+    found.tensors[key] = tensor
+    chunks = state.get("chunks")
+    if not is_list(chunks):
+        raise Malformed(f"the chunks of {clip(key)} are no list")
+    for chunk in chunks:
+        box = _state(chunk, "ChunkStorageMetadata")
+        at, size = sizes(box.get("offsets"), "offset"), sizes(box.get("sizes"), "size")
+        tensor.chunks.append((at, size))
+        _add(found, key, dtype, size, places.pop((key, at), None))
+
+
+def _add(
+    found: Metadata, key: str, dtype: str, shape: tuple[int, ...], place: Place | None
+) -> None:
+    """Add an item to its shard; one that lies nowhere is a problem."""
+    if place is None:
+        found.problems.append((key, f"a part of {clip(key)} is described and stored nowhere"))
+    else:
+        found.items.setdefault(place.file, []).append(Item(key, dtype, shape, place))
+
+
+def _dtype(properties: object, key: str) -> str:
+    """Give the dtype of TensorProperties: the first of its state."""
+    state: Any = properties.state if isinstance(properties, Made) else None
+    dtype = dtype_name(state[0]) if is_tuple(state) and state else ""
+    if _class(properties) != "TensorProperties" or dtype not in ITEM_SIZE:
+        raise Malformed(f"{clip(key)} has no proper dtype")
+    return dtype

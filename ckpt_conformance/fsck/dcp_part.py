@@ -1,0 +1,150 @@
+"""Judge a directory of torch.distributed.checkpoint: the metadata, its shards, what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck import cover, dcp, torch_file
+from ckpt_conformance.fsck.dtypes import clip
+from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
+from ckpt_conformance.fsck.parts import MOST_JSON, Context, problems_of
+from ckpt_conformance.fsck.source import Absent, Folder, whole
+from ckpt_conformance.fsck.sums import Sums, Work, check_spans, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.fsck.sums import Span
+
+
+def dcp_part(context: Context, base: str) -> list[Work]:
+    """Judge a directory of DCP: the metadata, its shards, and what each item should be."""
+    found = metadata_of(context, base)
+    if found is None:
+        return []
+    name = base + dcp.METADATA
+    for key, why in found.problems:
+        context.report.say(Kind.DAMAGED, name, why, (key,))
+    for key, tensor in found.tensors.items():
+        why = cover.why_not(tensor.shape, tensor.chunks)
+        if why:
+            context.report.say(Kind.DAMAGED, name, f"{clip(key)}: {why}", (key,))
+    context.report.tensors += len(found.tensors)
+    works = [
+        work
+        for shard, items in sorted(found.items.items())
+        for work in shard_works(context, base + shard, items)
+    ]
+    for shard in _shards(context.folder, base):
+        if shard not in found.items:
+            what = "nothing refers to this shard: another save left it?"
+            context.report.say(Kind.NOTE, base + shard, what)
+    return works
+
+
+def metadata_of(context: Context, base: str) -> dcp.Metadata | None:
+    """Read the metadata of a directory; None, and a finding, where that fails."""
+    try:
+        with context.folder.open(base + dcp.METADATA) as file:
+            return dcp.read_metadata(whole(file, MOST_JSON))
+    except Absent:
+        what = "it is missing: the save did not end, or the commit was taken back"
+        context.report.say(Kind.MISSING, base + dcp.METADATA, what)
+    except (OSError, Malformed) as error:
+        context.refuse(base + dcp.METADATA, error)
+    return None
+
+
+def _shards(folder: Folder, base: str) -> list[str]:
+    """Name the shards that are there."""
+    return sorted(one.name for one in (folder.root / base).iterdir() if one.suffix == ".distcp")
+
+
+def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work]:
+    """Hold the places of the items against the size of the shard and against each other."""
+    keys = tuple(dict.fromkeys(one.key for one in items))
+    try:
+        size = context.folder.size(name)
+    except (OSError, Malformed) as error:
+        found = unreadable(name, error)
+        what = f"{found.what}: {len(items)} items of {len(keys)} entries are in it"
+        context.report.say(found.kind, name, what, keys)
+        return []
+    items.sort(key=lambda one: (one.place.start, one.place.end))
+    at = 0
+    good: list[dcp.Item] = []
+    for one in items:
+        start, end = one.place.start, one.place.end
+        why = "ends after the file: cut short?" if end > size else ""
+        why = why or ("overlaps the item before" if start < at else "")
+        if why:
+            what = f"the item of {clip(one.key)} at {start}..{end} {why} ({size} bytes)"
+            place = (start, min(end, max(size, start)))
+            context.report.findings.append(Finding(Kind.DAMAGED, name, what, (one.key,), *place))
+        else:
+            good.append(one)
+        at = max(at, end)
+    packed = sum(one.place.packed for one in items)
+    if packed:
+        context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
+    plain_items = [one for one in good if not one.place.packed]
+    return _divided(context.folder, name, plain_items)
+
+
+def _divided(folder: Folder, name: str, items: list[dcp.Item], batch: int = 64 << 20) -> list[Work]:
+    """Divide the items of a shard into work of about `batch` bytes."""
+    works: list[Work] = []
+    part: list[dcp.Item] = []
+    size = 0
+    for at, one in enumerate(items):
+        part.append(one)
+        size += one.place.end - one.place.start
+        if size >= batch or at == len(items) - 1:
+            works.append(_items_work(folder, name, part, size))
+            part, size = [], 0
+    return works
+
+
+def _items_work(folder: Folder, name: str, items: Sequence[dcp.Item], size: int) -> Work:
+    return Work(size, lambda buffer: check_items(folder, name, items, buffer))
+
+
+def check_items(folder: Folder, name: str, items: Sequence[dcp.Item], buffer: memoryview) -> Sums:
+    """Look into the items of a shard: each is an archive of what the metadata says."""
+    found = Sums()
+    for one in items:
+        start, end = one.place.start, one.place.end
+        try:
+            with folder.open(name) as file:
+                archive = torch_file.read(file, start, end - start)
+        except (OSError, Malformed) as error:
+            bad = unreadable(name, error)
+            place = (bad.start or start, bad.end or end)
+            found.findings.append(Finding(bad.kind, name, bad.what, (one.key,), *place))
+            continue
+        found.structure += archive.overhead
+        found.findings += problems_of(name, archive, one.key)
+        found.findings += _unlike(name, one, archive)
+        spans = [_named(span, one.key) for span in archive.spans]
+        sums = check_spans(folder, name, spans, buffer)
+        found.findings += sums.findings
+        found.crc += sums.crc
+    return found
+
+
+def _named(span: Span, key: str) -> Span:
+    return replace(span, what=f"{span.what} of {clip(key)}", tensors=(key,))
+
+
+def _unlike(name: str, item: dcp.Item, archive: torch_file.Archive) -> list[Finding]:
+    """Compare a chunk with what the metadata says of it."""
+    if not item.dtype or archive.problems:
+        return []
+    real = [(one.dtype, one.shape) for one in archive.tensors]
+    if real == [(item.dtype, item.shape)]:
+        return []
+    told = ", ".join(f"{dtype} {shape}" for dtype, shape in real[:3]) or "no tensor"
+    what = f"{clip(item.key)} should be {item.dtype} {item.shape} here, and is {told}"
+    place = (item.place.start, item.place.end)
+    return [Finding(Kind.DAMAGED, name, what, (item.key,), *place)]

@@ -1,0 +1,331 @@
+"""Find the checkpoints below a path, by what lies there and never by running anything.
+
+A folder is one checkpoint where it holds `.metadata`, shards, an index, or is named after a step.
+Everything below such a folder belongs to it. Anything else is a run: its folders, its manifests and
+its loose files, grouped by the step in their names, are checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck import manifest
+from ckpt_conformance.fsck.findings import Malformed
+from ckpt_conformance.fsck.source import Folder, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ckpt_conformance.fsck.source import Entry
+
+MOST_LEVELS = 5
+
+_TORCH = (".pt", ".pth", ".ckpt")
+_MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
+_INDEX = (".safetensors.index.json", ".bin.index.json")
+_LEFT = re.compile(
+    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|\.tmp[._-]|~$)"
+)
+_SHARD = re.compile(
+    r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
+)
+_STEP = (
+    re.compile(r"(?:global_?step|step|iter(?:ation)?s?|batch)[-_=]?(\d{1,18})", re.IGNORECASE),
+    re.compile(r"(?:checkpoint|ckpt|dcp|dist_ckpt|meta|model|optim|extra)[-_=](\d{1,18})"),
+    re.compile(r"(?:epoch|ep)[-_=]?(\d{1,18})", re.IGNORECASE),
+    re.compile(r"(?:^|[-_.=])(\d{1,18})$"),
+)
+_OF_A_STEP = re.compile(
+    r"^(?:global_?step|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
+    re.IGNORECASE,
+)
+_FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
+_FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|optim_(\d{6,18})_rank\d+\.pt")
+_DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
+_DCP_MANIFEST, _DCP_EXTRA = "meta.json", "extra_state.pt"
+
+
+@dataclass
+class Candidate:
+    """What may be one checkpoint.
+
+    Attributes:
+        path: what a user would name.
+        root: the folder that file names are relative to.
+        layout: what it was taken for.
+        step: what its name says.
+        parts: (format, base folder with its slash or nothing, file) to judge.
+        files: every file that belongs to it.
+
+    """
+
+    path: Path
+    root: Path
+    layout: str
+    step: int | None
+    parts: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    files: list[str] = field(default_factory=list[str])
+
+
+@dataclass
+class Found:
+    """The checkpoints below a path, and what else lies there."""
+
+    candidates: list[Candidate] = field(default_factory=list[Candidate])
+    leftovers: list[str] = field(default_factory=list[str])
+    links: dict[str, str] = field(default_factory=dict[str, str])
+    """Links that lead out of the folder, and where to."""
+
+
+def step_of(name: str) -> int | None:
+    """Give the step that a name says; None where it says none."""
+    stem = re.sub(r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl)$", "", name)
+    stem = _SHARD.sub("", stem)
+    for pattern in _STEP:
+        found = pattern.findall(stem)
+        if found:
+            return int(found[-1])
+    return None
+
+
+def is_leftover(name: str) -> bool:
+    """Tell whether a name is one of work in progress."""
+    return _LEFT.search(name) is not None
+
+
+def find(path: Path) -> Found:
+    """Find the checkpoints at a path: a file, a checkpoint's folder, or a run's folder."""
+    found = Found()
+    if not path.is_dir():
+        kind = format_of(Folder(path.parent), path.name) or _by_name(path.name)
+        one = Candidate(path, path.parent, kind, step_of(path.name), [(kind, "", path.name)])
+        one.files = [path.name]
+        found.candidates.append(one)
+        return found
+    _folder(Folder(path), "", found, 0)
+    return found
+
+
+def _by_name(name: str) -> str:
+    """Give the format that a name promises, whatever the bytes are."""
+    return "safetensors" if name.endswith(".safetensors") else "torch"
+
+
+def format_of(folder: Folder, name: str) -> str:
+    """Give `torch`, `safetensors`, or nothing for a file that is no part of a checkpoint."""
+    if name.endswith(".safetensors"):
+        return "safetensors"
+    if name.endswith(_TORCH):
+        return "torch"
+    if name.endswith(_MAYBE_TORCH):
+        try:
+            with folder.open(name) as file:
+                head = file.read(4)
+        except (OSError, Malformed):
+            return ""
+        return "torch" if head[:4] == b"PK\x03\x04" or not head else ""
+    return ""
+
+
+def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
+    """Look into one folder of a run, or take it as a checkpoint."""
+    entries = _entries(folder, base, found)
+    names = list(entries)
+    inner = [name for name, entry in entries.items() if entry.kind == "folder"]
+    here = Path(base).name or folder.root.resolve().name
+    holds_steps = any(_OF_A_STEP.match(name) for name in inner)
+    if _is_one(names) or (_OF_A_STEP.match(here) and not holds_steps):
+        one = _whole_folder(folder, base, found)
+        if one.parts:
+            found.candidates.append(one)
+        return
+    before = len(found.candidates)
+    if level < MOST_LEVELS:
+        for name in inner:
+            _folder(folder, f"{base}{name}/", found, level + 1)
+    _flat(folder, base, entries, found, is_run=len(found.candidates) > before)
+
+
+def _entries(folder: Folder, base: str, found: Found) -> dict[str, Entry]:
+    """List a folder, less leftovers and links that lead out."""
+    kept: dict[str, Entry] = {}
+    for name in sorted(os.listdir(folder.root / base)):  # noqa: PTH208  names, not paths
+        entry = folder.entry(base + name)
+        if entry is None:
+            continue
+        if is_leftover(name):
+            found.leftovers.append(base + name)
+        elif entry.kind == "link" and folder.leads_out(base + name):
+            found.links[base + name] = entry.target
+            kept[name] = entry
+        else:
+            kept[name] = entry
+    return kept
+
+
+def _is_one(names: Iterable[str]) -> bool:
+    """Tell whether a folder is one checkpoint by the names in it."""
+    return any(
+        name == ".metadata" or name.endswith((".distcp", *_INDEX)) or name == _DCP_MANIFEST
+        for name in names
+    )
+
+
+def _whole_folder(folder: Folder, base: str, found: Found) -> Candidate:
+    """Take everything below a folder as one checkpoint; names are relative to it."""
+    root = folder.root / base if base else folder.root
+    path = root
+    inner = Folder(root, folder.boundary)
+    one = Candidate(path, root, "", step_of(root.resolve().name))
+    sub: dict[str, list[str]] = defaultdict(list)
+    for name, entry in inner.walk():
+        at, _, last = name.rpartition("/")
+        if is_leftover(last) or any(is_leftover(each) for each in at.split("/")):
+            found.leftovers.append(base + name)
+        elif entry.kind in ("file", "link", "other"):
+            if entry.kind == "link" and inner.leads_out(name):
+                found.links[base + name] = entry.target
+            one.files.append(name)
+            sub[f"{at}/" if at else ""].append(last)
+    for at, names in sorted(sub.items()):
+        one.parts += _parts(inner, at, names)
+    one.layout = layout_name(one)
+    return one
+
+
+def _parts(folder: Folder, base: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Say what a folder inside a checkpoint holds."""
+    is_dcp = ".metadata" in names or any(name.endswith(".distcp") for name in names)
+    if _is_reference(folder, base, names):
+        yield "reference", base, _DCP_MANIFEST
+        return
+    if is_dcp:
+        yield "dcp", base, ".metadata"
+    taken = {".metadata", *(name for name in names if name.endswith((".distcp", *_INDEX)))}
+    for name in names:
+        if name.endswith(_INDEX):
+            yield "index", base, name
+            taken.update(_of_index(folder, base, name))
+    for name in sorted(set(names) - taken):
+        kind = format_of(folder, base + name)
+        kind = kind or ("json" if name.endswith(".json") else "stranger" if is_dcp else "")
+        if kind:
+            yield kind, base, name
+
+
+def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
+    """Tell whether a folder was written by the reference manager, damaged or not."""
+    if _DCP_MANIFEST in names:
+        try:
+            with folder.open(base + _DCP_MANIFEST) as file:
+                data = whole(file, manifest.MOST_BYTES)
+        except (OSError, Malformed):
+            data = b""
+        if any(sign in data for sign in manifest.SIGNS):
+            return True
+    here = Path(base).name or folder.root.resolve().name
+    return bool(_DIRECTORY.fullmatch(here)) and _DCP_EXTRA in names
+
+
+def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
+    """Name the files of an index that can be read."""
+    from ckpt_conformance.fsck.parts import MOST_JSON, weight_map
+    from ckpt_conformance.fsck.safetensors_file import parse_json
+
+    try:
+        with folder.open(base + name) as file:
+            yield from weight_map(parse_json(whole(file, MOST_JSON)))
+    except (OSError, Malformed):
+        return
+
+
+def _flat(
+    folder: Folder, base: str, entries: Mapping[str, Entry], found: Found, *, is_run: bool
+) -> None:
+    """Take the manifests and the loose files of a run's folder.
+
+    Files that share no step with any other are one checkpoint, if there is nothing beside them.
+    """
+    before = len(found.candidates)
+    names = [name for name, entry in entries.items() if entry.kind != "folder"]
+    rest = _manifests(folder, base, names, found)
+    groups: dict[int | None, list[str]] = defaultdict(list)
+    for name in rest:
+        if format_of(folder, base + name):
+            groups[step_of(name)].append(name)
+    alone = groups.pop(None, [])
+    is_run = is_run or bool(groups) or len(found.candidates) > before
+    for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
+        found.candidates.append(_loose(folder, base, group, step))
+    if is_run or len(alone) == 1:
+        for group in _sets(alone):
+            found.candidates.append(_loose(folder, base, group, None))
+    elif alone:
+        found.candidates.append(_loose(folder, base, alone, None))
+
+
+def _sets(names: list[str]) -> Iterator[list[str]]:
+    """Keep files together that differ in the number of a rank or a part only."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[_SHARD.sub("", name)].append(name)
+    yield from groups.values()
+
+
+def _loose(folder: Folder, base: str, names: list[str], step: int | None) -> Candidate:
+    """Make a checkpoint of files that share a step."""
+    root = folder.root / base if base else folder.root
+    path = root / names[0] if len(names) == 1 or step is not None else root
+    inner = Folder(root, folder.boundary)
+    parts = [(format_of(inner, name), "", name) for name in names]
+    one = Candidate(path, root, "", step, parts, list(names))
+    one.layout = layout_name(one)
+    return one
+
+
+def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> list[str]:
+    """Take the per-rank checkpoints of the reference manager; give the names that are left."""
+    if not any(_FLAT_MANIFEST.fullmatch(name) or name == "run_id" for name in names):
+        return names
+    steps: dict[str, list[str]] = defaultdict(list)
+    rest: list[str] = []
+    for name in names:
+        match = _FLAT_MANIFEST.fullmatch(name) or _FLAT_DATA.fullmatch(name)
+        if match:
+            steps[next(group for group in match.groups() if group)].append(name)
+        else:
+            rest.append(name)
+    root = folder.root / base if base else folder.root
+    for digits, files in sorted(steps.items()):
+        name = f"meta_{digits}.json"
+        path = root / f"model_{digits}.pt"
+        one = Candidate(path, root, "reference", int(digits), [("reference", "", name)], files)
+        found.candidates.append(one)
+    return rest
+
+
+_LAYOUTS = (
+    ("accelerate", re.compile(r"(?:^|/)random_states_\d+\.pkl$")),
+    ("transformers-trainer", re.compile(r"(?:^|/)trainer_state\.json$")),
+    ("deepspeed", re.compile(r"mp_rank_\d+(?:_.*)?_model_states\.pt$|_optim_states\.pt$")),
+    ("verl-fsdp", re.compile(r"(?:model|optim)_world_size_\d+_rank_\d+\.pt$")),
+)
+
+
+def layout_name(one: Candidate) -> str:
+    """Name a layout by the files in it."""
+    for name, pattern in _LAYOUTS:
+        if any(pattern.search(file) for file in one.files):
+            return name
+    kinds = [kind for kind, _, _ in one.parts if kind not in ("json", "stranger")]
+    for kind, name in (("reference", "reference-dcp"), ("dcp", "dcp"), ("index", "hf-index")):
+        if kind in kinds:
+            return name
+    if len(kinds) == 1 and kinds[0]:
+        return kinds[0]
+    return "files" if kinds else "unknown"

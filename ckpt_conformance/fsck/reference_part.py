@@ -1,0 +1,144 @@
+"""Judge a checkpoint of the reference manager: every file against the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck import manifest
+from ckpt_conformance.fsck.dcp_part import metadata_of, shard_works
+from ckpt_conformance.fsck.findings import Finding, Kind, Malformed, Report
+from ckpt_conformance.fsck.parts import Context, torch_part
+from ckpt_conformance.fsck.source import Absent, Folder, chunks, whole
+from ckpt_conformance.fsck.sums import Sums, Work, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def reference_part(context: Context, base: str, name: str, step: int | None) -> list[Work]:
+    """Judge a checkpoint by its manifest: presence, size and digest of every file."""
+    try:
+        with context.folder.open(base + name) as file:
+            data = whole(file, manifest.MOST_BYTES)
+        found = manifest.read(data)
+    except Absent:
+        what = "the manifest is missing: the save was not committed, or it was withdrawn"
+        context.report.say(Kind.MISSING, base + name, what)
+        return []
+    except (OSError, Malformed) as error:
+        context.refuse(base + name, error)
+        return []
+    report = context.report
+    report.step, report.tensors = found.step, sum(map(len, found.tensors.values()))
+    if step is not None and step != found.step:
+        what = f"the manifest is of step {found.step}, and the name says {step}: another's bytes?"
+        report.say(Kind.DAMAGED, base + name, what)
+    if manifest.hasher() is None:
+        what = (
+            "digests are BLAKE3, which is not installed: pip install 'ckpt-conformance[reference]'"
+        )
+        report.say(Kind.UNKNOWN, base + name, what)
+        return []
+    report.digest += len(data)
+    if found.kind == "dcp":
+        _strangers(context, base, {*found.files, name})
+    return [
+        work
+        for file_name, listed in sorted(found.files.items())
+        for work in _digest_work(context, base, file_name, listed, found)
+    ]
+
+
+def _strangers(context: Context, base: str, known: set[str]) -> None:
+    """Note what lies in the folder of a checkpoint and is none of its files."""
+    for one in sorted((context.folder.root / base).iterdir()):
+        if one.name not in known:
+            what = "the manifest does not list this file: another program left it?"
+            context.report.say(Kind.NOTE, base + one.name, what)
+
+
+def _digest_work(
+    context: Context, base: str, name: str, listed: manifest.Listed, found: manifest.Manifest
+) -> list[Work]:
+    """Compare the size at once; leave the digest as work."""
+    tensors = found.tensors.get(name, [])
+    try:
+        size = context.folder.size(base + name)
+    except (OSError, Malformed) as error:
+        bad = unreadable(base + name, error)
+        lost = tuple(key for _, _, key in tensors)
+        context.report.findings.append(replace(bad, tensors=lost))
+        return []
+    if size != listed.size:
+        what = f"it has {size} bytes, and {listed.size} were written"
+        low, high = sorted((size, listed.size))
+        cut = tuple(key for _, end, key in tensors if end > low)
+        context.report.findings.append(Finding(Kind.DAMAGED, base + name, what, cut, low, high))
+        return []
+    folder = context.folder
+
+    def explain(buffer: memoryview) -> list[Finding]:
+        return _where(folder, base, name, tensors, buffer)
+
+    return [Work(size, lambda buffer: _check_digest(folder, base + name, listed, explain, buffer))]
+
+
+def _check_digest(
+    folder: Folder,
+    name: str,
+    listed: manifest.Listed,
+    explain: Callable[[memoryview], list[Finding]],
+    buffer: memoryview,
+) -> Sums:
+    """Hold a file against its digest; a file that differs is looked into."""
+    found = Sums()
+    blake3 = manifest.hasher()
+    if blake3 is None:
+        return found
+    digest = blake3()
+    try:
+        with folder.open(name) as file:
+            for piece in chunks(file, 0, listed.size, buffer):
+                digest.update(piece)
+    except (OSError, Malformed) as error:
+        found.findings.append(unreadable(name, error))
+        return found
+    found.digest = listed.size
+    real = digest.hexdigest()
+    if real != listed.blake3:
+        where = explain(buffer)
+        told = "" if where else ": no CRC tells where"
+        what = f"its BLAKE3 is {real[:16]}…, and {listed.blake3[:16]}… was written{told}"
+        found.findings += [Finding(Kind.DAMAGED, name, what), *where]
+    return found
+
+
+def _where(
+    folder: Folder,
+    base: str,
+    name: str,
+    tensors: list[tuple[int, int, str]],
+    buffer: memoryview,
+) -> list[Finding]:
+    """Find by CRCs which bytes of a file differ, and which tensors of the manifest are there."""
+    context = Context(folder, Report(folder.root, "part"))
+    found = context.report.findings
+    works: list[Work] = []
+    if name.endswith(".pt"):
+        works = torch_part(context, base + name)
+    elif name.endswith(".distcp"):
+        stored = metadata_of(context, base)
+        works = shard_works(context, base + name, (stored.items if stored else {}).get(name, []))
+    for work in works:
+        found += work.run(buffer).findings
+    return [_with_tensors(one, tensors) for one in found if one.kind is not Kind.NOTE]
+
+
+def _with_tensors(finding: Finding, tensors: list[tuple[int, int, str]]) -> Finding:
+    """Name the tensors of the manifest that lie in the bytes of a finding."""
+    if finding.start is None or finding.end is None:
+        return finding
+    start, end = finding.start, finding.end
+    hit = tuple(key for first, last, key in tensors if first < end and start < last)
+    return Finding(finding.kind, finding.file, finding.what, hit or finding.tensors, start, end)

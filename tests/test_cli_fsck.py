@@ -1,0 +1,155 @@
+"""The commands fsck and corrupt as a user meets them: output, exit status, what they leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import fsck_corpus
+import jsonschema
+import pytest
+
+from ckpt_conformance import trees
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NO_TORCH = """
+import sys
+from ckpt_conformance.cli import main
+try:
+    main()
+finally:
+    sys.stderr.write("torch imported" if "torch" in sys.modules else "no torch")
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, the newer one damaged, written by the reference manager."""
+    base = tmp_path_factory.mktemp("runs")
+    root = fsck_corpus.write("reference-dcp", base / "run")
+    shard = root / "dcp_000005" / "__0_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    return root
+
+
+def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ckpt_conformance.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_fsck_tells_each_step_and_the_newest_whole_one(runs: Path) -> None:
+    before = trees.listing(runs)
+    done = cli("fsck", runs, "--jobs", "2")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("✗ damaged  dcp_000005  (reference-dcp, step 5)")
+    assert any(line.startswith("✓ whole  dcp_000002") for line in lines)
+    assert lines[-1] == f"newest whole: {runs / 'dcp_000002'}"
+    assert "damaged  __0_0.distcp bytes" in done.stdout
+    assert trees.listing(runs) == before
+
+
+def test_newest_whole_prints_one_path_for_a_script(runs: Path) -> None:
+    done = cli("fsck", runs, "--newest-whole")
+    assert (done.returncode, done.stdout) == (0, f"{runs / 'dcp_000002'}\n")
+    assert "passed over" in done.stderr
+    none = cli("fsck", runs / "dcp_000005", "--newest-whole")
+    assert (none.returncode, none.stdout) == (1, "")
+
+
+def test_what_does_not_exist_is_a_usage_error(runs: Path) -> None:
+    shard = runs / "dcp_000002" / "__0_0.distcp"  # a part of a checkpoint
+    for words in (
+        ("fsck", runs / "absent"),
+        ("fsck",),
+        ("fsck", runs, "--jobs", "0"),
+        ("fsck", shard),
+    ):
+        assert cli(*words).returncode == 2, words
+
+
+def test_nothing_to_judge_is_neither_whole_nor_damaged(tmp_path: Path) -> None:
+    done = cli("fsck", tmp_path)
+    assert done.returncode == 2
+    assert "nothing here looks like a checkpoint" in done.stdout
+    assert cli("fsck", tmp_path, "--newest-whole").returncode == 1
+
+
+@pytest.mark.parametrize("option", [(), ("--newest-whole",), ("--metadata-only",)])
+def test_json_is_what_its_schema_says(
+    runs: Path, repository: Path, option: tuple[str, ...]
+) -> None:
+    schema = repository / "ckpt_conformance" / "schemas" / "fsck.schema.json"
+    done = cli("fsck", runs, "--json", *option)
+    told: dict[str, Any] = json.loads(done.stdout)
+    jsonschema.validate(told, json.loads(schema.read_text(encoding="utf-8")))
+    whole = runs / ("dcp_000005" if "--metadata-only" in option else "dcp_000002")
+    assert told["newest_whole"] == str(whole)
+    assert told["checkpoints"][0]["step"] == 5
+
+
+def test_fsck_imports_no_torch(runs: Path) -> None:
+    command = [sys.executable, "-c", NO_TORCH, "fsck", str(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("no torch")
+
+
+def test_names_from_files_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "evil\x1b[2J\n-5.pt").write_bytes(b"x")
+    done = cli("fsck", tmp_path)
+    assert "\x1b" not in done.stdout
+    assert "evil\\x1b[2J\\n-5.pt" in done.stdout
+
+
+def test_corrupt_damages_a_copy_and_says_what(runs: Path, tmp_path: Path) -> None:
+    source = runs / "dcp_000002"
+    before = trees.listing(source)
+    for name in ("first", "second"):
+        done = cli(
+            "corrupt", source, "--fault", "bit-flip", "--seed", "3", "--out", tmp_path / name
+        )
+        assert done.returncode == 0, done.stderr
+        assert "bit-flip in __0_0.distcp at byte" in done.stdout
+    assert trees.listing(source) == before
+    first, second = (
+        {path.name: path.read_bytes() for path in trees.files(tmp_path / name)}
+        for name in ("first", "second")
+    )
+    assert first == second
+    changed = [name for name in first if first[name] != (source / name).read_bytes()]
+    assert changed == ["__0_0.distcp"]
+    assert cli("fsck", tmp_path / "first").returncode == 1
+
+
+def test_corrupt_hits_the_file_that_is_named(runs: Path, tmp_path: Path) -> None:
+    words = ("corrupt", runs, "--fault", "truncation-half", "--file", "dcp_000002/extra_state.pt")
+    done = cli(*words, "--json", "--out", tmp_path / "copy")
+    told = json.loads(done.stdout)
+    assert (told["file"], told["fault"]) == ("dcp_000002/extra_state.pt", "truncation")
+    assert told["before"] != told["after"]
+
+
+def test_corrupt_refuses_and_leaves_nothing(runs: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mine").touch()
+    for words, reason in (
+        (("--fault", "bitflip", "--out", tmp_path / "new"), "did you mean bit-flip"),
+        (("--fault", "bit-flip", "--out", there), "exists"),
+        (("--fault", "bit-flip", "--out", runs / "inside"), "inside of"),
+        (("--fault", "edited-name", "--file", "latest", "--out", tmp_path / "new"), "cannot be"),
+        (("--fault", "bit-flip", "--file", "../x", "--out", tmp_path / "new"), "leads out"),
+    ):
+        done = cli("corrupt", runs, *words)
+        assert done.returncode == 2, words
+        assert reason in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == [there]
+    assert [path.name for path in there.iterdir()] == ["mine"]
+    assert cli("corrupt", there / "mine", "--fault", "bit-flip", "--out", "x").returncode == 2

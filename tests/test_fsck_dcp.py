@@ -1,0 +1,131 @@
+"""Metadata of DCP that contradicts itself or its shards: each contradiction is named."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+from ckpt_conformance.fsck.findings import State
+from ckpt_conformance.fsck.judge import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Change = Callable[[Any], None]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dcp") / "step_3"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = {"a": torch.arange(8.0).reshape(4, 2), "b": torch.ones(3), "n": 3}
+        dcp.save(state, checkpoint_id=folder)
+    return folder
+
+
+def place(found: Any, key: str) -> tuple[Any, Any]:  # noqa: ANN401  DCP's metadata
+    """Give the index and the place of the only item of an entry."""
+    return next((at, info) for at, info in found.storage_data.items() if at.fqn == key)
+
+
+def hole(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    chunk = found.state_dict_metadata["a"].chunks[0]
+    found.state_dict_metadata["a"].chunks[0] = replace(chunk, sizes=torch.Size([3, 2]))
+
+
+def larger(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    chunk = found.state_dict_metadata["a"].chunks[0]
+    found.state_dict_metadata["a"].chunks[0] = replace(chunk, sizes=torch.Size([5, 2]))
+
+
+def twice(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    found.state_dict_metadata["a"].chunks.append(found.state_dict_metadata["a"].chunks[0])
+
+
+def other_dtype(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    found.state_dict_metadata["a"].properties.dtype = torch.int32
+
+
+def other_shape(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    found.state_dict_metadata["a"].size = torch.Size([2, 4])
+    found.state_dict_metadata["a"].chunks[0] = replace(
+        found.state_dict_metadata["a"].chunks[0], sizes=torch.Size([2, 4])
+    )
+
+
+def beyond(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    index, info = place(found, "a")
+    found.storage_data[index] = replace(info, offset=10**15)
+
+
+def overlapping(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    _, one = place(found, "n")
+    index, info = place(found, "a")
+    found.storage_data[index] = replace(info, offset=one.offset + 1)
+
+
+def nowhere(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    del found.storage_data[place(found, "a")[0]]
+
+
+def undescribed(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    del found.state_dict_metadata["a"]
+
+
+def elsewhere(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    index, info = place(found, "a")
+    found.storage_data[index] = replace(info, relative_path="../other/__0_0.distcp")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (hole, "2 of 8 elements are in no chunk: a hole"),
+        (larger, "outside of the shape"),
+        (twice, "overlap"),
+        (other_dtype, "should be int32 (4, 2) here, and is float32 (4, 2)"),
+        (other_shape, "should be float32 (2, 4) here, and is float32 (4, 2)"),
+        (beyond, "ends after the file"),
+        (overlapping, "overlaps the item before"),
+        (nowhere, "described and stored nowhere"),
+        (undescribed, "stored, and nothing describes it"),
+    ],
+)
+def test_a_contradiction_is_named_with_its_tensor(
+    change: Change, reason: str, original: Path, tmp_path: Path
+) -> None:
+    judged = judge(changed(original, tmp_path, change))
+    assert judged.state is State.DAMAGED
+    found = judged.reports[0].findings
+    assert any(reason in one.what and one.tensors == ("a",) for one in found), found
+
+
+def test_a_name_that_leads_elsewhere_is_refused(original: Path, tmp_path: Path) -> None:
+    judged = judge(changed(original, tmp_path, elsewhere))
+    (finding,) = judged.reports[0].findings
+    assert "leaves the checkpoint" in finding.what
+
+
+def test_the_control_is_whole(original: Path, tmp_path: Path) -> None:
+    judged = judge(changed(original, tmp_path, lambda _: None))
+    assert judged.state is State.WHOLE
+
+
+def changed(original: Path, tmp_path: Path, change: Change) -> Path:
+    """Copy the checkpoint and change its metadata, as a buggy writer would have written it."""
+    copy = tmp_path / "step_3"
+    shutil.copytree(original, copy)
+    path = copy / ".metadata"
+    found = pickle.loads(path.read_bytes())  # noqa: S301  our own, written above
+    change(found)
+    path.write_bytes(pickle.dumps(found))
+    return copy
