@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.operations import Recording
 
+QUICK = {"reference", "reference-dcp", "torch-save-atomic-per-step", "dcp-overwrite"}
+NAMES = [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in registry.BUNDLED
+]
 SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -37,7 +41,7 @@ os._exit(0)
 
 
 @needs_strace
-@pytest.mark.parametrize("name", registry.BUNDLED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_managers_operations_equal_those_of_strace(name: str, tmp_path: Path) -> None:
     recording = _recorded(tmp_path, name)
     seen = Witness(tmp_path / "root").read(tmp_path / "strace")

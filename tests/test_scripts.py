@@ -112,6 +112,7 @@ def test_each_missing_call_is_named_by_a_finding(explored: Explored, call: str) 
     assert not told.audit() & others, "one call was left out, not two"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_a_missing_sync_loses_steps(explored: Explored, call: str) -> None:
     told = explored("correct", "--without", call)
@@ -119,6 +120,7 @@ def test_a_missing_sync_loses_steps(explored: Explored, call: str) -> None:
     assert {"LOST_STEP", "COLD_START"} <= told.worst("ext4")
 
 
+@pytest.mark.slow
 def test_a_script_that_begins_anew_is_a_cold_start_although_its_result_is_right(
     explored: Explored,
 ) -> None:
@@ -134,6 +136,7 @@ def test_an_unseeded_script_is_unknown_and_says_what_to_seed(explored: Explored)
     assert "Seed it: call torch.manual_seed(...) at its start" in told.text
 
 
+@pytest.mark.slow
 def test_a_bundle_replays_and_its_own_script_shows_it_too(explored: Explored) -> None:
     told = explored("renamed")
     for name in ("ext4-LOST_ALL", "ext4-LOST_STEP", "ext4-COLD_START", "btrfs-SILENT_WRONG"):
