@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle
@@ -52,12 +53,7 @@ def test_an_error_of_any_system_call_destroys_nothing(subject: Subject) -> None:
     was truncated or removed (M018, M019, A14, O03).
     How: as CKC-IOER-001, with interrupted calls and short writes; resume from what is left.
     """
-
-    def is_wrong(what: str, trial: Trial) -> str:
-        found = struck_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
-        return "" if found in WHOLE else f"{found} after {trial.name}, and the save raised"
-
-    struck_calls.require(subject, ("save",), is_wrong)
+    struck_calls.require(subject, ("save",), partial(not_whole, subject))
 
 
 @check("CKC-IOER-003")
@@ -121,12 +117,7 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
     How: two steps are there and two may stay; fail the N-th system call of the next save, once and
     from there on; load the newest, and by its number the one before it.
     """
-
-    def is_wrong(what: str, trial: Trial) -> str:
-        found = struck_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
-        return "" if found in WHOLE else f"{found} after {trial.name}, and the save raised"
-
-    if not struck_calls.require(subject, ("rotation",), is_wrong):
+    if not struck_calls.require(subject, ("rotation",), partial(not_whole, subject)):
         raise NotApplicable("the adapter does not declare retention")
     if "explicit_step" in subject.info.capabilities:
         require_kept(subject)
@@ -169,6 +160,12 @@ def test_an_error_says_that_it_is_one_of_the_disk(subject: Subject) -> None:
 
 
 # -- judging -------------------------------------------------------------------------------------
+
+
+def not_whole(subject: Subject, what: str, trial: Trial) -> str:
+    """Say what is wrong with what a save that raised has left; empty if a whole step loads."""
+    found = struck_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
+    return "" if found in WHOLE else f"{found} after {trial.name}, and the save raised"
 
 
 def not_new(subject: Subject, what: str, trial: Trial) -> str:

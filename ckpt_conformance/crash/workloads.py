@@ -6,7 +6,7 @@ suite shares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
@@ -18,6 +18,7 @@ from ckpt_conformance.subject import JOB_SEED
 from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ckpt_conformance.client import Ending
@@ -99,14 +100,25 @@ def record(subject: Subject, name: str) -> Recorded:
     return found
 
 
-def _record(subject: Subject, work: Workload) -> Recorded:
+def struck(subject: Subject, name: str, fault: dict[str, Any], step: int) -> Recorded:
+    """Record a workload whose save of `step` meets a fault and goes on; Unknown if it fails."""
+    work = replace(WORKLOADS[name], name=f"{name}-struck")
+    return _record(subject, work, [fault], step)
+
+
+def _record(
+    subject: Subject, work: Workload, faults: Sequence[dict[str, Any]] = (), step: int | None = None
+) -> Recorded:
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / work.name
     trees.clear(folder)  # a recording that failed before may be tried again
     before = _lay_out(subject, work)
-    ending = _live(subject, work, [], record=str(folder))
+    ending = _live(subject, work, faults, step, record=str(folder))
     if ending.how != "ended" or ending.error:
-        _give_up(work, subject.tell(ending))
+        told = subject.tell(ending)
+        if faults:
+            raise Unknown(f"a save that went on after a fault fails when it is recorded: {told}")
+        _give_up(work, told)
     final = subject.folder / "recorded" / f"{work.name}-final"
     trees.lay_out(subject.root, final)
     return Recorded(work.name, Recording.read(folder), before, _options(work), final)
@@ -131,10 +143,12 @@ def _lay_out(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
 def _live(
     subject: Subject,
     work: Workload,
-    faults: list[dict[str, Any]],
+    faults: Sequence[dict[str, Any]],
+    step: int | None = None,
     **given: Any,  # noqa: ANN401  program fields
 ) -> Ending:
-    run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": faults}
+    run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": list(faults)}
+    run |= {} if step is None else {"fault_step": step}
     ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
     return subject.life(*ops, {"op": "close"}, seed=work.seed, options=_options(work), **given)
 
