@@ -209,9 +209,7 @@ class Run:
         }
         self.findings.add(explorer, self.bundles[len(self.found) - 1])
         if self.keep:
-            target = self.out / "recordings" / result.workload
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(explorer.recording.folder, target, symlinks=True)
+            _keep(explorer.recording.folder, self.out / "recordings" / result.workload)
 
     def finish(self, about: Mapping[str, Any]) -> int:
         """Write result.json and report.html, print what was found, give the exit status.
@@ -238,6 +236,22 @@ class Run:
             report.say("Stopped before the end: this is what was found so far.")
             return INTERRUPTED
         return report_explore.STATUS[findings.verdict]
+
+
+def _keep(recording: Path, target: Path) -> None:
+    """Copy a recording; one of an earlier run goes, nothing else does."""
+    from ckpt_conformance.crash.operations import Recording
+
+    if target.exists():
+        try:
+            Recording.read(target)
+        except (OSError, ValueError, KeyError) as error:
+            raise environment.OutputError(
+                f"{target} holds no recording of explore and would be replaced ({error}); name "
+                "another folder with --out"
+            ) from None
+        shutil.rmtree(target)
+    shutil.copytree(recording, target, symlinks=True)
 
 
 def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:

@@ -72,11 +72,12 @@ class Findings:
 
     @property
     def verdict(self) -> Verdict:
-        """Merge what was found: a violation wins over UNKNOWN."""
+        """Merge what was found: a violation wins over UNKNOWN, and a part is no PASS."""
         models = [model for one in self.explored for model in one["models"].values()]
         if self.wrong or any(model["violations"] or model["unusable"] for model in models):
             return Verdict.VIOLATION
-        return Verdict.UNKNOWN if self.unknown or not self.explored else Verdict.PASS
+        undecided = self.unknown or self.interrupted or not self.explored
+        return Verdict.UNKNOWN if undecided else Verdict.PASS
 
     def to_json(self, about: Mapping[str, Any]) -> Json:
         """Give the content of `result.json`; `about` has the `adapter`, or the `script`."""

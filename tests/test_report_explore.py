@@ -19,7 +19,7 @@ from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.crash.operations import Kind, Operation
 from ckpt_conformance.report_map import LOOKS, NARROW, WIDE, draw
 from ckpt_conformance.subject import Subject
-from ckpt_conformance.verdicts import Outcome
+from ckpt_conformance.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -320,3 +320,11 @@ def test_a_scripts_page_is_headed_by_its_command(tmp_path: Path) -> None:
     assert "<h1>train.py</h1>" in page
     assert "python &#39;my train.py&#39; --out" in page
     assert "Wrong without any crash" in page
+
+
+def test_what_was_stopped_is_no_pass() -> None:
+    model = {"violations": [], "unusable": []}
+    found = report_explore.Findings(report_explore.Asked(), [{"models": {"kill": model}}])
+    assert found.verdict is Verdict.PASS
+    found.interrupted = True
+    assert found.verdict is Verdict.UNKNOWN
