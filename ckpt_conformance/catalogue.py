@@ -24,7 +24,8 @@ FAMILIES: Mapping[str, str] = {
     "RETN": "retention",
     "MIRR": "mirror and upload",
     "INTN": "explicit intent",
-    "SHRD": "shards",
+    "SHRD": "shards and resharding",
+    "RANK": "rank faults and coordination",
     "VERS": "versions and formats",
     "SECU": "untrusted input",
     "SIDE": "save has no side effects",
@@ -40,6 +41,7 @@ PROFILES: Mapping[str, str] = {
     "retention": "rotation deletes what it should and nothing else",
     "mirror": "no only copy is deleted while its upload is on the way",
     "intent": "an explicit request is honoured or refused, never replaced",
+    "distributed": "several ranks save and load one checkpoint, also in another layout",
     "security": "a checkpoint is data: it runs no code and leads nowhere else",
 }
 

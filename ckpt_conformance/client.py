@@ -13,7 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from ckpt_conformance import journal
 
@@ -30,6 +30,39 @@ FIXED_MACHINE = {
 
 class ServerError(RuntimeError):
     """The server did not start, or went away; the message says why."""
+
+
+class Ended(Protocol):
+    """What the oracles read: how one life ended, or all ranks of a world together."""
+
+    @property
+    def how(self) -> str:
+        """The way: ended, killed, hang, memory, crashed."""
+        ...
+
+    @property
+    def output(self) -> str:
+        """The end of what was printed."""
+        ...
+
+    @property
+    def code(self) -> int:
+        """The exit status; negative for a signal."""
+        ...
+
+    @property
+    def program(self) -> dict[str, Any]:
+        """What was run."""
+        ...
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The first error of an operation, or None."""
+        ...
+
+    def result(self, op: str, index: int = -1) -> dict[str, Any]:
+        """Give the result of the n-th operation of a name; empty if it was not reached."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -135,10 +168,11 @@ def _parse(line: str) -> dict[str, Any]:
 
 
 class Client:
-    """One connection; runs one life at a time."""
+    """One connection; runs one life at a time, or one life of each rank of a world."""
 
     def __init__(self, path: str) -> None:
         """Connect; raises ServerError if nobody listens."""
+        self.path = path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.socket.connect(path)
@@ -146,17 +180,38 @@ class Client:
             msg = f"no fork server at {path}: {error}"
             raise ServerError(msg) from error
         self.reader = self.socket.makefile("r")
+        self.peers: list[Client] = []  # a connection for each further rank, made when needed
 
     def close(self) -> None:
         """Disconnect."""
+        for peer in self.peers:
+            peer.close()
         self.reader.close()
         self.socket.close()
 
     def run(self, program: dict[str, Any]) -> Ending:
         """Run a life and wait for its end; the result file is read and removed."""
+        skip = self.send(program)
+        return self.receive(program, skip)
+
+    def run_together(self, programs: list[dict[str, Any]]) -> list[Ending]:
+        """Run one life of each rank at the same time and wait for the end of all."""
+        while len(self.peers) < len(programs) - 1:
+            self.peers.append(Client(self.path))
+        clients = [self, *self.peers]
+        skips = [client.send(program) for client, program in zip(clients, programs, strict=False)]
+        sent = zip(clients, programs, skips, strict=False)
+        return [client.receive(program, skip) for client, program, skip in sent]
+
+    def send(self, program: dict[str, Any]) -> int:
+        """Send a program; give the size of its journal so far."""
         start = Path(program["journal"])
         skip = start.stat().st_size if start.exists() else 0
         self.socket.sendall(json.dumps(program).encode() + b"\n")
+        return skip
+
+    def receive(self, program: dict[str, Any], skip: int) -> Ending:
+        """Wait for the end of the life that was sent; `skip` is what `send` gave."""
         answer = _parse(self.reader.readline())
         if not answer:
             msg = "the fork server went away"

@@ -28,6 +28,8 @@ class Capability(StrEnum):
     REFERENCE = "reference"  # load_path: a file, a checkpoint directory or its parent
     EXPORT = "export"  # export(step, destination): one torch file with the model's state_dict
     COLD_START = "cold_start"  # load_without: a named component is left cold on request
+    RANKS = "ranks"  # every rank of a torch.distributed job calls save and load
+    RESHARD = "reshard"  # a checkpoint loads into another world size and layout; see `resharding`
     PLANT = "plant"  # plant(step): a step without payload that discovery names, by Python only
 
 
@@ -185,6 +187,8 @@ class AdapterBase:
 
     `refusals` are the exceptions that the manager documents for a refused load. `library` and
     `recipe` say what is certified; `promises` maps an invariant id to the quoted documentation.
+    `resharding` says what becomes of each rank's own state in another world size: of `rng` and of
+    `loader`, see `POLICIES`.
     """
 
     name: str = ""
@@ -197,6 +201,7 @@ class AdapterBase:
     library: str = ""
     recipe: str = ""
     promises: Mapping[str, str] = field(default_factory=dict[str, str])
+    resharding: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
         """Open a live manager on `root`; every adapter defines it."""
@@ -207,3 +212,15 @@ class AdapterBase:
 EVERYTHING = frozenset(
     {"model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra"}
 )
+
+# What may become of a rank's own state where another number of ranks resumes.
+POLICIES: Mapping[str, Mapping[str, str]] = {
+    "rng": {
+        "by-rank": "rank r takes the generators of saved rank r; a new rank a stream of its own",
+        "rank0": "every rank takes the generators of saved rank 0",
+        "reseeded": "every rank gets a new stream of its own, the same for the same checkpoint",
+    },
+    "loader": {
+        "global": "the position in the global order is kept; each rank takes its part of the rest",
+    },
+}

@@ -1,8 +1,8 @@
 """One life: what a child process does from birth to its end or its death.
 
 A life runs a program: plain JSON, so that it can be sent to the server, kept in a bundle and run
-again alone. Keys: adapter, root, journal, result, job {kind, seed, variant}, options, ops, memory,
-snapshots.
+again alone. Keys: adapter, root, journal, result, job {kind, seed, variant, layout}, options, ops,
+memory, snapshots, world {rank, size, store, timeout} (one rank of several).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MEMORY = 4 << 30  # bytes above the life's baseline
+SHARDED = "sharded"  # the kind of job that ranks share
 
 
 class Stopped(BaseException):
@@ -51,9 +52,12 @@ class Life:
         self._opened: Any = None
         self.journal.on_acknowledged = self._acknowledged
 
-    def new_job(self, spec: dict[str, Any]) -> Job:
+    def new_job(self, spec: dict[str, Any]) -> Any:  # noqa: ANN401  Job | ShardedJob
         """Build a job whose records go to the journal."""
-        job = Job(spec["kind"], spec["seed"], variant=spec.get("variant", ""))
+        if spec["kind"] == SHARDED:
+            job: Any = ranks().job(spec)
+        else:
+            job = Job(spec["kind"], spec["seed"], variant=spec.get("variant", ""))
         job.on_record = self.journal.record
         return job
 
@@ -140,9 +144,16 @@ class Life:
         return counts
 
     def _acknowledged(self, step: int) -> None:
-        if self.program.get("snapshots"):
-            self.needles[str(step)] = self.job.needles()
+        if not self.program.get("snapshots"):
+            return
+        world = self.program.get("world", {"rank": 0, "size": 1})
+        if world["size"] > 1:
+            ranks().together()  # acknowledged is what every rank has acknowledged
+        self.needles[str(step)] = self.job.needles()
+        if world["rank"] == 0:
             trees.copy(self.root, Path(self.program["snapshots"]) / str(step))
+        if world["size"] > 1:
+            ranks().together()
 
     # -- operations -------------------------------------------------------------------------------
 
@@ -315,6 +326,11 @@ def chain(error: BaseException | None) -> list[BaseException]:
     return found
 
 
+def ranks() -> Any:  # noqa: ANN401  the module
+    """Give `ckpt_conformance.ranks`; only lives of a world import it."""
+    return importlib.import_module("ckpt_conformance.ranks")
+
+
 def memory_kib(field: str) -> int:
     """Read a field of /proc/self/status in KiB: VmRSS, VmHWM, VmSize."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -330,6 +346,8 @@ def live(program: dict[str, Any]) -> None:
     limit = memory_kib("VmSize") * 1024 + program.get("memory", MEMORY)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     Path("/proc/self/clear_refs").write_text("5")  # restart the peak: it is inherited over fork
+    if "world" in program:
+        ranks().join(program["world"])
     life = Life(program)
     results = life.run()
     report = {"results": results, "baseline_kib": baseline, "peak_kib": memory_kib("VmHWM")}
@@ -337,6 +355,8 @@ def live(program: dict[str, Any]) -> None:
     partial = target.with_suffix(".part")
     partial.write_text(json.dumps(report, default=str))
     partial.replace(target)
+    if "world" in program:
+        ranks().leave(program["world"], well=not any("error" in one for one in results))
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from ckpt_conformance.verdicts import Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.client import Ended
 
 State = dict[str, dict[str, str]]  # component -> leaf -> digest
 
@@ -34,7 +34,7 @@ def differences(
     return differing(flat_a, flat_b, limit)
 
 
-def arrival(ending: Ending) -> tuple[int | None, dict[str, Any]]:
+def arrival(ending: Ended) -> tuple[int | None, dict[str, Any]]:
     """Give step and state at the first training step of a life; (None, {}) if it trained none."""
     found = ending.result("run")
     step = found.get("arrived", {}).get("step")
@@ -42,7 +42,7 @@ def arrival(ending: Ending) -> tuple[int | None, dict[str, Any]]:
 
 
 def classify(
-    ending: Ending,
+    ending: Ended,
     legal: Mapping[int, Mapping[str, Any]],
     *,
     holds: Collection[str],

@@ -58,6 +58,8 @@ def import_named(program: Mapping[str, Any]) -> None:
 
     What can't be imported is left to the life, which reports it.
     """
+    if "world" in program:
+        importlib.import_module("ckpt_conformance.ranks")
     for op in program["ops"]:
         named = [spec["injector"] for spec in op.get("faults", ())] + [op.get("probe", "")]
         modules = {name.partition(":")[0] for name in named}

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_conformance.asking import nearest
 from ckpt_conformance.catalogue import load_catalogue
-from ckpt_conformance.contract import EVERYTHING, Capability
+from ckpt_conformance.contract import EVERYTHING, POLICIES, Capability
 
 GROUP = "ckpt_conformance.adapters"
 
@@ -54,6 +54,7 @@ class AdapterInfo:
     title: str = ""  # what the adapter calls itself
     isolation: str = "fork"
     promises: dict[str, str] = field(default_factory=dict[str, str])
+    resharding: dict[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
         """Give what a result says of its adapter."""
@@ -210,7 +211,10 @@ def _check(name: str, found: Any) -> Any:  # noqa: ANN401
 
 def _fields(adapter: Any) -> list[tuple[str, list[str], list[str]]]:  # noqa: ANN401
     """Give the fields whose values are known: name, what the adapter says, what it may say."""
+    policies = {f"{part}={way}" for part, ways in POLICIES.items() for way in ways}
+    resharding = getattr(adapter, "resharding", {})
     return [
+        ("resharding", [f"{part}={way}" for part, way in resharding.items()], sorted(policies)),
         ("shape", [adapter.shape], ["manager", "trainer"]),
         ("isolation", [adapter.isolation], ["fork", "spawn"]),
         ("capabilities", sorted(map(str, adapter.capabilities)), sorted(map(str, Capability))),
@@ -236,4 +240,5 @@ def describe(name: str) -> AdapterInfo:
         title=str(adapter.name),
         isolation=adapter.isolation,
         promises=dict(getattr(adapter, "promises", {})),
+        resharding=dict(getattr(adapter, "resharding", {})),
     )

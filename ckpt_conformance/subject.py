@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.client import Client, Ending
+    from ckpt_conformance.client import Client, Ended, Ending
     from ckpt_conformance.registry import AdapterInfo
 
 T = TypeVar("T")
@@ -128,28 +128,40 @@ class Subject:
 
         Fields: kind, seed, variant (of the job), options, deadline (s), memory (bytes), snapshots.
         """
-        self.lives += 1
+        return self.send([self.program(*ops, **given)])[0]
+
+    def program(
+        self,
+        *ops: dict[str, Any],
+        rank: int = 0,
+        layout: dict[str, int] | None = None,
+        **given: Any,  # noqa: ANN401  program fields
+    ) -> dict[str, Any]:
+        """Make the program of one life; with a layout, of one rank of a world."""
         job = {
-            "kind": given.pop("kind", "mixed"),
+            "kind": given.pop("kind", "mixed" if layout is None else "sharded"),
             "seed": given.pop("seed", JOB_SEED),
             "variant": given.pop("variant", ""),
         }
-        program = {
+        own = f"-{rank}" if rank else ""
+        return {
             "adapter": self.info.name,
             "isolation": self.info.isolation,
             "root": str(given.pop("root", self.root)),
-            "journal": str(self.folder / "journal"),
-            "result": str(self.folder / "result"),
-            "output": str(self.folder / "output"),
-            "job": job,
+            **{name: str(self.folder / f"{name}{own}") for name in ("journal", "result", "output")},
+            "job": job if layout is None else job | {"layout": layout},
             "ops": list(ops),
             "deadline": self.deadline,
             **given,
         }
-        self.programs.append(program)
-        ending = self.client.run(program)
-        self.left += ending.left
-        return ending
+
+    def send(self, programs: list[dict[str, Any]]) -> list[Ending]:
+        """Run one life of each program, all at the same time."""
+        self.lives += len(programs)
+        self.programs += programs
+        endings = self.client.run_together(programs)
+        self.left += [left for ending in endings for left in ending.left]
+        return endings
 
     def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
         """Train to a step with saves; the fields of the operation are `RUN_FIELDS`."""
@@ -229,7 +241,7 @@ class Subject:
 
     def classify(
         self,
-        ending: Ending,
+        ending: Ended,
         legal: Mapping[int, Any],
         *,
         newest: int,
@@ -240,7 +252,7 @@ class Subject:
             ending, legal, holds=self.holds, newest=newest, acknowledged=acknowledged
         )
 
-    def tell(self, ending: Ending) -> str:
+    def tell(self, ending: Ended) -> str:
         """Say in one line how a life ended."""
         if ending.how == "hang":
             return f"hang (no end within {ending.program.get('deadline', 0):g} s)"
@@ -255,7 +267,7 @@ class Subject:
 
     def evidence(
         self,
-        ending: Ending,
+        ending: Ended,
         state: Mapping[str, Any] | None = None,
         **more: Any,  # noqa: ANN401  further evidence
     ) -> dict[str, Any]:
@@ -273,7 +285,7 @@ class Subject:
 
     def judge(  # noqa: PLR0913  what a verdict needs
         self,
-        ending: Ending,
+        ending: Ended,
         legal: Mapping[int, Any],
         allowed: Collection[Outcome],
         message: str,

@@ -28,6 +28,7 @@ AT_CALL: Mapping[str, str] = {
     "fsync": "fsync:Fsync",
     "collecting": "collecting:Collecting",
     "cross-device": "cross_device:CrossDevice",
+    "stale-listing": "stale_listing:StaleListing",
     "system-call": "system_call:SystemCall",
 }
 

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as 
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
 
 from ckpt_conformance.adapters.recipes import ONE, PER_STEP, Recipe, numbers
+from ckpt_conformance.contract import Capability
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,16 +88,24 @@ class Directories:
         """Nothing is open."""
 
 
-recipe = partial(Recipe, version=torch.__version__, library="torch.distributed.checkpoint")
+RANKS = frozenset({Capability.RANKS, Capability.RESHARD})
+recipe = partial(
+    Recipe,
+    version=torch.__version__,
+    library="torch.distributed.checkpoint",
+    # Of what all ranks call alike one copy is kept, of which rank depends on the sizes
+    # (pytorch/pytorch#116469): so no policy can be declared for the generators.
+    resharding={"loader": "global"},
+)
 per_step = recipe(
     name="dcp-per-step",
-    capabilities=PER_STEP,
+    capabilities=PER_STEP | RANKS,
     recipe=f"dcp.save, a directory per step ({TUTORIAL})",
     manager=partial(Directories, per_step=True),
 )
 overwrite = recipe(
     name="dcp-overwrite",
-    capabilities=ONE,
+    capabilities=ONE | RANKS,
     recipe=f"dcp.save, one directory saved over and over ({TUTORIAL})",
     manager=partial(Directories, per_step=False),
 )

@@ -1,0 +1,53 @@
+"""A life as one rank of a world: it joins a group of its own, and leaves when all have ended.
+
+Every life of a world is forked from the same clean server and meets the others through a file
+(FileStore), so nothing of an older world is left, and no port is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from ckpt_conformance.sharded import Layout, ShardedJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LEAVING = 5.0  # seconds that a rank waits for the others when its own work has ended well
+
+
+def join(world: Mapping[str, Any]) -> None:
+    """Join the world of a program: rank, size, store (a path), timeout (s) of a collective."""
+    patience = dt.timedelta(seconds=world["timeout"])
+    store = dist.FileStore(world["store"], world["size"])
+    store.set_timeout(patience)
+    dist.init_process_group(
+        "gloo", store=store, rank=world["rank"], world_size=world["size"], timeout=patience
+    )
+
+
+def leave(world: Mapping[str, Any], *, well: bool) -> None:
+    """Wait for the others, so that no rank sees a peer vanish; one that failed does not wait."""
+    if not well:
+        return
+    with contextlib.suppress(dist.DistError, RuntimeError):
+        store = dist.PrefixStore("leaving", dist.FileStore(world["store"], world["size"]))
+        store.set(str(world["rank"]), "ended")
+        others = [str(rank) for rank in range(world["size"])]
+        store.wait(others, dt.timedelta(seconds=LEAVING))
+
+
+def job(spec: Mapping[str, Any]) -> ShardedJob:
+    """Build the job of a program: seed, variant, layout (the fields of `sharded.Layout`)."""
+    return ShardedJob(
+        spec["seed"], Layout(**spec.get("layout", {})), variant=spec.get("variant", "")
+    )
+
+
+def together() -> None:
+    """Wait until every rank is here."""
+    dist.barrier()

@@ -1,0 +1,323 @@
+"""The training job on ranks: FSDP2, tensor parallel, replicas and 2-D meshes, on one global batch.
+
+Its run is the same, bit for bit, in every layout and world size (see `exact`), but for what is a
+rank's own: the generators, and which samples of the global batch it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import Shard
+from torch.optim import lr_scheduler
+
+from ckpt_conformance import boxes, digests, exact, models
+from ckpt_conformance.contract import StepRecord
+from ckpt_conformance.loader import FEATURES, Batch, Samples
+from ckpt_conformance.rng import RngState
+from ckpt_conformance.state import Ema, Extra
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ckpt_conformance.contract import Stateful
+
+GLOBAL_BATCH = 24  # samples of one step over all ranks: shared out evenly by 1, 2, 3, 4 and 8
+DATA = 120  # samples of an epoch: five steps
+HIDDEN = 12
+ROWS, COLUMNS = 7, 5  # a matrix that no number of ranks but one and seven shares out evenly
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks share the model: the sizes of the mesh, and the dimension that FSDP2 shards.
+
+    The world has replicate * fsdp * tp ranks. Two layouts with equal fields are the same layout.
+    """
+
+    fsdp: int = 1
+    tp: int = 1
+    replicate: int = 1
+    dim: int = 0
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return self.replicate * self.fsdp * self.tp
+
+    def mesh(self) -> DeviceMesh:
+        """Make the mesh; every rank of the world takes part."""
+        sizes = (self.replicate, self.fsdp, self.tp)
+        return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
+
+
+class ShardedModel(nn.Module):
+    """One of each thing that sharding loses.
+
+    Column and row parallel layers with bias, tied weights, an uneven matrix, a matrix of one row
+    (empty on every rank but one), a vector, a frozen bf16 matrix, a parameter that never gets a
+    gradient, buffers that every rank keeps whole.
+    """
+
+    seen: Tensor
+    constant: Tensor
+
+    def __init__(self) -> None:
+        """Draw every tensor from the global generator: the same on every rank."""
+        super().__init__()
+        self.embed = nn.Embedding(models.CLASSES, FEATURES)
+        self.column = exact.ExactLinear(FEATURES, HIDDEN)
+        self.row = exact.ExactLinear(HIDDEN, FEATURES)
+        self.odd = exact.ExactLinear(COLUMNS, ROWS)
+        self.head = exact.ExactLinear(FEATURES, models.CLASSES, bias=False)
+        self.head.weight = self.embed.weight
+        self.thin = nn.Parameter(torch.randn(1, FEATURES))
+        self.lazy = nn.Parameter(torch.randn(6, 4))
+        self.frozen = nn.ParameterList(
+            [nn.Parameter(torch.randn(FEATURES, 6).bfloat16(), requires_grad=False)]
+        )
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("constant", torch.randn(3))
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to logits [B, 16], all on the grid."""
+        with torch.no_grad():
+            self.seen += GLOBAL_BATCH
+        embedded = exact.weight(nn.functional.embedding(15 - classes, self.embed.weight))
+        h = exact.activation(x + embedded + exact.weight(self.thin))
+        h = exact.activation(self.row(exact.activation(self.column(h))))
+        odd = exact.activation(self.odd(h[:, :COLUMNS]))
+        h = exact.activation(h + nn.functional.pad(odd, (0, FEATURES - ROWS)))
+        return exact.activation(cast("Tensor", self.head(h)))
+
+
+def share_out(model: ShardedModel, layout: Layout, mesh: DeviceMesh) -> None:
+    """Shard a model over a mesh: tensor parallel first, then FSDP2 with or without replicas."""
+    if layout.tp > 1:
+        plan: Any = {"column": ColwiseParallel(), "row": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+    data = mesh["replicate", "fsdp"] if layout.replicate > 1 else mesh["fsdp"]
+    place: Any = partial(_place, size=layout.fsdp) if layout.dim else None
+    for part in (model.frozen, model):
+        fully_shard(part, mesh=data, shard_placement_fn=place)
+    wrapped = cast("FSDPModule", model)
+    wrapped.set_gradient_divide_factor(1.0)  # sums, not means: exact for three ranks too
+    wrapped.set_force_sum_reduction_for_comms(True)
+
+
+def _place(parameter: nn.Parameter, size: int) -> Shard:
+    """Shard along the last dimension where torch can: it takes no uneven shards there."""
+    last = parameter.ndim - 1
+    return Shard(last if parameter.shape[last] % size == 0 else 0)
+
+
+class ShardedLoader:
+    """Yields this rank's part of each global batch.
+
+    The position counts global batches. `part` is the rank's own: which samples of them it takes.
+    State of a loader of the same number of parts is taken as it is; of another number only the
+    global position is, and the rank keeps its own part.
+    """
+
+    def __init__(self, seed: int, part: int, parts: int) -> None:
+        """Start at epoch 0."""
+        self.samples = Samples(DATA)
+        self.seed, self.part, self.parts = seed, part, parts
+        self.epoch, self.position, self.taken = 0, 0, 0
+
+    def __len__(self) -> int:
+        """Count the global batches of an epoch."""
+        return DATA // GLOBAL_BATCH
+
+    def next_batch(self) -> Batch:
+        """Give ids [B], features [B, 8] and classes [B]; B is this rank's part of 24."""
+        generator = torch.Generator().manual_seed(self.seed * 1009 + self.epoch)
+        ids = torch.randperm(DATA, generator=generator)[self.position * GLOBAL_BATCH :]
+        size = GLOBAL_BATCH // self.parts
+        mine = ids[self.part * size : (self.part + 1) * size]
+        self.position, self.taken = self.position + 1, self.taken + size
+        if self.position == len(self):
+            self.epoch, self.position = self.epoch + 1, 0
+        return mine, self.samples.features[mine], self.samples.classes[mine]
+
+    def __iter__(self) -> ShardedLoader:
+        """Iterate over this rank's batches, without an end."""
+        return self
+
+    def __next__(self) -> Batch:
+        """Give the next batch."""
+        return self.next_batch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the global position, and this rank's part."""
+        return {
+            "global": {"seed": self.seed, "epoch": self.epoch, "position": self.position},
+            "own": {"part": self.part, "parts": self.parts, "taken": self.taken},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the global position; the rank's own part only where the parts are as many."""
+        where, own = state_dict["global"], state_dict["own"]
+        self.seed, self.epoch, self.position = where["seed"], where["epoch"], where["position"]
+        done = self.epoch * len(self) + self.position
+        self.taken = done * GLOBAL_BATCH // self.parts
+        if own["parts"] == self.parts:
+            self.part, self.taken = own["part"], own["taken"]
+
+
+class ShardedJob:
+    """A job of kind `sharded` on one rank of an initialised default process group.
+
+    The same seed gives the same global run in every layout. `variant` is `drift`, or empty.
+    """
+
+    def __init__(self, seed: int, layout: Layout, *, variant: str = "") -> None:
+        """Seed, build the whole model on every rank, then share it out; a collective."""
+        self.kind, self.seed, self.variant, self.layout = "sharded", seed, variant, layout
+        self.step, self.device = 0, "cpu"
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        RngState.seed(seed)
+        self.model = ShardedModel()
+        self.mesh = layout.mesh()
+        share_out(self.model, layout, self.mesh)
+        self.optimizers = {"optimizer": _optimizer(self.model, variant)}
+        self.schedulers = {
+            "scheduler": lr_scheduler.LambdaLR(
+                self.optimizers["optimizer"], lambda n: min(1.0, (n + 1) / 6) * 0.97**n
+            )
+        }
+        self.scaler = GradScaler("cpu", init_scale=4.0, enabled=False)
+        self.ema = Ema(self.model)
+        at = self.mesh.get_coordinate() or [0, 0, 0]
+        self.loader = ShardedLoader(
+            seed, at[0] * layout.fsdp + at[1], layout.replicate * layout.fsdp
+        )
+        self.extra, self.gradients = Extra(seed), None
+        self.rng = RngState()
+        RngState.seed(seed * 1_000 + 1 + self.rank)  # from here on each rank's own
+        self.on_loss: Callable[[Any], None] | None = None
+        self.on_record: Callable[[StepRecord], None] | None = None
+        self._batch: tuple[int, ...] = ()
+        self._draws: tuple[str, ...] = ()
+
+    @property
+    def components(self) -> Mapping[str, Stateful]:
+        """Every stateful part by name."""
+        fixed: dict[str, Stateful] = {"model": self.model, **self.optimizers, **self.schedulers}
+        fixed |= {"scaler": self.scaler, "ema": self.ema, "loader": self.loader}
+        return fixed | {"rng": self.rng, "extra": self.extra}
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Run the forward pass of this rank's part; the sum of its samples' losses, exact."""
+        if self.on_loss:
+            self.on_loss(self)
+        ids, features, classes = batch
+        self._batch, self._draws = tuple(cast("list[int]", ids.tolist())), RngState.draw()
+        logits = self.model(exact.rounded(features), classes)
+        wanted = nn.functional.one_hot(classes, models.CLASSES).float()
+        return ((logits - wanted) ** 2).sum() / 8.0
+
+    def optimize(self, loss: Tensor) -> None:
+        """Run backward and step everything."""
+        loss.backward()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        for scheduler in self.schedulers.values():
+            scheduler.step()
+
+    def after_step(self, loss: Tensor) -> StepRecord:
+        """Count the step; sum the loss over the ranks; update EMA and extra; record."""
+        self.step += 1
+        total = loss.detach().clone()
+        for name in ("replicate", "fsdp"):
+            dist.all_reduce(total, group=self.mesh.get_group(name))
+        self.ema.update()
+        self.extra.update(self.step, total.item())
+        record = StepRecord(
+            step=self.step,
+            loss=digests.tensor_bytes(total).hex(),
+            learning_rates=tuple(
+                float(g["lr"]).hex() for o in self.optimizers.values() for g in o.param_groups
+            ),
+            batch=self._batch,
+            draws=self._draws,
+            parameters=digests.digest(boxes.local(self.model.state_dict())),
+        )
+        if self.on_record:
+            self.on_record(record)
+        return record
+
+    def train(self, n: int) -> list[StepRecord]:
+        """Train n steps with the job's own loop."""
+        return [self._train_one() for _ in range(n)]
+
+    def _train_one(self) -> StepRecord:
+        loss = self.loss(self.loader.next_batch())
+        self.optimize(loss)
+        return self.after_step(loss)
+
+    def leaves(self) -> dict[str, dict[str, Any]]:
+        """Give each leaf of each component: a digest, or this rank's box of a sharded tensor.
+
+        No collective: ranks that disagree must not hang the oracle. `boxes.assemble` joins them.
+        """
+        return {name: boxes.leaves(part.state_dict()) for name, part in self.components.items()}
+
+    def digest(self) -> Mapping[str, str]:
+        """Give one digest per component of what this rank holds."""
+        found = {name: boxes.local(part.state_dict()) for name, part in self.components.items()}
+        return {name: digests.digest(state) for name, state in found.items()}
+
+    def ties(self) -> list[list[str]]:
+        """Give the groups of parameter names that are one parameter."""
+        groups: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            groups.setdefault(id(parameter), []).append(name)
+        return sorted(sorted(names) for names in groups.values() if len(names) > 1)
+
+    def perturb(self) -> None:
+        """Change this rank's part of every tensor in place; draw from every generator."""
+        for part in self.components.values():
+            for _, tensor in digests.tensors(boxes.local(part.state_dict())):
+                if tensor.is_floating_point() and tensor.numel():
+                    tensor.add_(1)
+        RngState.draw()
+
+    def needles(self) -> list[dict[str, Any]]:
+        """Give no bytes to look for: a shard of this job is smaller than a needle."""
+        return []
+
+
+def _optimizer(model: nn.Module, variant: str) -> optim.Optimizer:
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    factor = 3.0 if variant == "drift" else 1.0
+    groups: list[dict[str, Any]] = [
+        {"params": [pair for pair in named if pair[1].ndim > 1], "weight_decay": 0.1 * factor},
+        {"params": [pair for pair in named if pair[1].ndim == 1], "weight_decay": 0.0},
+    ]
+    return optim.AdamW(groups, 0.02 * factor)
+
+
+def layout_of(world: int) -> Layout:
+    """Give the plain layout of a world: FSDP2 over all of its ranks."""
+    return Layout(fsdp=world)
+
+
+def is_square(world: int) -> bool:
+    """Tell whether a world has a 2-D mesh with equal sides."""
+    return math.isqrt(world) ** 2 == world and world > 1

@@ -1,0 +1,246 @@
+"""Worlds: one program on several ranks, and how all of them ended, seen as one.
+
+A world is a set of lives, one a rank, that begin together and meet through a file. Suites drive a
+`Subject`; these functions give it ranks. What they give looks like the ending of one life, so the
+oracles judge both alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import boxes, oracle, trees
+from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
+from ckpt_conformance.verdicts import control_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckpt_conformance.client import Ending
+    from ckpt_conformance.subject import Subject
+
+Layout = dict[str, int]  # fsdp, tp, replicate, dim: the fields of `sharded.Layout`
+
+PATIENCE = 8.0  # seconds that a collective of the harness's own group waits for a peer
+DEADLINE = 20.0  # seconds that a rank has to end, one way or another
+WORST = ("hang", "memory", "crashed", "killed")
+PLAIN: tuple[Layout, ...] = tuple({"fsdp": size} for size in (1, 2, 3, 4))
+
+_worlds = itertools.count()  # a rendezvous file is never used twice
+
+
+def size_of(layout: Mapping[str, int]) -> int:
+    """Give the number of ranks of a layout."""
+    return layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("replicate", 1)
+
+
+@dataclass(frozen=True)
+class WorldEnding:
+    """How the ranks of a world ended; reads like the ending of one life."""
+
+    ranks: tuple[Ending, ...]
+    program: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def how(self) -> str:
+        """The worst end of a rank: hang, memory, crashed, killed; else ended."""
+        found = {rank.how for rank in self.ranks}
+        return next((how for how in WORST if how in found), "ended")
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The first error of the lowest rank that has one, with the rank in its message."""
+        for at, rank in enumerate(self.ranks):
+            if rank.error:
+                return {**rank.error, "message": f"rank {at}: {rank.error['message']}"}
+        return None
+
+    @property
+    def output(self) -> str:
+        """What the ranks printed, one after the other."""
+        return "\n".join(rank.output for rank in self.ranks if rank.output)
+
+    @property
+    def code(self) -> int:
+        """The exit status of the first rank that has one other than 0."""
+        return next((rank.code for rank in self.ranks if rank.code), 0)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events of all journals, rank by rank."""
+        return [{**event, "rank": at} for at, r in enumerate(self.ranks) for event in r.events]
+
+    @property
+    def left(self) -> list[str]:
+        """Daemons that had to be ended."""
+        return [one for rank in self.ranks for one in rank.left]
+
+    def steps_of(self, event: str) -> list[int]:
+        """Give the steps that every rank's journal has for an event, in order."""
+        found = [rank.steps_of(event) for rank in self.ranks]
+        return [step for step in found[0] if all(step in one for one in found)]
+
+    def result(self, op: str, index: int = -1) -> dict[str, Any]:
+        """Join the ranks' results of an operation; empty if a rank did not reach it."""
+        found = [rank.result(op, index) for rank in self.ranks]
+        if not all(found) or any("arrived" not in one for one in found if op == "run"):
+            return {} if op == "run" or not all(found) else found[0]
+        return joined(found) if op == "run" else found[0]
+
+    @property
+    def split(self) -> bool:
+        """Whether some ranks arrived at a training step, and others did not, or at another one."""
+        arrived = [rank.result("run").get("arrived", {}).get("step") for rank in self.ranks]
+        return len(set(arrived)) > 1
+
+
+def joined(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Join the results of `run`: global states; ranks at different steps arrived nowhere legal."""
+    steps = {one["arrived"]["step"] for one in found}
+    whole = dict(found[0])
+    whole["records"] = [{**one, "rank": at} for at, r in enumerate(found) for one in r["records"]]
+    if len(steps) > 1:
+        return whole | {"arrived": {**whole["arrived"], "step": -1}, "states": {}}
+    states = [one["states"] for one in found]
+    shared = [step for step in states[0] if all(step in one for one in states)]
+    whole["states"] = {step: boxes.assemble([one[step] for one in states]) for step in shared}
+    if all("final" in one for one in found):
+        whole["final"] = boxes.assemble([one["final"] for one in found])
+    return whole
+
+
+def life(
+    subject: Subject,
+    layout: Mapping[str, int],
+    *ops: dict[str, Any],
+    **given: Any,  # noqa: ANN401
+) -> WorldEnding:
+    """Run operations on every rank of a world; a fault with `ranks` strikes only these.
+
+    Fields: seed, variant, options, deadline (s), snapshots, patience (s of a collective).
+    """
+    size = size_of(layout)
+    store = subject.scratch / f"rendezvous-{next(_worlds)}"
+    patience = given.pop("patience", PATIENCE)
+    given.setdefault("deadline", DEADLINE)
+    programs = [
+        subject.program(
+            *(_of_rank(op, rank) for op in ops),
+            rank=rank,
+            layout=dict(layout),
+            world={"rank": rank, "size": size, "store": str(store), "timeout": patience},
+            **dict(given),
+        )
+        for rank in range(size)
+    ]
+    endings = subject.send(programs)
+    return WorldEnding(tuple(endings), programs[0])
+
+
+def _of_rank(op: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Keep of an operation's faults those that strike this rank."""
+    if "faults" not in op:
+        return op
+    mine = [one for one in op["faults"] if rank in one.get("ranks", [rank])]
+    return {**op, "faults": mine}
+
+
+def run(
+    subject: Subject,
+    layout: Mapping[str, int],
+    until: int | None,
+    save_at: Sequence[int] = (),
+    **given: Any,  # noqa: ANN401  fields of the operation and of the program
+) -> WorldEnding:
+    """Train to a step with saves, on every rank."""
+    op = {"op": "run", "until": until, "save_at": list(save_at)}
+    op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
+    tail = given.pop("then", [])
+    given.setdefault("seed", JOB_SEED)
+    return life(subject, layout, op, *tail, **given)
+
+
+def resume(
+    subject: Subject,
+    layout: Mapping[str, int],
+    step: int | str | None = None,
+    **given: Any,  # noqa: ANN401
+) -> WorldEnding:
+    """Load into a job of another seed on every rank, and digest at the first training step."""
+    given = {"seed": OTHER_SEED, "stop_after": 0, **given}
+    return run(subject, layout, None, resume=True if step is None else step, **given)
+
+
+def golden(
+    subject: Subject,
+    layout: Mapping[str, int],
+    saves: tuple[int, ...] = SAVES,
+    **given: Any,  # noqa: ANN401  options
+) -> Golden:
+    """Give a run without faults in a layout, made once per adapter, layout, saves and options."""
+    key = ("world", repr(sorted(layout.items())), saves, repr(sorted(given.items())))
+    if key not in subject.goldens:
+        subject.goldens[key] = _record(subject, layout, saves, given)
+    trees.clear(subject.root)
+    return subject.goldens[key]
+
+
+def _record(
+    subject: Subject, layout: Mapping[str, int], saves: tuple[int, ...], given: dict[str, Any]
+) -> Golden:
+    folder = subject.folder / "golden" / str(len(subject.goldens))
+    trees.clear(folder)
+    trees.clear(subject.root)
+    ending = run(
+        subject,
+        layout,
+        max(saves) + 4,
+        saves,
+        watch=True,
+        snapshots=str(folder),
+        then=[{"op": "close"}],
+        **given,
+    )
+    if ending.how != "ended" or ending.error:
+        told = subject.tell(ending)
+        raise control_failed(f"a run of {size_of(layout)} ranks does not end well: {told}")
+    found = ending.result("run")
+    at = {int(step): state for step, state in found["states"].items()}
+    return Golden(saves, "sharded", folder, at, found["records"], found["arrived"]["ties"], {})
+
+
+def served(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int) -> dict[str, Any]:
+    """Give what an undamaged load of a step gives in a layout: the control of a fault check."""
+    key = f"served {sorted(layout.items())} {step}"
+    if key not in gold.memo:
+        subject.lay_out(gold, step)
+        ending = resume(subject, layout)
+        arrived, state = oracle.arrival(ending)
+        if arrived != step:
+            told = subject.tell(ending)
+            raise control_failed(f"an undamaged load of step {step} gives {told}")
+        gold.memo[key] = state
+    found: dict[str, Any] = gold.memo[key]
+    return found
+
+
+def legal(
+    subject: Subject, gold: Golden, layout: Mapping[str, int], *steps: int
+) -> dict[int, dict[str, Any]]:
+    """Give the states of several steps in a layout."""
+    return {step: served(subject, gold, layout, step) for step in steps or gold.saves}
+
+
+def of_rank(component: Mapping[str, str], rank: int) -> dict[str, str]:
+    """Give the leaves that one rank has of an assembled component."""
+    found: dict[str, str] = {}
+    for path, value in component.items():
+        name, at, owner = path.rpartition("@")
+        if at and owner.isdecimal():
+            if int(owner) == rank:
+                found[name] = value
+        else:
+            found[path] = value
+    return found

@@ -1,0 +1,116 @@
+"""Where a save of several ranks can be struck: the calls of each rank, counted in one save.
+
+Models: one rank, or several, that die or fail at a call of their own while the others go on.
+Does not model: a choice of how far the others have come: they run as they run.
+Proof: that of the injector that strikes; see each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import fault_injectors, trees, worlds
+from ckpt_conformance.fault_injectors.points import WRITERS, pattern
+from ckpt_conformance.verdicts import Unknown, control_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.worlds import Layout, WorldEnding
+
+OLDER, NEWEST = 2, 4  # the save of the second one is struck
+
+
+@dataclass(frozen=True)
+class RankPoint:
+    """One place to strike: a call of one rank."""
+
+    rank: int
+    fault: str
+    at: int
+    moment: str
+    what: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        """Say it in a few words."""
+        when = "inside" if self.moment == "prefix" else self.moment
+        return f"rank {self.rank} {when} its {self.what} of {self.path} (call {self.at})"
+
+    @property
+    def sort(self) -> tuple[int, str, str, str]:
+        """What points of one sort have in common."""
+        return self.rank, self.what, pattern(self.path), self.moment
+
+    def spec(self, mode: str, **more: object) -> dict[str, object]:
+        """Give the fault for `Life.arm`, for this rank alone."""
+        args: dict[str, object] = {"at": self.at, "moment": self.moment, "mode": mode, **more}
+        return {**fault_injectors.spec(self.fault, **args), "ranks": [self.rank]}
+
+
+def save(
+    subject: Subject,
+    layout: Layout,
+    faults: Sequence[dict[str, Any]],
+    **given: Any,  # noqa: ANN401  fields of the operation and of the program
+) -> WorldEnding:
+    """Save step 2, then step 4 with faults armed on their ranks."""
+    trees.clear(subject.root)
+    return worlds.run(
+        subject,
+        layout,
+        NEWEST,
+        (OLDER, NEWEST),
+        faults=list(faults),
+        fault_step=NEWEST,
+        **given,
+    )
+
+
+def points_of(subject: Subject, layout: Layout) -> list[RankPoint]:
+    """List the points of the save of step 4, rank by rank; counted once per adapter and layout."""
+    key = f"rank points {sorted(layout.items())}"
+    if key not in subject.notes:
+        ending = save(subject, layout, [fault_injectors.spec(name) for name in WRITERS])
+        if ending.how != "ended" or ending.error:
+            raise control_failed(f"the save that is to be struck ends: {subject.tell(ending)}")
+        subject.notes[key] = [
+            point
+            for rank, one in enumerate(ending.ranks)
+            for counted in one.result("run")["faults"]
+            for call in counted["log"]
+            for point in _of_call(rank, str(counted["name"]), call)
+        ]
+    found: list[RankPoint] = subject.notes[key]
+    if not found:
+        raise Unknown("no call of the save was seen on any rank: its writer is native")
+    return found
+
+
+def _of_call(rank: int, fault: str, call: dict[str, Any]) -> list[RankPoint]:
+    moments = ("before", "prefix", "after") if call["what"] == "write" else ("before", "after")
+    named = (call["what"], call["path"])
+    return [RankPoint(rank, fault, call["call"], moment, *named) for moment in moments]
+
+
+def choose(subject: Subject, found: Sequence[RankPoint], quick: int) -> list[RankPoint]:
+    """Choose points of different sorts, ranks in turn; one of each sort at the full budget."""
+    sorts: dict[Any, list[RankPoint]] = {}
+    for point in found:
+        sorts.setdefault(point.sort, []).append(point)
+    picked = [subject.rng.choice(group) for group in sorts.values()]
+    if subject.budget == "full":
+        return picked
+    subject.rng.shuffle(picked)
+    ranks = sorted({point.rank for point in picked})
+    turns = [[point for point in picked if point.rank == rank] for rank in ranks]
+    rows = zip(*(turn[:quick] for turn in turns), strict=False)
+    return [point for row in rows for point in row][:quick]
+
+
+def fired(ending: WorldEnding) -> bool:
+    """Tell whether a fault fired on some rank."""
+    return any(event["event"] == "fired" for event in ending.events)

@@ -1,0 +1,321 @@
+"""A rank that dies, fails or sees something else: no other rank waits for ever or saves half."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import fault_injectors, worlds
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import rank_points
+from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.fault_injectors.rank_points import RankPoint
+    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.worlds import Layout, WorldEnding
+
+TWO: Layout = {"fsdp": 2}
+WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+KILLED, FAILED = 6, 4  # points at the quick budget
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A save that was struck, and how a new world resumed from what it left."""
+
+    points: tuple[RankPoint, ...]
+    ending: WorldEnding
+    resumed: WorldEnding
+
+    @property
+    def name(self) -> str:
+        """Say where."""
+        return " and ".join(point.name for point in self.points)
+
+
+def killed(subject: Subject) -> list[Struck]:
+    """Kill ranks inside a save, one at a time and both; resume from what is left; once each."""
+    if "killed ranks" not in subject.notes:
+        found = rank_points.points_of(subject, TWO)
+        chosen = [(point,) for point in rank_points.choose(subject, found, KILLED)]
+        first = [point for (point,) in chosen if point.rank == 0]
+        second = [point for (point,) in chosen if point.rank == 1]
+        both = list(zip(first[:1], second[-1:], strict=False))
+        subject.notes["killed ranks"] = [_kill(subject, points) for points in [*chosen, *both]]
+    kept: list[Struck] = subject.notes["killed ranks"]
+    return kept
+
+
+def _kill(subject: Subject, points: tuple[RankPoint, ...]) -> Struck:
+    ending = rank_points.save(subject, TWO, [point.spec("kill") for point in points])
+    if not rank_points.fired(ending):
+        raise Unknown(f"the kill of {points[0].name} did not fire: {subject.tell(ending)}")
+    return Struck(points, ending, worlds.resume(subject, TWO))
+
+
+def failed(subject: Subject) -> list[Struck]:
+    """Fill up the disk of one rank inside a save; once each."""
+    if "failed ranks" not in subject.notes:
+        found = [p for p in rank_points.points_of(subject, TWO) if p.moment != "after"]
+        chosen = rank_points.choose(subject, found, FAILED)
+        subject.notes["failed ranks"] = [_fail(subject, point) for point in chosen]
+    kept: list[Struck] = subject.notes["failed ranks"]
+    return kept
+
+
+def _fail(subject: Subject, point: RankPoint) -> Struck:
+    fault = point.spec("raise", error="ENOSPC", persistent=True)
+    again = [{"op": "save", "step": NEWEST}]
+    ending = rank_points.save(subject, TWO, [fault], **{"continue": True, "then": again})
+    if not rank_points.fired(ending):
+        raise Unknown(f"the error of {point.name} did not fire: {subject.tell(ending)}")
+    return Struck((point,), ending, ending)
+
+
+def hung(ending: WorldEnding) -> list[int]:
+    """Name the ranks that had no end."""
+    return [rank for rank, one in enumerate(ending.ranks) if one.how == "hang"]
+
+
+def told(subject: Subject, ending: WorldEnding) -> list[str]:
+    """Say of each rank how it ended."""
+    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(ending.ranks)]
+
+
+@check("CKC-RANK-001")
+def test_no_rank_waits_for_ever_for_one_that_died(subject: Subject) -> None:
+    """When a rank dies inside a save, every other rank ends: it returns or it raises.
+
+    Why: the survivors wait in a barrier that nobody will reach; the job holds its machines and does
+    nothing until somebody looks (N02, N06, P041).
+    How: SIGKILL a rank at calls of its own inside the save of step 4; wait for the other.
+    """
+    subject.need("ranks")
+    for struck in killed(subject):
+        if ranks := hung(struck.ending):
+            raise Violation(
+                f"{struck.name} dies: rank {ranks[0]} waits for ever",
+                evidence={"ranks": told(subject, struck.ending)},
+            )
+
+
+@check("CKC-RANK-002")
+def test_a_killed_rank_costs_at_most_the_step_that_was_saved(subject: Subject) -> None:
+    """When a rank dies inside a save, a new world loads that step or the one before, whole.
+
+    Why: each rank writes its own shard: half of them are from the new step and half from the old,
+    or the new ones are named by metadata that came first (N01, J12, A04).
+    How: SIGKILL each rank, and both, inside the save of step 4; resume in a new world of as many.
+    """
+    subject.need("ranks")
+    legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
+    for struck in sorted(killed(subject), key=lambda struck: _rank_of(subject, struck, legal)):
+        subject.judge(
+            struck.resumed,
+            legal,
+            WHOLE,
+            f"{struck.name} died",
+            newest=NEWEST,
+            acknowledged=struck.ending.steps_of("acknowledged") or (OLDER,),
+            save=told(subject, struck.ending),
+        )
+
+
+def _rank_of(subject: Subject, struck: Struck, legal: dict[int, dict[str, Any]]) -> int:
+    """Order what was struck by how bad it is: the worst is what a report shows."""
+    worst = [Outcome.SILENT_WRONG, Outcome.COLD_START, Outcome.LOST_STEP]
+    acknowledged = struck.ending.steps_of("acknowledged") or (OLDER,)
+    found = subject.classify(struck.resumed, legal, newest=NEWEST, acknowledged=acknowledged)
+    return worst.index(found) if found in worst else len(worst)
+
+
+@check("CKC-RANK-003")
+def test_an_error_of_one_rank_fails_the_save_on_all(subject: Subject) -> None:
+    """When one rank cannot save, no rank is told that the step is saved.
+
+    Why: an error that stays on its rank lets the others publish what is not whole, and the old
+    checkpoint is rotated away (N01, D04).
+    How: fill up the disk of one rank inside the save of step 4; look at what the others are told.
+    """
+    subject.need("ranks")
+    for struck in failed(subject):
+        saves = [one.steps_of("acknowledged").count(NEWEST) for one in struck.ending.ranks]
+        tried = [one.steps_of("failed").count(NEWEST) for one in struck.ending.ranks]
+        if any(tried) and not all(tried) and not hung(struck.ending):
+            raise Violation(
+                f"{struck.name} fails: not every rank is told",
+                evidence={"acknowledged": saves, "failed": tried},
+            )
+        if not any(tried) and not hung(struck.ending):
+            raise Violation(
+                f"{struck.name} fails: no rank is told",
+                evidence={"ranks": told(subject, struck.ending)},
+            )
+
+
+@check("CKC-RANK-004")
+def test_no_rank_waits_for_ever_for_one_that_failed(subject: Subject) -> None:
+    """When one rank cannot save, every rank ends: none waits for what will not come.
+
+    Why: the rank that raised is out of the barrier in which the others stand (N02, N06).
+    How: fill up the disk of one rank inside the save of step 4; wait for both.
+    """
+    subject.need("ranks")
+    for struck in failed(subject):
+        if ranks := hung(struck.ending):
+            raise Violation(
+                f"{struck.name} fails: rank {ranks[0]} waits for ever",
+                evidence={"ranks": told(subject, struck.ending)},
+            )
+
+
+@check("CKC-RANK-005")
+def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
+    """After a save that failed on one rank the same processes save again, and it loads.
+
+    Why: what the failed save left, in memory or on disk, stands in the way of the next: ranks are
+    out of step, or a directory is there already (A12, N01).
+    How: fill up the disk of one rank once, save again with space; resume in a new world.
+    """
+    subject.need("ranks")
+    legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
+    for struck in failed(subject):
+        if hung(struck.ending):
+            continue
+        fault = struck.points[0].spec("raise", error="ENOSPC")
+        again = [{"op": "save", "step": NEWEST}]
+        ending = rank_points.save(subject, TWO, [fault], **{"continue": True, "then": again})
+        if not rank_points.fired(ending):
+            raise Unknown(f"the error of {struck.name} did not fire: {subject.tell(ending)}")
+        second = [one.result("save") for one in ending.ranks]
+        if hung(ending) or not all(second) or any("error" in one for one in second):
+            raise Violation(
+                f"{struck.name} failed once: the next save does not succeed",
+                evidence={"ranks": [one.get("error", "saved") for one in second]},
+            )
+        subject.judge(
+            worlds.resume(subject, TWO),
+            legal,
+            {Outcome.NEW},
+            f"{struck.name} failed once, and the step was saved again",
+            newest=NEWEST,
+            acknowledged=(OLDER, NEWEST),
+        )
+
+
+@check("CKC-RANK-006")
+def test_ranks_that_see_different_files_agree(subject: Subject) -> None:
+    """Ranks that see different files load the same step, or all refuse.
+
+    Why: each rank looks for the newest step itself; on a shared file system one of them still sees
+    the older listing, and half of the model is from another step (N02, N03, N04).
+    How: hide what the newest save made from the listings of one rank, then from its lookups too;
+    resume.
+    """
+    subject.need("ranks")
+    gold = worlds.golden(subject, TWO)
+    legal = worlds.legal(subject, gold, TWO)
+    for layer in (False, True):
+        subject.lay_out(gold)
+        ending = worlds.resume(subject, TWO, faults=[_hide(gold, lookups=layer)])
+        if not rank_points.fired(ending):
+            continue
+        _agree(subject, ending, legal, "rank 1 does not see the newest step")
+
+
+@check("CKC-RANK-007")
+def test_no_rank_waits_for_ever_in_a_load(subject: Subject) -> None:
+    """When a rank dies inside a load, every other rank ends, and a new world loads the step.
+
+    Why: a restart in which one machine fails again is the usual case; the others must give theirs
+    back, and what is on disk must not have been touched (N02, N06).
+    How: SIGKILL a rank at reads of its own inside the load of step 4; wait, and resume anew.
+    """
+    subject.need("ranks")
+    gold = worlds.golden(subject, TWO)
+    legal = worlds.legal(subject, gold, TWO)
+    for rank in (0, 1):
+        for at in _reads(subject, rank):
+            subject.lay_out(gold)
+            ending = worlds.resume(subject, TWO, faults=[_read_fault(rank, at, "kill")])
+            if not rank_points.fired(ending):
+                raise Unknown(f"the kill of rank {rank} at its read {at} did not fire")
+            where = f"rank {rank} dies at its read {at}"
+            if ranks := hung(ending):
+                evidence = {"ranks": told(subject, ending)}
+                raise Violation(f"{where}: rank {ranks[0]} waits for ever", evidence=evidence)
+            subject.judge(
+                worlds.resume(subject, TWO),
+                legal,
+                {Outcome.NEW},
+                where,
+                newest=NEWEST,
+                acknowledged=(OLDER, NEWEST),
+            )
+
+
+@check("CKC-RANK-008")
+def test_an_error_of_one_rank_refuses_the_load_on_all(subject: Subject) -> None:
+    """When one rank cannot read, all ranks serve the same whole step, or all refuse.
+
+    Why: one rank falls back to the older step, or begins cold, and trains on beside ranks that have
+    the newer one (N03, N04, N07).
+    How: make the reads of one rank fail, from its first or from a later one on; resume.
+    """
+    subject.need("ranks")
+    gold = worlds.golden(subject, TWO)
+    legal = worlds.legal(subject, gold, TWO)
+    for rank in (0, 1):
+        for at in _reads(subject, rank):
+            subject.lay_out(gold)
+            ending = worlds.resume(subject, TWO, faults=[_read_fault(rank, at, "raise")])
+            if rank_points.fired(ending):
+                _agree(subject, ending, legal, f"rank {rank} cannot read, from its read {at} on")
+
+
+# -- what they share --------------------------------------------------------------------------
+
+
+def _hide(gold: Any, *, lookups: bool) -> dict[str, Any]:  # noqa: ANN401  a Golden
+    """Make the fault that hides from rank 1 what the newest save made."""
+    tops = [{path.name for path in gold.snapshot(s).iterdir()} for s in gold.saves]
+    hidden = sorted(tops[-1] - tops[0])
+    if not hidden:
+        raise NotApplicable("the newest save makes no new name in the directory")
+    fault = fault_injectors.spec("stale-listing", hidden=hidden, lookups=lookups)
+    return {**fault, "ranks": [1]}
+
+
+def _agree(
+    subject: Subject, ending: WorldEnding, legal: dict[int, dict[str, Any]], message: str
+) -> None:
+    """Raise Violation unless all ranks serve one legal step, or all refuse."""
+    if ending.split or hung(ending):
+        what = "a rank waits for ever" if hung(ending) else "the ranks do not agree"
+        evidence = {"ranks": told(subject, ending)}
+        raise Violation(f"{message}: {what}", evidence=evidence)
+    allowed = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
+    subject.judge(ending, legal, allowed, message, newest=NEWEST, acknowledged=(OLDER, NEWEST))
+
+
+def _reads(subject: Subject, rank: int) -> Sequence[int]:
+    """Give the numbers of a rank's reads of an undamaged load to strike: the first and another."""
+    if "rank reads" not in subject.notes:
+        subject.lay_out(worlds.golden(subject, TWO))
+        fault = fault_injectors.spec("file-read")
+        ending = worlds.resume(subject, TWO, faults=[fault])
+        counted = [one.result("run").get("faults", [{"calls": 0}]) for one in ending.ranks]
+        subject.notes["rank reads"] = [sum(each["calls"] for each in one) for one in counted]
+    found: list[int] = subject.notes["rank reads"]
+    if not any(found):
+        raise Unknown("no read of the load was seen on any rank: its reader is native")
+    return [1, subject.rng.randint(2, found[rank])] if found[rank] > 1 else [1] * found[rank]
+
+
+def _read_fault(rank: int, at: int, mode: str) -> dict[str, Any]:
+    more = {"persistent": True} if mode == "raise" else {}
+    return {**fault_injectors.spec("file-read", at=at, mode=mode, **more), "ranks": [rank]}

@@ -1,0 +1,398 @@
+"""What several ranks saved comes back: on the same ranks, in another world size, in another layout.
+
+The training job gives the same global run in every layout, bit for bit, so one that resumes with
+other ranks is held to the run that never stopped, as any other is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, worlds
+from ckpt_conformance.checks import check
+from ckpt_conformance.contract import POLICIES
+from ckpt_conformance.verdicts import Violation, control_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.worlds import Layout, WorldEnding
+
+NEWEST = 4
+TWO: Layout = {"fsdp": 2}
+SAME: tuple[Layout, ...] = (TWO, {"fsdp": 3}, {"fsdp": 2, "tp": 2}, {"replicate": 2, "fsdp": 2})
+PAIRS = [
+    (old, new) for old, new in itertools.permutations(worlds.PLAIN, 2) if worlds.size_of(old) > 1
+]
+LAYOUTS: tuple[Layout, ...] = (
+    *worlds.PLAIN,
+    {"tp": 2},
+    {"fsdp": 2, "tp": 2},
+    {"replicate": 2, "fsdp": 2},
+    {"fsdp": 2, "dim": 1},
+    {"replicate": 2, "tp": 2},
+    {"replicate": 3},
+)
+MOST = 8  # leaves that a message names
+
+
+def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) -> WorldEnding:
+    """Resume from an undamaged directory in a layout, and train on for four steps; once each."""
+    key = f"arrived {sorted(layout.items())} {step}"
+    if key not in gold.memo:
+        subject.lay_out(gold, step)
+        gold.memo[key] = worlds.resume(subject, layout, stop_after=4)
+    found: WorldEnding = gold.memo[key]
+    return found
+
+
+def pair(subject: Subject, old: Layout, new: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give the global states: as saved in one layout, as arrived in another."""
+    gold = worlds.golden(subject, old)
+    ending = arrived(subject, gold, new)
+    step, state = oracle.arrival(ending)
+    if step != NEWEST:
+        told = f"saved by {name(old)}, a load by {name(new)} gives {subject.tell(ending)}"
+        raise control_failed(told, "CKC-SHRD-004" if old == new else "CKC-SHRD-007")
+    return gold.at[NEWEST], state
+
+
+def name(layout: Layout) -> str:
+    """Say a layout in a few words."""
+    parts = ", ".join(f"{key} {size}" for key, size in sorted(layout.items()))
+    return f"{worlds.size_of(layout)} rank{'s' * (worlds.size_of(layout) > 1)} ({parts})"
+
+
+def differs(
+    saved: dict[str, Any], state: dict[str, Any], parts: Iterable[str], leaf: Callable[[str], bool]
+) -> list[str]:
+    """Name the saved leaves of some components that arrived otherwise."""
+    found: list[str] = []
+    for part in parts:
+        for path, value in saved.get(part, {}).items():
+            now = state.get(part, {}).get(path, "absent")
+            if leaf(path) and now != value:
+                found.append(f"{part}/{path}: {now[:48]} != {value[:8]}")
+    return found
+
+
+def demand(found: Sequence[str], message: str, **evidence: Any) -> None:  # noqa: ANN401
+    """Raise Violation if anything differs."""
+    if found:
+        raise Violation(message, evidence={"differs": list(found[:MOST]), **evidence})
+
+
+def is_tensor(path: str) -> bool:
+    """Choose leaves, and not the marks of containers."""
+    return not path.endswith("()")
+
+
+def is_moment(path: str) -> bool:
+    """Choose what an optimizer keeps of each parameter."""
+    return path.startswith("state.") and is_tensor(path)
+
+
+def optimizers(subject: Subject, state: dict[str, Any]) -> list[str]:
+    """Name the optimizers; NOT_APPLICABLE if the manager saves none."""
+    subject.need(holds=["optimizer"])
+    return [part for part in state if part.startswith("optimizer")]
+
+
+# -- the same ranks ---------------------------------------------------------------------------
+
+
+@check("CKC-SHRD-004")
+def test_each_rank_gets_its_shards_back(subject: Subject) -> None:
+    """In the same layout every rank gets back the parameters and buffers that were saved.
+
+    Why: a shard of another rank fits wherever shards have one shape; an empty one is not recorded;
+    a tied or replicated tensor is joined instead of kept once (I02, I08, I10, J10).
+    How: FSDP2 on two and three ranks, with tensor parallel, with replicas: save, start anew, load,
+    join what the ranks hold at the first training step, compare bit for bit.
+    """
+    subject.need("ranks")
+    for layout in subject.sample(SAME, 3):
+        gold = worlds.golden(subject, layout)
+        ending = arrived(subject, gold, layout)
+        step, state = oracle.arrival(ending)
+        if step != NEWEST:
+            told = f"{name(layout)}: the newest step does not load"
+            raise Violation(told, evidence=subject.evidence(ending))
+        parts = [part for part in ("model", "ema") if part in subject.holds]
+        found = differs(gold.at[NEWEST], state, parts, is_tensor)
+        demand(found, f"{name(layout)}: what arrives is not what was saved")
+
+
+@check("CKC-SHRD-005")
+def test_each_rank_gets_its_own_generators_back(subject: Subject) -> None:
+    """Each rank gets back its own generators, not another rank's.
+
+    Why: state of every rank under one name is saved once: 252 of 256 ranks went on with the random
+    numbers of another, and ranks that drew apart drew alike (E07, KX2).
+    How: two and three ranks, each with a stream of its own: save, start anew, load, compare each.
+    """
+    subject.need("ranks", holds=["rng"])
+    for layout in SAME[:2]:
+        saved, state = pair(subject, layout, layout)
+        found = differs(saved, state, ["rng"], is_tensor)
+        demand(found, f"{name(layout)}: a rank goes on with other random numbers")
+
+
+@check("CKC-SHRD-006")
+def test_each_rank_gets_its_own_data_position_back(subject: Subject) -> None:
+    """Each rank gets back its own place in the data.
+
+    Why: a loader that takes another rank's place reads what that rank reads, and no rank reads the
+    rest: the loss goes on to fall, on half of the data (E07, H01).
+    How: two and three ranks, each with a part of every batch: save, start anew, load, compare each.
+    """
+    subject.need("ranks", holds=["loader"])
+    for layout in SAME[:2]:
+        saved, state = pair(subject, layout, layout)
+        found = differs(saved, state, ["loader"], is_tensor)
+        demand(found, f"{name(layout)}: a rank goes on at another place of the data")
+
+
+@check("CKC-SHRD-013")
+def test_optimizer_state_comes_back_on_its_ranks(subject: Subject) -> None:
+    """In the same layout every rank gets back the optimizer's moments and step counters.
+
+    Why: moments are sharded as their parameters are, and counters are not: what treats both alike
+    joins one of them wrongly, or drops what is empty on this rank (I02, I08, J01).
+    How: as for parameters, on all that the optimizer keeps of each parameter.
+    """
+    subject.need("ranks", holds=["optimizer"])
+    for layout in subject.sample(SAME, 3):
+        parts = optimizers(subject, worlds.golden(subject, layout).at[NEWEST])
+        saved, state = pair(subject, layout, layout)
+        found = differs(saved, state, parts, is_moment)
+        demand(found, f"{name(layout)}: optimizer state is not what was saved")
+
+
+# -- other ranks ------------------------------------------------------------------------------
+
+
+@check("CKC-SHRD-007")
+def test_another_world_size_gets_the_saved_weights(subject: Subject) -> None:
+    """Another number of ranks gets the saved parameters, bit for bit.
+
+    Why: shards joined in the wrong order, offsets counted twice, padding taken for data: the loss
+    jumped from 2 to 10 and nothing was said (I01, I10, J10, M035).
+    How: save with N ranks, load with M, join what they hold; every pair of 1 to 4 ranks at the full
+    budget. Shapes that no number of ranks shares out evenly, a matrix of one row, tied weights.
+    """
+    subject.need("ranks", "reshard")
+    for old, new in subject.sample(PAIRS, 3):
+        gold = worlds.golden(subject, old)
+        ending = arrived(subject, gold, new)
+        step, state = oracle.arrival(ending)
+        if step != NEWEST:
+            told = f"saved by {name(old)}: {name(new)} cannot load it"
+            raise Violation(told, evidence=subject.evidence(ending))
+        parts = [part for part in ("model", "ema") if part in subject.holds]
+        found = differs(gold.at[NEWEST], state, parts, is_tensor)
+        demand(found, f"saved by {name(old)}: {name(new)} gets other weights")
+
+
+@check("CKC-SHRD-008")
+def test_another_world_size_gets_the_saved_optimizer_state(subject: Subject) -> None:
+    """Another number of ranks gets the saved moments and step counters, bit for bit.
+
+    Why: an optimizer that begins cold after a change of ranks costs nothing but the run (I03, J01).
+    How: as for parameters, on all that the optimizer keeps of each parameter.
+    """
+    subject.need("ranks", "reshard", holds=["optimizer"])
+    for old, new in subject.sample(PAIRS, 3):
+        saved, state = pair(subject, old, new)
+        found = differs(saved, state, optimizers(subject, saved), is_moment)
+        demand(found, f"saved by {name(old)}: {name(new)} gets other optimizer state")
+
+
+@check("CKC-SHRD-009")
+def test_another_layout_gets_the_saved_state(subject: Subject) -> None:
+    """Another mesh or another placement gets the saved parameters and moments, bit for bit.
+
+    Why: two levels of sharding have two offsets, and the wrong axis' rank gives a box that fits:
+    chunks were joined in the order 0, 2, 1, 3 (I01, J10).
+    How: draw pairs of layouts by the seed: FSDP2 on either dimension, tensor parallel, replicas and
+    both; save in one, load in the other.
+    """
+    subject.need("ranks", "reshard")
+    pairs = [two for two in itertools.permutations(LAYOUTS, 2) if two not in PAIRS]
+    for old, new in subject.sample(pairs, 4):
+        saved, state = pair(subject, old, new)
+        found = differs(saved, state, ["model"], is_tensor)
+        if "optimizer" in subject.holds:
+            found += differs(saved, state, optimizers(subject, saved), is_moment)
+        demand(found, f"saved by {name(old)}: {name(new)} gets another state")
+
+
+@check("CKC-SHRD-010")
+def test_generators_follow_the_declared_policy(subject: Subject) -> None:
+    """Where another number of ranks resumes, generators follow the policy that is declared.
+
+    Why: ranks beyond the saved ones have nothing to load; whoever gives them rank 0's stream makes
+    them drop the same neurons and see the same noise, and nobody is told (KX2, KX3).
+    How: resume two ranks' checkpoint on three, and three ranks' on two; compare every stream.
+    """
+    subject.need("ranks", "reshard", holds=["rng"])
+    policy = declared(subject, "rng")
+    for old, new in ((TWO, SAME[1]), (SAME[1], TWO)):
+        saved, state = pair(subject, old, new)
+        streams = [_streams(saved, old), _streams(state, new)]
+        demand(RNG[policy](*streams), f"from {name(old)} to {name(new)}: rng is not {policy!r}")
+
+
+@check("CKC-SHRD-011")
+def test_the_data_position_follows_the_declared_policy(subject: Subject) -> None:
+    """Where another number of ranks resumes, the data position follows the policy that is declared.
+
+    Why: a position that counts a rank's own batches means another place for other ranks: samples
+    are repeated or skipped, unseen (H01, M033).
+    How: resume two ranks' checkpoint on three, and three ranks' on two; compare the global place
+    and that the parts of all ranks together are the whole batch.
+    """
+    subject.need("ranks", "reshard", holds=["loader"])
+    declared(subject, "loader")
+    for old, new in ((TWO, SAME[1]), (SAME[1], TWO)):
+        saved, state = pair(subject, old, new)
+        found = differs(saved, state, ["loader"], lambda path: path.startswith("global."))
+        demand(found, f"from {name(old)} to {name(new)}: the global position is another")
+        ending = arrived(subject, worlds.golden(subject, old), new)
+        wanted, got = batches(worlds.golden(subject, old).records), batches(records(ending))
+        wrong = [f"step {step}: {got[step]}" for step in got if got[step] != wanted.get(step)]
+        demand(wrong, f"from {name(old)} to {name(new)}: the ranks read other samples")
+
+
+@check("CKC-SHRD-012")
+def test_ranks_that_cannot_load_are_told(subject: Subject) -> None:
+    """A checkpoint of another number of ranks is served right, or refused by every rank.
+
+    Why: files of eight ranks opened by four load half of the state, and by sixteen leave eight
+    ranks cold; whoever can't convert must say so before anything is touched (I03, M034, M036).
+    How: save with two ranks, load with three, with four and with one. A manager that declares
+    `reshard` serves; any other may refuse. No rank may train on while another refuses.
+    """
+    subject.need("ranks")
+    gold = worlds.golden(subject, TWO)
+    for new in ({"fsdp": 3}, {"fsdp": 4}, {"fsdp": 1}):
+        ending = arrived(subject, gold, new)
+        if ending.split:
+            told = f"saved by {name(TWO)}: of {name(new)} some load and some do not"
+            raise Violation(told, evidence={"ranks": [subject.tell(one) for one in ending.ranks]})
+        step, state = oracle.arrival(ending)
+        if step is None and ending.how == "ended":
+            continue
+        if step != NEWEST:
+            told = f"saved by {name(TWO)}: a load by {name(new)} ends as {subject.tell(ending)}"
+            raise Violation(told, evidence=subject.evidence(ending))
+        found = differs(gold.at[NEWEST], state, ["model"], is_tensor)
+        demand(found, f"saved by {name(TWO)}: {name(new)} gets other weights, and is not told")
+
+
+@check("CKC-RSUM-013")
+def test_ranks_go_on_as_if_unbroken(subject: Subject) -> None:
+    """A run of several ranks that resumes is the run that never stopped, on every rank.
+
+    Why: what differs between ranks shows in no digest of rank 0: other ranks' learning rate, data
+    and random numbers were wrong while its own were right (E07, N04).
+    How: two ranks, and four in a 2-D mesh: resume, train four steps, compare every rank's records.
+    """
+    subject.need("ranks", holds=["model", "optimizer", "scheduler", "loader", "rng"])
+    for layout in (TWO, SAME[2]):
+        gold = worlds.golden(subject, layout)
+        pair(subject, layout, layout)
+        wanted = {(r["rank"], r["step"]): r for r in gold.records}
+        wrong = [
+            f"rank {one['rank']}, step {one['step']}: {', '.join(fields)}"
+            for one in records(arrived(subject, gold, layout))
+            if (fields := other_fields(one, wanted.get((one["rank"], one["step"]), {})))
+        ]
+        demand(wrong, f"{name(layout)}: the resumed run is another")
+
+
+@check("CKC-RSUM-014")
+def test_other_ranks_go_on_as_if_unbroken(subject: Subject) -> None:
+    """A run that resumes with another number of ranks has the losses of the run that never stopped.
+
+    Why: resharding is believed when the loss "looks right"; here it is the same, bit for bit, so
+    that a moment, a step counter or a rate that is slightly wrong shows within four steps (I01).
+    How: resume two ranks' checkpoint on one, on three and on two by two; compare losses and rates.
+    """
+    subject.need("ranks", "reshard", holds=["model", "optimizer", "scheduler", "loader"])
+    gold = worlds.golden(subject, TWO)
+    wanted = {one["step"]: one for one in gold.records if one["rank"] == 0}
+    for new in ({"fsdp": 1}, {"fsdp": 3}, SAME[3]):
+        pair(subject, TWO, new)
+        wrong = [
+            f"rank {one['rank']}, step {one['step']}: {key}"
+            for one in records(arrived(subject, gold, new))
+            for key in ("loss", "learning_rates")
+            if one[key] != wanted[one["step"]][key]
+        ]
+        demand(wrong, f"from {name(TWO)} to {name(new)}: the resumed run is another")
+
+
+# -- what they share --------------------------------------------------------------------------
+
+
+def declared(subject: Subject, part: str) -> str:
+    """Give the policy that the adapter declares; to declare none is a violation."""
+    policy = subject.info.resharding.get(part)
+    if policy is None:
+        ways = "; ".join(f"{way}: {what}" for way, what in POLICIES[part].items())
+        raise Violation(
+            f"no policy for {part} is declared", evidence={"resharding": f"may say: {ways}"}
+        )
+    return policy
+
+
+def records(ending: WorldEnding) -> list[dict[str, Any]]:
+    """Give the records of all ranks."""
+    found: list[dict[str, Any]] = ending.result("run").get("records", [])
+    return found
+
+
+def batches(found: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
+    """Give the samples of each step over all ranks; replicas of one part count once."""
+    steps: dict[int, set[int]] = {}
+    for one in found:
+        steps.setdefault(one["step"], set()).update(one["batch"])
+    return {step: sorted(ids) for step, ids in steps.items()}
+
+
+def other_fields(one: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Name the fields of a record that differ."""
+    return [key for key, value in one.items() if value != wanted.get(key)]
+
+
+def _streams(state: dict[str, Any], layout: Layout) -> list[dict[str, str]]:
+    return [worlds.of_rank(state["rng"], rank) for rank in range(worlds.size_of(layout))]
+
+
+Streams = list[dict[str, str]]
+
+
+def _by_rank(saved: Streams, now: Streams) -> list[str]:
+    wrong = [
+        f"rank {r} has not its own" for r in range(min(len(saved), len(now))) if saved[r] != now[r]
+    ]
+    return wrong + _apart(saved, now)
+
+
+def _rank0(saved: Streams, now: Streams) -> list[str]:
+    return [f"rank {r} has not rank 0's" for r, mine in enumerate(now) if mine != saved[0]]
+
+
+def _apart(_saved: Streams, now: Streams) -> list[str]:
+    two = itertools.combinations(range(len(now)), 2)
+    return [f"ranks {a} and {b} draw the same" for a, b in two if now[a] == now[b]]
+
+
+RNG: dict[str, Callable[[Streams, Streams], list[str]]] = {
+    "by-rank": _by_rank,
+    "rank0": _rank0,
+    "reseeded": _apart,
+}
