@@ -1,21 +1,16 @@
 """Sharded tensors as boxes: which part of the global tensor a rank holds, and its bytes.
 
-Ranks only say what they hold; the harness joins it. So the oracle needs no collective, and a box
-that is missing, doubled or unequal on two ranks is seen, not averaged away.
+Ranks only say what they hold; `joining` makes one state of it.
 """
 
 from __future__ import annotations
 
-import math
-from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import digests
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-Box = dict[str, Any]  # dtype, shape, offset, size, width (bytes of an element), data (hex)
+    from ckpt_conformance.joining import Box
 
 
 def leaves(state: object) -> dict[str, Any]:
@@ -29,7 +24,10 @@ def local(state: object) -> Any:  # noqa: ANN401  the same tree
     """Give the tree with each sharded tensor replaced by what this rank holds of it."""
     from torch.utils import _pytree as pytree
 
-    return pytree.tree_map(lambda x: x.to_local() if hasattr(x, "placements") else x, state)
+    def held(x: Any) -> Any:  # noqa: ANN401  a leaf
+        return x.to_local() if hasattr(x, "placements") else x
+
+    return pytree.tree_map(held, state)
 
 
 def box(tensor: Any) -> Box:  # noqa: ANN401  a DTensor
@@ -49,63 +47,3 @@ def box(tensor: Any) -> Box:  # noqa: ANN401  a DTensor
         "width": tensor.element_size(),
         "data": digests.tensor_bytes(mine).hex(),
     }
-
-
-def assemble(states: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, str]]:
-    """Join the leaves of all ranks into one global state: component -> leaf -> digest.
-
-    A leaf that every rank has alike is one leaf. What differs between ranks is a leaf of each:
-    `words@2` is rank 2's. A sharded tensor whose boxes leave a hole or disagree is no tensor: its
-    leaf says so.
-    """
-    joined: dict[str, dict[str, str]] = {}
-    for name in {name: None for state in states for name in state}:
-        parts = [state.get(name, {}) for state in states]
-        joined[name] = _join(parts)
-    return joined
-
-
-def _join(parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for path in {path: None for part in parts for path in part}:
-        held = [part.get(path) for part in parts]
-        if any(isinstance(one, dict) for one in held):
-            found[path] = _whole([one for one in held if isinstance(one, dict)])
-        elif all(one == held[0] for one in held):
-            found[path] = str(held[0])
-        else:
-            found |= {f"{path}@{rank}": str(one) for rank, one in enumerate(held) if one}
-    return found
-
-
-def _whole(held: Sequence[Box]) -> str:
-    """Give the digest of the global tensor, as `digests.hash_tensor` does, or say what is wrong."""
-    first = held[0]
-    shape, width = first["shape"], first["width"]
-    if any((one["dtype"], one["shape"]) != (first["dtype"], shape) for one in held):
-        return "ranks disagree on dtype or shape"
-    data, filled = bytearray(math.prod(shape) * width), bytearray(math.prod(shape))
-    for one in held:
-        mine = bytes.fromhex(one["data"])
-        for at, (start, count) in enumerate(_rows(one, shape)):
-            row = mine[at * count * width : (at + 1) * count * width]
-            there = slice(start * width, (start + count) * width)
-            if any(filled[start : start + count]) and data[there] != row:
-                return "ranks disagree on the same elements"
-            data[there], filled[start : start + count] = row, b"\1" * count
-    if not all(filled):
-        return f"no rank holds {filled.count(0)} of its {len(filled)} elements"
-    return digests.hash_bytes(f"{first['dtype']}{list(shape)}".encode(), bytes(data))
-
-
-def _rows(one: Box, shape: Sequence[int]) -> list[tuple[int, int]]:
-    """Give first element and count of each contiguous row of a box in the global tensor."""
-    offset, size = cast("list[int]", one["offset"]), cast("list[int]", one["size"])
-    if not shape:
-        return [(0, 1)]
-    if not math.prod(size):
-        return []
-    strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
-    outer = product(*(range(o, o + n) for o, n in zip(offset[:-1], size[:-1], strict=True)))
-    starts = (sum(i * s for i, s in zip(at, strides, strict=False)) for at in outer)
-    return [(start + offset[-1], size[-1]) for start in starts]

@@ -5,7 +5,6 @@ Containers keep their type (a tuple is not a list), mappings ignore order, float
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Mapping
 from typing import Any, cast
@@ -13,16 +12,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-SIZE = 16  # bytes of BLAKE2b; enough to tell states apart, short enough to print
+from ckpt_conformance.hashing import hash_bytes
 
-
-def hash_bytes(*parts: bytes) -> str:
-    """Hash parts with their lengths, so that no two splits collide."""
-    h = hashlib.blake2b(digest_size=SIZE)
-    for part in parts:
-        h.update(struct.pack("<q", len(part)))
-        h.update(part)
-    return h.hexdigest()
+__all__ = ["hash_bytes"]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

@@ -11,6 +11,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from ckpt_conformance.sharded import Layout, ShardedJob
 
@@ -23,7 +24,7 @@ LEAVING = 5.0  # seconds that a rank waits for the others when its own work has 
 def join(world: Mapping[str, Any]) -> None:
     """Join the world of a program: rank, size, store (a path), timeout (s) of a collective."""
     patience = dt.timedelta(seconds=world["timeout"])
-    store = dist.FileStore(world["store"], world["size"])
+    store = FileStore(world["store"], world["size"])
     store.set_timeout(patience)
     dist.init_process_group(
         "gloo", store=store, rank=world["rank"], world_size=world["size"], timeout=patience
@@ -35,7 +36,7 @@ def leave(world: Mapping[str, Any], *, well: bool) -> None:
     if not well:
         return
     with contextlib.suppress(dist.DistError, RuntimeError):
-        store = dist.PrefixStore("leaving", dist.FileStore(world["store"], world["size"]))
+        store = PrefixStore("leaving", FileStore(world["store"], world["size"]))
         store.set(str(world["rank"]), "ended")
         others = [str(rank) for rank in range(world["size"])]
         store.wait(others, dt.timedelta(seconds=LEAVING))

@@ -25,9 +25,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Shard
 from torch.optim import lr_scheduler
 
-from ckpt_conformance import boxes, digests, exact, models
+from ckpt_conformance import boxes, digests, exact
 from ckpt_conformance.contract import StepRecord
-from ckpt_conformance.loader import FEATURES, Batch, Samples
+from ckpt_conformance.loader import CLASSES, FEATURES, Batch, Samples
 from ckpt_conformance.rng import RngState
 from ckpt_conformance.state import Ema, Extra
 
@@ -79,11 +79,11 @@ class ShardedModel(nn.Module):
     def __init__(self) -> None:
         """Draw every tensor from the global generator: the same on every rank."""
         super().__init__()
-        self.embed = nn.Embedding(models.CLASSES, FEATURES)
+        self.embed = nn.Embedding(CLASSES, FEATURES)
         self.column = exact.ExactLinear(FEATURES, HIDDEN)
         self.row = exact.ExactLinear(HIDDEN, FEATURES)
         self.odd = exact.ExactLinear(COLUMNS, ROWS)
-        self.head = exact.ExactLinear(FEATURES, models.CLASSES, bias=False)
+        self.head = exact.ExactLinear(FEATURES, CLASSES, bias=False)
         self.head.weight = self.embed.weight
         self.thin = nn.Parameter(torch.randn(1, FEATURES))
         self.lazy = nn.Parameter(torch.randn(6, 4))
@@ -228,8 +228,9 @@ class ShardedJob:
         ids, features, classes = batch
         self._batch, self._draws = tuple(cast("list[int]", ids.tolist())), RngState.draw()
         logits = self.model(exact.rounded(features), classes)
-        wanted = nn.functional.one_hot(classes, models.CLASSES).float()
-        return ((logits - wanted) ** 2).sum() / 8.0
+        wanted = nn.functional.one_hot(classes, CLASSES).float()
+        total: Tensor = ((logits - wanted) ** 2).sum() / 8.0
+        return total
 
     def optimize(self, loss: Tensor) -> None:
         """Run backward and step everything."""
@@ -274,7 +275,7 @@ class ShardedJob:
     def leaves(self) -> dict[str, dict[str, Any]]:
         """Give each leaf of each component: a digest, or this rank's box of a sharded tensor.
 
-        No collective: ranks that disagree must not hang the oracle. `boxes.assemble` joins them.
+        No collective: ranks that disagree must not hang the oracle. `joining.assemble` joins them.
         """
         return {name: boxes.leaves(part.state_dict()) for name, part in self.components.items()}
 

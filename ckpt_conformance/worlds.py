@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import boxes, oracle, trees
+from ckpt_conformance import joining, oracle, trees
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
 from ckpt_conformance.verdicts import control_failed
 
@@ -105,9 +105,9 @@ def joined(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return whole | {"arrived": {**whole["arrived"], "step": -1}, "states": {}}
     states = [one["states"] for one in found]
     shared = [step for step in states[0] if all(step in one for one in states)]
-    whole["states"] = {step: boxes.assemble([one[step] for one in states]) for step in shared}
+    whole["states"] = {step: joining.assemble([one[step] for one in states]) for step in shared}
     if all("final" in one for one in found):
-        whole["final"] = boxes.assemble([one["final"] for one in found])
+        whole["final"] = joining.assemble([one["final"] for one in found])
     return whole
 
 
