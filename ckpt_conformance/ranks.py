@@ -52,3 +52,10 @@ def job(spec: Mapping[str, Any]) -> ShardedJob:
 def together() -> None:
     """Wait until every rank is here."""
     dist.barrier()
+
+
+def unequal(life: Any) -> int:  # noqa: ANN401  a Life
+    """Give each rank another value of a buffer that all should have alike; the rank is given."""
+    rank = dist.get_rank()
+    life.job.model.constant.add_(rank)
+    return rank

@@ -28,6 +28,8 @@ BUNDLED: dict[str, tuple[str, str]] = {
     "torch-save-atomic-per-step": ("torch_save", "atomic_per_step"),
     "dcp-per-step": ("dcp", "per_step"),
     "dcp-overwrite": ("dcp", "overwrite"),
+    "dcp-threads": ("dcp", "threads"),
+    "dcp-async": ("dcp", "background"),
     "safetensors-per-step": ("safetensors_file", "per_step"),
     "accelerate": ("accelerate_state", "make"),
     "lightning": ("lightning_checkpoint", "make"),

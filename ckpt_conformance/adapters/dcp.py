@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import FileSystemWriter, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizers
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract import TrainingJob
 
-TUTORIAL = "docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html"
+RECIPES = "docs.pytorch.org/tutorials/recipes"
+TUTORIAL = f"{RECIPES}/distributed_checkpoint_recipe.html"
+ASYNC = f"{RECIPES}/distributed_async_checkpoint_recipe.html"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Directories:
     """A directory per step, or one that every save overwrites."""
 
     root: Path
-    per_step: bool
+    per_step: bool = True
+    threads: int = 1
+    in_background: bool = False
 
     def path(self, step: int) -> Path:
         """Name the directory of a step."""
@@ -57,8 +61,13 @@ class Directories:
         return {"optim": Optimizers(job), **rest, "step": step}
 
     def save(self, job: TrainingJob, step: int) -> None:
-        """Save everything and the step."""
-        state_dict_saver.save(self.parts(job, step), checkpoint_id=self.path(step))
+        """Save everything and the step; what is written in the background is waited for."""
+        writer = FileSystemWriter(self.path(step), thread_count=self.threads)
+        if self.in_background:
+            done: Any = state_dict_saver.async_save(self.parts(job, step), storage_writer=writer)
+            done.result()
+        else:
+            state_dict_saver.save(self.parts(job, step), storage_writer=writer)
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load in place; only what never had a gradient may lack optimizer state.
@@ -101,7 +110,19 @@ per_step = recipe(
     name="dcp-per-step",
     capabilities=PER_STEP | RANKS,
     recipe=f"dcp.save, a directory per step ({TUTORIAL})",
-    manager=partial(Directories, per_step=True),
+    manager=Directories,
+)
+threads = recipe(
+    name="dcp-threads",
+    capabilities=PER_STEP | RANKS,
+    recipe=f"dcp.save with FileSystemWriter(thread_count=2), a directory per step ({TUTORIAL})",
+    manager=partial(Directories, threads=2),
+)
+background = recipe(
+    name="dcp-async",
+    capabilities=PER_STEP | RANKS,
+    recipe=f"dcp.async_save, waited for, a directory per step ({ASYNC})",
+    manager=partial(Directories, in_background=True),
 )
 overwrite = recipe(
     name="dcp-overwrite",

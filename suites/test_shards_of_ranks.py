@@ -1,0 +1,243 @@
+"""A checkpoint of several ranks is served whole or not at all, and to every rank alike."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import trees, worlds
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import at_rest, payload
+from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Violation, control_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.fault_injectors.at_rest import Damage
+    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.worlds import Layout, WorldEnding
+
+OLDER, NEWEST = 2, 4
+TWO: Layout = {"fsdp": 2}
+OTHER_RUN = 31  # the seed of the run whose shard is not this run's
+NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
+UNEQUAL = "ckpt_conformance.ranks:unequal"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One damaged directory: what was done, and where it is."""
+
+    message: str
+    damage: Damage
+    folder: Path
+
+
+def files(subject: Subject) -> tuple[Golden, list[str]]:
+    """Give the run of two ranks and the files that its newest save made."""
+    gold = worlds.golden(subject, TWO)
+    return gold, payload.of_step(gold, NEWEST)
+
+
+def damaged(
+    subject: Subject, gold: Golden, names: Sequence[str], hurt: Callable[[Path, str], Damage]
+) -> list[Case]:
+    """Damage each file in a copy of the whole directory."""
+    made: list[Case] = []
+    for at, name in enumerate(names):
+        folder = subject.scratch / f"case-{at}"
+        trees.lay_out(gold.snapshot(NEWEST), folder)
+        damage = hurt(folder, name)
+        made.append(Case(f"{name}: {damage.fault}", damage, folder))
+    return made
+
+
+def never_served(subject: Subject, gold: Golden, cases: Sequence[Case]) -> None:
+    """Resume two ranks from each; accept anything but a wrong state, a cold start, a split."""
+    legal = worlds.legal(subject, gold, TWO)
+    for case in cases:
+        trees.lay_out(case.folder, subject.root)
+        ending = worlds.resume(subject, TWO)
+        evidence = {"damage": case.damage.to_json(), "ranks": told(subject, ending)}
+        if ending.split:
+            raise Violation(f"{case.message}: the ranks do not agree", evidence=evidence)
+        subject.judge(
+            ending,
+            legal,
+            NEVER_WRONG,
+            case.message,
+            newest=NEWEST,
+            acknowledged=(OLDER, NEWEST),
+            **evidence,
+        )
+
+
+def told(subject: Subject, ending: WorldEnding) -> list[str]:
+    """Say of each rank how it ended."""
+    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(ending.ranks)]
+
+
+def siblings(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair the files that differ in one number only: the same thing of two ranks."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        for match in re.finditer(r"\d+", name):
+            hole = f"{name[: match.start()]}#{name[match.end() :]}"
+            groups.setdefault(hole, []).append(name)
+    return [(found[0], found[1]) for found in groups.values() if len(found) > 1]
+
+
+def older_of(gold: Golden, name: str) -> str | None:
+    """Name what stood for a file of the newest step at the older one: the step is in its name."""
+    there = payload.names(gold.snapshot(OLDER))
+    plain = re.sub(r"\d+", _no_step, name)
+    found = [one for one in there if re.sub(r"\d+", _no_step, one) == plain]
+    return found[0] if len(found) == 1 else None
+
+
+def _no_step(match: re.Match[str]) -> str:
+    return "#" if int(match[0]) in (OLDER, NEWEST) else match[0]
+
+
+@check("CKC-SHRD-014")
+def test_a_missing_shard_is_never_passed_over(subject: Subject) -> None:
+    """With any file of any rank missing, all ranks refuse or fall back; none goes on without.
+
+    Why: the rank whose file is gone begins cold beside ranks that resumed, or the job refuses on
+    one rank and hangs on the others (N03, I03, M034, M040).
+    How: two ranks; delete each file that the newest save made, one at a time; resume.
+    """
+    subject.need("ranks")
+    gold, names = files(subject)
+    never_served(subject, gold, damaged(subject, gold, subject.sample(names, 5), at_rest.remove))
+
+
+@check("CKC-SHRD-015")
+def test_a_torn_shard_is_never_served(subject: Subject) -> None:
+    """With a file of any rank cut short, all ranks refuse or fall back.
+
+    Why: a rank that died, or whose disk was full, leaves half of its file, and the others whole
+    ones (N01, A01).
+    How: two ranks; cut each file that the newest save made in half, one at a time; resume.
+    """
+    subject.need("ranks")
+    gold, names = files(subject)
+    never_served(subject, gold, damaged(subject, gold, subject.sample(names, 5), at_rest.truncate))
+
+
+@check("CKC-SHRD-016")
+def test_the_shard_of_another_rank_is_never_served(subject: Subject) -> None:
+    """With the files of two ranks swapped, all ranks refuse or fall back.
+
+    Why: shards of one shape fit everywhere; a copy that renumbers ranks permutes the weights, and
+    nothing is said (J10, I01).
+    How: two ranks; swap the files that differ in one number of their names; resume.
+    """
+    subject.need("ranks")
+    gold, names = files(subject)
+    pairs = siblings(names)
+    if not pairs:
+        raise NotApplicable("no two files of a step differ in one number of their names")
+    other = dict(pairs)
+    cases = damaged(
+        subject,
+        gold,
+        subject.sample(list(other), 2),
+        lambda folder, name: at_rest.swap_files(folder, name, other[name]),
+    )
+    never_served(subject, gold, cases)
+
+
+@check("CKC-SHRD-017")
+def test_a_stale_shard_is_never_served(subject: Subject) -> None:
+    """With a file from another step or another run in it, a checkpoint is refused.
+
+    Why: a shard of the same layout fits: half of the rows are two steps old, and nothing is said
+    (MX3, N01, J12).
+    How: two ranks; put the older step's file in the place of the newest one's, then the same step's
+    file of another run; resume.
+    """
+    subject.need("ranks")
+    gold, names = files(subject)
+    other = worlds.golden(subject, TWO, seed=OTHER_RUN)
+    sources = {name: gold.snapshot(OLDER) / old for name in names if (old := older_of(gold, name))}
+    cases = damaged(
+        subject,
+        gold,
+        subject.sample(list(sources), 3),
+        lambda folder, name: at_rest.replace_file(folder, name, sources[name]),
+    )
+    never_served(subject, gold, cases)
+    theirs = [name for name in names if (other.snapshot(NEWEST) / name).is_file()]
+    cases = damaged(
+        subject,
+        gold,
+        subject.sample(theirs, 3),
+        lambda folder, name: at_rest.replace_file(
+            folder, name, other.snapshot(NEWEST) / name, "other-run"
+        ),
+    )
+    never_served(subject, gold, cases)
+
+
+@check("CKC-SHRD-018")
+def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
+    """A load that is refused has changed nothing on any rank.
+
+    Why: a caller that catches the refusal and goes on, with a fallback or from the beginning,
+    trains on weights of which some are the checkpoint's (MX3, N07).
+    How: two ranks; damage each file of the only step that is there; compare every rank's state
+    before the load and after its refusal.
+    """
+    subject.need("ranks")
+    gold = worlds.golden(subject, TWO)
+    names = payload.names(gold.snapshot(OLDER))
+    for name in subject.sample(names, 4):
+        folder = subject.scratch / "case"
+        trees.lay_out(gold.snapshot(OLDER), folder)
+        damage = at_rest.truncate(folder, name)
+        trees.lay_out(folder, subject.root)
+        load = {"op": "load", "continue": True}
+        ending = worlds.life(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
+        for rank, one in enumerate(ending.ranks):
+            before, after = one.result("leaves", 0), one.result("leaves", 1)
+            if "error" in one.result("load") and after and before["value"] != after["value"]:
+                was, now = before["value"], after["value"]
+                raise Violation(
+                    f"{name}: {damage.fault}: the load is refused, and rank {rank} is changed",
+                    evidence={
+                        "changed": [part for part in was if was[part] != now[part]],
+                        "refused": one.result("load")["error"]["message"],
+                    },
+                )
+
+
+@check("CKC-SHRD-019")
+def test_replicas_that_differ_are_not_made_one(subject: Subject) -> None:
+    """Where ranks hold different values of what is saved once, the save refuses or keeps each.
+
+    Why: layer norms that had drifted apart, and experts that every rank numbers from 0, were saved
+    under one name: one rank's copy was kept, and loaded by all (I04, I05, I09).
+    How: change a buffer on rank 1 before a save; if the save returns, resume: every rank must get
+    what it had.
+    """
+    subject.need("ranks")
+    worlds.golden(subject, TWO)
+    change = {"op": "probe", "probe": UNEQUAL}
+    ops = ({"op": "run", "until": 2}, change, {"op": "save"}, {"op": "leaves"}, {"op": "close"})
+    ending = worlds.life(subject, TWO, *ops)
+    if not all(one.result("probe") for one in ending.ranks):
+        raise control_failed(f"the ranks do not come to their save: {subject.tell(ending)}")
+    if any("error" in one.result("save") for one in ending.ranks):
+        return
+    resumed = worlds.resume(subject, TWO)
+    for rank, (one, now) in enumerate(zip(ending.ranks, resumed.ranks, strict=True)):
+        wanted = one.result("leaves").get("value", {}).get("model", {}).get("constant")
+        found: Any = now.result("run").get("states", {}).get("2", {}).get("model", {})
+        if found and found.get("constant") != wanted:
+            raise Violation(
+                f"rank {rank} does not get its own buffer back, and the save was not refused",
+                evidence={"ranks": told(subject, resumed)},
+            )
