@@ -250,7 +250,7 @@ def _tail(path: Path, size: int = 4000) -> str:
 
 def _how(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:
     """Name the way a life ended; out of memory shows as an exception or a failed allocation."""
-    if answer["hang"]:
+    if answer["hang"] and not report:  # a rank that has reported only waits for the others
         return "hang"
     if report:
         errors = [result["error"] for result in report["results"] if "error" in result]

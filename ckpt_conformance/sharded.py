@@ -182,7 +182,8 @@ class ShardedLoader:
 class ShardedJob:
     """A job of kind `sharded` on one rank of an initialised default process group.
 
-    The same seed gives the same global run in every layout. `variant` is `drift`, or empty.
+    The same seed gives the same global run in every layout. `variant` is `drift` (other
+    hyper-parameters), `dtype` (the frozen matrix is float32, not bfloat16), or empty.
     """
 
     def __init__(self, seed: int, layout: Layout, *, variant: str = "") -> None:
@@ -192,6 +193,8 @@ class ShardedJob:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         RngState.seed(seed)
         self.model = ShardedModel()
+        if variant == "dtype":
+            self.model.frozen.float()
         self.mesh = layout.mesh()
         share_out(self.model, layout, self.mesh)
         self.optimizers = {"optimizer": _optimizer(self.model, variant)}

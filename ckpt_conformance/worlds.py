@@ -117,7 +117,7 @@ def life(
     *ops: dict[str, Any],
     **given: Any,  # noqa: ANN401
 ) -> WorldEnding:
-    """Run operations on every rank of a world; a fault with `ranks` strikes only these.
+    """Run operations on every rank of a world; an operation or a fault with `ranks` on these only.
 
     Fields: seed, variant, options, deadline (s), snapshots, patience (s of a collective).
     """
@@ -127,7 +127,7 @@ def life(
     given.setdefault("deadline", DEADLINE)
     programs = [
         subject.program(
-            *(_of_rank(op, rank) for op in ops),
+            *(_of_rank(op, rank) for op in ops if rank in op.get("ranks", [rank])),
             rank=rank,
             layout=dict(layout),
             world={"rank": rank, "size": size, "store": str(store), "timeout": patience},

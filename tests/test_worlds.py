@@ -1,0 +1,153 @@
+"""Worlds: ranks begin together, end each in its own way, and are joined into one state."""
+
+from __future__ import annotations
+
+import os
+import struct
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckpt_conformance import facts, fault_injectors, joining, oracle, trees, worlds
+from ckpt_conformance.client import Client, Server
+from ckpt_conformance.hashing import hash_bytes
+from ckpt_conformance.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.xdist_group("worlds")  # they share a server
+
+LAYOUTS = [
+    {"fsdp": 2},
+    {"fsdp": 3},
+    {"fsdp": 4},
+    {"tp": 2},
+    {"fsdp": 2, "tp": 2},
+    {"replicate": 2, "fsdp": 2},
+    {"fsdp": 2, "dim": 1},
+]
+TRAIN = {"op": "run", "until": 6, "final": True}
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    with Server(("dcp-per-step",)) as server, closing(Client(server.socket)) as client:
+        info = facts.read(client, "dcp-per-step", server.folder)
+        yield Subject(info, client, tmp_path_factory.mktemp("worlds"))
+
+
+def final(ending: worlds.WorldEnding) -> dict[str, dict[str, str]]:
+    assert ending.how == "ended", ending.output
+    assert ending.error is None
+    state: dict[str, dict[str, str]] = ending.result("run")["final"]
+    return {name: leaves for name, leaves in state.items() if name not in ("rng", "loader")}
+
+
+@pytest.fixture(scope="module")
+def alone(subject: Subject) -> worlds.WorldEnding:
+    return worlds.life(subject, {"fsdp": 1}, TRAIN)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_trains_the_same_bits(
+    subject: Subject, alone: worlds.WorldEnding, layout: dict[str, int]
+) -> None:
+    ending = worlds.life(subject, layout, TRAIN)
+    assert final(ending) == final(alone)
+    first = [one for one in ending.result("run")["records"] if one["rank"] == 0]
+    wanted = alone.result("run")["records"]
+    assert [one["loss"] for one in first] == [one["loss"] for one in wanted]
+
+
+def test_ranks_draw_apart_and_read_apart(subject: Subject) -> None:
+    records = worlds.life(subject, {"fsdp": 2}, TRAIN).result("run")["records"]
+    mine, theirs = ([r for r in records if r["rank"] == rank] for rank in (0, 1))
+    assert all(a["draws"] != b["draws"] for a, b in zip(mine, theirs, strict=True))
+    assert all(not set(a["batch"]) & set(b["batch"]) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_rank_that_dies_leaves_the_others_an_end(subject: Subject) -> None:
+    fault = {**fault_injectors.spec("file-write", at=1, mode="kill"), "ranks": [1]}
+    trees.clear(subject.root)
+    ending = worlds.run(subject, {"fsdp": 2}, 2, (2,), faults=[fault])
+    assert [one.how for one in ending.ranks] == ["ended", "killed"]
+    assert "rank 0: " in str(ending.error and ending.error["message"])
+    assert ending.result("run") == {}
+
+
+def test_a_rank_that_hangs_ends_at_the_deadline(subject: Subject) -> None:
+    stuck = {"op": "gate", "state": "await", "ranks": [1]}
+    ending = worlds.life(subject, {"fsdp": 2}, stuck, {"op": "leaves"}, deadline=2.0)
+    assert [one.how for one in ending.ranks] == ["ended", "hang"]
+    assert ending.how == "hang"
+
+
+def test_no_process_of_a_world_is_left(subject: Subject) -> None:
+    fault = {**fault_injectors.spec("file-write", at=2, mode="kill"), "ranks": [0]}
+    worlds.run(subject, {"fsdp": 4}, 2, (2,), faults=[fault])
+    token = str(subject.root)
+    assert [pid for pid in running() if token in pid] == []
+
+
+def running() -> list[str]:
+    """Give the command lines and open files of all other processes of this machine."""
+    found: list[str] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        if int(entry.name) != os.getpid():
+            try:
+                names = [str(link.readlink()) for link in (entry / "fd").iterdir()]
+            except OSError:
+                continue
+            found.append(" ".join(names))
+    return found
+
+
+def test_ranks_at_different_steps_arrive_nowhere(subject: Subject) -> None:
+    gold = worlds.golden(subject, {"fsdp": 2})
+    subject.lay_out(gold)
+    hidden = ["step-4"]
+    fault = {**fault_injectors.spec("stale-listing", hidden=hidden), "ranks": [1]}
+    ending = worlds.resume(subject, {"fsdp": 2}, faults=[fault])
+    assert ending.split
+    assert oracle.arrival(ending) == (-1, {})
+
+
+# -- joining ----------------------------------------------------------------------------------
+
+
+def box(offset: int, values: list[float], shape: int = 4) -> dict[str, Any]:
+    data = struct.pack(f"<{len(values)}f", *values)
+    return {
+        "dtype": "torch.float32",
+        "shape": [shape],
+        "offset": [offset],
+        "size": [len(values)],
+        "width": 4,
+        "data": data.hex(),
+    }
+
+
+def join(*held: dict[str, Any]) -> str:
+    return joining.assemble([{"model": {"w": one}} for one in held])["model"]["w"]
+
+
+def test_boxes_are_joined_into_the_digest_of_the_whole() -> None:
+    whole = hash_bytes(b"torch.float32[4]", struct.pack("<4f", 1, 2, 3, 4))
+    assert join(box(0, [1, 2]), box(2, [3, 4])) == whole
+    assert join(box(0, [1, 2, 3, 4]), box(0, [1, 2, 3, 4])) == whole
+    assert join(box(2, [4, 3]), box(0, [1, 2])) != whole
+
+
+def test_a_hole_an_overlap_and_another_shape_are_told() -> None:
+    assert join(box(0, [1, 2]), box(3, [4])) == "no rank holds 1 of its 4 elements"
+    assert join(box(0, [1, 2]), box(1, [9, 3, 4])) == "ranks disagree on the same elements"
+    assert join(box(0, [1, 2]), box(2, [3, 4, 5], 5)) == "ranks disagree on dtype or shape"
+
+
+def test_what_differs_between_ranks_is_a_leaf_of_each() -> None:
+    joined = joining.assemble([{"rng": {"a": "x", "b": "1"}}, {"rng": {"a": "x", "b": "2"}}])
+    assert joined == {"rng": {"a": "x", "b@0": "1", "b@1": "2"}}
+    assert worlds.of_rank(joined["rng"], 1) == {"a": "x", "b": "2"}
