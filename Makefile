@@ -10,6 +10,7 @@ MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 SOAK_RUNS ?= 100
+KILLS ?= 1000
 VENV := .venv
 BIN := $(VENV)/bin
 THIRD := .venv-third-party
@@ -114,7 +115,7 @@ certify-third-party: $(THIRD)/.stamp ## certify accelerate and lightning, in an 
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: validate-models test test-all soak mutants bench
+.PHONY: validate-models test test-all soak nightly mutants bench
 test: $(VENV)/.stamp-dev ## the project's own tests (under 10 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
@@ -136,6 +137,9 @@ soak: $(VENV)/.stamp-use ## certify the reference manager SOAK_RUNS=100 times, e
 	  || { code=$$?; cat reports-soak.log; rm -f reports-soak.log; echo "soak: seed $$seed ended with $$code" >&2; exit $$code; }; \
 	  rm -rf reports-soak.log reports/soak/$$seed; echo "soak: $$seed of $(SOAK_RUNS) certified"; \
 	done
+
+nightly: $(VENV)/.stamp-use ## kill ranks at KILLS=1000 random points of their saves
+	$(BIN)/python benchmarks/nightly_ranks.py --kills $(KILLS) --jobs $(JOBS) $(ARGS)
 
 bench: $(VENV)/.stamp-dev ## the numbers of benchmarks/, as tables
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench $(ARGS) || exit; done
