@@ -5,12 +5,16 @@ from ckpt_conformance.reference_impl.errors import (
     CheckpointError,
     CheckpointMismatch,
     CheckpointNotFound,
+    Failure,
+    RankFailed,
+    RankLost,
     SaveRefused,
 )
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
 from ckpt_conformance.reference_impl.loading import LoadResult
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.mirror import DirectoryMirror, Mirror
+from ckpt_conformance.reference_impl.opened import ReshardReport
 from ckpt_conformance.reference_impl.rehydrate import (
     Imported,
     import_unverified,
@@ -37,10 +41,14 @@ __all__ = [
     "CheckpointNotFound",
     "CheckpointReference",
     "DirectoryMirror",
+    "Failure",
     "Imported",
     "LoadResult",
     "Mirror",
+    "RankFailed",
+    "RankLost",
     "Refusal",
+    "ReshardReport",
     "SaveRefused",
     "Stateful",
     "build_train_state",

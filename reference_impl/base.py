@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.reference_impl import durable, layout
 from ckpt_conformance.reference_impl.manifest import check_config
+from ckpt_conformance.reference_impl.ranks import TIMEOUT, Ranks, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+
+    from torch.distributed import ProcessGroup
 
     from ckpt_conformance.reference_impl.mirror import Mirror
 
@@ -40,6 +43,8 @@ class ManagerBase:
         config: Mapping[str, Any] | None = None,
         owners: Collection[int] | None = None,
         is_milestone: Callable[[int], bool] | None = None,
+        group: ProcessGroup | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
         """Manage the checkpoints of one run in one directory. Nothing is written yet.
 
@@ -56,6 +61,10 @@ class ManagerBase:
             owners: user ids whose files are served; None serves everyone's (K018).
             is_milestone: tells of a step whether rotation leaves it; such steps take no slot
                 (K018).
+            group: the ranks that save and load together, each calling the same methods in the
+                same order; by default all of torch.distributed, where it is initialised. The
+                first of them alone publishes, rotates, mirrors and deletes.
+            timeout: seconds that ranks wait for each other: longer than the longest write of one.
 
         Raises:
             SaveRefused: a configuration that JSON does not keep.
@@ -70,6 +79,15 @@ class ManagerBase:
         self.owners = None if owners is None else frozenset(owners)
         self.is_milestone = is_milestone or (lambda _: False)
         self._run_id = run_id
+        self._group, self._timeout = group, timeout
+        self._ranks: Ranks | None = None
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that save and load together; None for a process alone."""
+        if self._ranks is None:
+            self._ranks = ranks_of(self._group, self._timeout)
+        return self._ranks
 
     # ---- the run -------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import (
 from ckpt_conformance.reference_impl import durable
 from ckpt_conformance.reference_impl.dcp_metadata import Chunk, StoredBytes, StoredTensor
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
-from ckpt_conformance.reference_impl.layout import DCP_EXTRA
-from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
+from ckpt_conformance.reference_impl.layout import is_extra
+from ckpt_conformance.reference_impl.manifest import FileEntry, ShardedEntry, TensorEntry
 from ckpt_conformance.reference_impl.torch_zip import read_directory
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class _HashingFileSystem(FileSystem):
+class HashingFileSystem(FileSystem):
     """The writer's file system: hashes what is written, and syncs it before it is closed.
 
     DCP calls fsync while small metadata still sits in Python's buffer, so that it syncs 0 bytes;
@@ -69,13 +69,13 @@ class _HashingFileSystem(FileSystem):
         self.files[Path(new_path).name] = self.files.pop(Path(path).name)
 
 
-class _Writer(FileSystemWriter):
+class Writer(FileSystemWriter):
     """Torch's writer: one file, one thread, and no path of this machine in the metadata (B12).
 
     With more than one thread an I/O error in a worker is swallowed and the save reports success.
     """
 
-    def __init__(self, directory: Path, files: _HashingFileSystem, save_id: str) -> None:
+    def __init__(self, directory: Path, files: HashingFileSystem, save_id: str) -> None:
         """Write into a staging directory."""
         super().__init__(
             directory,
@@ -111,14 +111,14 @@ def write_tensors(
     Raises:
         OSError: the disk's own error, as itself.
     """
-    files = _HashingFileSystem(sync, sum(tensor.nbytes for tensor in tensors.values()))
+    files = HashingFileSystem(sync, sum(tensor.nbytes for tensor in tensors.values()))
     with warnings.catch_warnings():
         # Torch warns whenever DCP runs in one process, which is what no_dist asks for.
         warnings.simplefilter("ignore", UserWarning)
         try:
             save(
                 dict(tensors),
-                storage_writer=_Writer(directory, files, save_id),
+                storage_writer=Writer(directory, files, save_id),
                 planner=DefaultSavePlanner(),
                 no_dist=True,
             )
@@ -178,13 +178,17 @@ def _entry(
 def check_index(
     stored: Mapping[str, StoredTensor | StoredBytes],
     tensors: Mapping[str, TensorEntry],
+    sharded: Mapping[str, ShardedEntry] | None = None,
 ) -> None:
     """The metadata and the manifest speak of the same tensors (MX3).
 
     Raises:
-        CheckpointDamaged: a key that only one of them has, or another dtype or shape.
+        CheckpointDamaged: a key that only one of them has, another dtype or shape, other parts.
     """
-    listed = {key: entry for key, entry in tensors.items() if entry.file != DCP_EXTRA}
+    listed: dict[str, TensorEntry | ShardedEntry] = {
+        key: entry for key, entry in tensors.items() if not is_extra(entry.file)
+    }
+    listed.update(sharded or {})
     if set(listed) != set(stored):
         odd = sorted(set(listed) ^ set(stored))
         raise CheckpointDamaged(f".metadata and manifest differ in {odd[:4]}")
@@ -194,3 +198,7 @@ def check_index(
             (str(item.dtype).removeprefix("torch."), item.shape) != (entry.dtype, entry.shape)
         ):
             raise CheckpointDamaged(f".metadata and manifest differ in {key}")
+        if isinstance(entry, ShardedEntry):
+            told = {(part.begin, part.sizes, part.file) for part in entry.parts}
+            if told != {(one.offsets, one.sizes, one.file) for one in item.chunks}:
+                raise CheckpointDamaged(f".metadata and manifest differ in the parts of {key}")

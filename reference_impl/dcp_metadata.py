@@ -24,6 +24,7 @@ from ckpt_conformance.reference_impl import durable
 from ckpt_conformance.reference_impl.encode import type_of
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 from ckpt_conformance.reference_impl.pickles import check_opcodes, opcodes, torch_dtype
+from ckpt_conformance.reference_impl.shards import Box, why_not_covered
 
 _MAX_METADATA = 256 << 20
 
@@ -180,36 +181,11 @@ def check_coverage(key: str, shape: tuple[int, ...], chunks: tuple[Chunk, ...]) 
     """Every element of a tensor is in exactly one chunk (MX3, I06).
 
     Raises:
-        CheckpointDamaged: a chunk outside the tensor, a hole, or an overlap. With no overlap and
-            as many elements in the chunks as in the tensor, there is no hole.
+        CheckpointDamaged: a chunk outside the tensor, a hole, or an overlap.
     """
-    boxes = [
-        [range(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True)]
-        for chunk in chunks
-    ]
-    for box in boxes:
-        inside = all(
-            0 <= side.start <= side.stop <= size for side, size in zip(box, shape, strict=True)
-        )
-        if not inside:
-            raise CheckpointDamaged(f"{key}: a chunk lies outside of its shape {shape}")
-    if sum(_volume(box) for box in boxes) != _volume([range(size) for size in shape]):
-        raise CheckpointDamaged(f"{key}: its chunks do not cover its shape {shape} exactly")
-    if any(_overlap(a, b) for at, a in enumerate(boxes) for b in boxes[:at]):
-        raise CheckpointDamaged(f"{key}: its chunks overlap")
-
-
-def _volume(box: list[range]) -> int:
-    """Number of elements."""
-    total = 1
-    for side in box:
-        total *= len(side)
-    return total
-
-
-def _overlap(a: list[range], b: list[range]) -> bool:
-    """Whether two boxes of elements share one."""
-    return all(
-        max(one.start, other.start) < min(one.stop, other.stop)
-        for one, other in zip(a, b, strict=True)
-    )
+    boxes = [Box(chunk.offsets, chunk.sizes) for chunk in chunks]
+    sizes = (size for box in boxes for size in (*box.begin, *box.sizes))
+    if any(size < 0 for size in sizes) or any(len(box.sizes) != len(shape) for box in boxes):
+        raise CheckpointDamaged(f"{key}: a chunk lies outside of its shape {shape}")
+    if why := why_not_covered(shape, boxes):
+        raise CheckpointDamaged(f"{key}: its chunks do not cover its shape {shape} exactly: {why}")

@@ -259,6 +259,15 @@ def _read_ahead(
         hasher.update(read.result())
 
 
+def read_into(file: BinaryIO, offset: int, view: memoryview) -> None:
+    """Fill a piece of memory from a place in a file.
+
+    Raises:
+        CheckpointDamaged: the file ends before.
+    """
+    _read_piece(file, offset, view)
+
+
 def _read_piece(file: BinaryIO, offset: int, view: memoryview) -> memoryview:
     """Fill a piece of memory from a place in a file, whatever the reads give at a time."""
     done = 0

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
+from ckpt_conformance.reference_impl.shards import Shard, local_of, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,10 +89,14 @@ class Encoder:
 
     One encoder serves one save: a tensor that stands under several keys is encoded once, so that
     the file keeps tied weights tied (S01).
+
+    Attributes:
+        shards: by the identity of an encoded tensor, the part of a distributed one that it is.
     """
 
     def __init__(self) -> None:
         """Begin with no tensor seen."""
+        self.shards: dict[int, Shard] = {}
         self._seen: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def encode(self, value: Tree, path: Path = ()) -> Tree:
@@ -121,7 +127,19 @@ class Encoder:
             return _SEQUENCES[kind](items)
         if kind is set:
             return {_encode_key(item, path) for item in value}
+        if isinstance(value, DTensor):
+            return self._sharded(value, path)
         return _encode_leaf(value, path)
+
+    def _sharded(self, value: DTensor, path: Path) -> torch.Tensor:
+        """Encode the local part of a distributed tensor, and note which part it is."""
+        try:
+            shard = shard_of(value)
+        except ValueError as error:
+            raise refuse(path, value, str(error)) from error
+        local = self._tensor(value.to_local(), path, shard)
+        self.shards[id(local)] = shard
+        return local
 
     def _mapping(self, value: Mapping[object, Tree], path: Path) -> Tree:
         """Copy a dict and keep its class; a dict that looks like one of our tags is wrapped."""
@@ -132,10 +150,12 @@ class Encoder:
             return {TAG: "dict", "value": list(items.items())}
         return _mapping_like(value, items)
 
-    def _tensor(self, value: torch.Tensor, path: Path) -> torch.Tensor:
+    def _tensor(
+        self, value: torch.Tensor, path: Path, shard: Shard | None = None
+    ) -> torch.Tensor:
         """Encode a tensor, once for all the keys that hold the same memory."""
         _check_tensor(value, path)
-        key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype, shard)
         if value.data_ptr() == 0:  # an empty tensor has no address: it is tied to nothing (Q01)
             return dense(value)
         if key not in self._seen:
@@ -284,8 +304,10 @@ def memory_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Groups of keys whose tensors overlap in memory; each sorted, the groups too.
 
     By address range, not by storage: parameters that are cut from one flat buffer share a storage
-    and are not tied. Empty tensors have no address and are tied to nothing (Q01).
+    and are not tied. Empty tensors have no address and are tied to nothing (Q01). Of a distributed
+    tensor the local part counts.
     """
+    tensors = {key: local_of(value) for key, value in tensors.items()}
     spans = sorted(
         (str(value.device), value.data_ptr(), value.data_ptr() + _extent(value), key)
         for key, value in tensors.items()

@@ -6,10 +6,10 @@ during a save is not wrapped: it reaches the caller as itself, and the older che
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.reference_impl.layout import Refusal
 
@@ -41,3 +41,70 @@ class CheckpointMismatch(CheckpointError):  # noqa: N818 - part of the fixed pub
 
 class SaveRefused(CheckpointError):  # noqa: N818 - part of the fixed public API
     """The state holds what a safe load would refuse; found before anything is written."""
+
+
+class Failure(NamedTuple):
+    """What went wrong on one rank: its number, the error's class by name, and its message."""
+
+    rank: int
+    kind: str
+    message: str
+
+
+class RankFailed(CheckpointError):  # noqa: N818 - named like the others
+    """At least one rank failed, and so all of them did: every rank raises this same error.
+
+    Where all failures are of one documented kind, the error is of that kind, too.
+
+    Attributes:
+        what: what the ranks were doing.
+        failures: of each rank that failed.
+    """
+
+    def __init__(self, what: str, failures: Sequence[Failure]) -> None:
+        """Name every rank that failed."""
+        told = "; ".join(f"rank {one.rank}: {one.kind}: {one.message}" for one in failures)
+        super().__init__(f"{what} failed on {len(failures)} of the ranks: {told}")
+        self.what = what
+        self.failures = tuple(failures)
+
+
+class RankLost(CheckpointError):  # noqa: N818 - named like the others
+    """A rank died, hangs, or left: nothing more can be agreed with it. Start the job again.
+
+    A save that was under way is whole on disk, or absent: the next load tells.
+    """
+
+
+class RanksRefused(RankFailed, SaveRefused):
+    """What a rank refused to save; nothing was published."""
+
+
+class RanksMismatch(RankFailed, CheckpointMismatch):
+    """What did not fit the job on some rank; no rank was touched."""
+
+
+class RanksNotFound(RankFailed, CheckpointNotFound):
+    """What the first rank did not find."""
+
+
+class RanksDamaged(RankFailed, CheckpointDamaged):
+    """What some rank found damaged."""
+
+    refused: tuple[Refusal, ...] = ()
+
+
+JOINT: Mapping[str, type[RankFailed]] = {
+    SaveRefused.__name__: RanksRefused,
+    CheckpointMismatch.__name__: RanksMismatch,
+    CheckpointNotFound.__name__: RanksNotFound,
+    CheckpointDamaged.__name__: RanksDamaged,
+}
+"""The error of all ranks, by the one kind of which all failures are."""
+
+
+def joint(what: str, failures: Sequence[Failure]) -> RankFailed:
+    """The error that every rank raises; the same on each, whatever its own part was."""
+    kinds = {one.kind for one in failures}
+    kind = JOINT.get(kinds.pop(), RankFailed) if len(kinds) == 1 else RankFailed
+    return kind(what, failures)

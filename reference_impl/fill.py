@@ -2,19 +2,23 @@
 
 The second pass of a load: each file is read once from its first byte to its last, every byte is
 hashed again, and the bytes of a tensor go where they belong. Nothing is mapped, and nothing but a
-buffer of a few MiB is allocated.
+buffer of a few MiB is allocated. A rank that needs less than half of a file reads only that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ckpt_conformance.reference_impl import durable
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.shards import Box, like, local_of, shard_of, whole_box
+from ckpt_conformance.reference_impl.torch_zip import ShardedRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,23 +27,82 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 
+@dataclass(frozen=True)
+class PieceRead:
+    """Some of a tensor of a file, that goes to memory of the same shape.
+
+    Attributes:
+        source: the tensor in the file.
+        box: what of it is wanted.
+        target: where that goes.
+    """
+
+    source: TensorRef
+    box: Box
+    target: torch.Tensor
+
+
 @dataclass
 class ReadPlan:
     """What goes where: destinations by place in the files.
 
     Attributes:
         wanted: (file, first byte, length) -> tensors that get these bytes. Several for tied keys.
+        pieces: what is wanted of tensors of which not all is.
     """
 
     wanted: dict[tuple[str, int, int], list[torch.Tensor]] = field(
         default_factory=dict[tuple[str, int, int], list[torch.Tensor]],
     )
+    pieces: list[PieceRead] = field(default_factory=list[PieceRead])
 
     def add(self, source: TensorRef, target: torch.Tensor) -> None:
-        """Plan to copy a tensor of a file into a tensor in memory; same shape and dtype."""
-        if source.nbytes:
+        """Plan to copy a tensor of a file into a tensor in memory; same shape and dtype.
+
+        Of a distributed target the local part is filled; of a source in parts, what is needed.
+        """
+        if not source.nbytes:
+            return
+        if isinstance(source, ShardedRef) or isinstance(target, DTensor):
+            self._add_parts(source, target.detach())
+        else:
             place = (source.file, source.offset, source.nbytes)
             self.wanted.setdefault(place, []).append(target)
+
+    def _add_parts(self, source: TensorRef, target: torch.Tensor) -> None:
+        """Plan for each part of the source what of it belongs to the local part of the target."""
+        local, whole = local_of(target), whole_box(source.shape)
+        mine = shard_of(target).box if isinstance(target, DTensor) else whole
+        parts = source.parts if isinstance(source, ShardedRef) else ((whole, source),)
+        for box, ref in parts:
+            common = box.common(mine)
+            if common is None or not common.volume:
+                continue
+            view = local[common.slices_in(mine)]
+            if common == box:
+                self.wanted.setdefault((ref.file, ref.offset, ref.nbytes), []).append(view)
+            else:
+                inner = Box(tuple(one.start for one in common.slices_in(box)), common.sizes)
+                self.pieces.append(PieceRead(ref, inner, view))
+
+    def new_like(
+        self,
+        source: TensorRef,
+        live: torch.Tensor,
+        device: torch.device,
+    ) -> torch.Tensor:
+        """Plan new memory for a tensor of a file, distributed as a live one of the same shape."""
+        if not isinstance(live, DTensor) or tuple(live.shape) != source.shape:
+            return self.new(source, device)
+        local = torch.empty(local_of(live.detach()).shape, dtype=source.dtype, device=device)
+        target = like(live, local)
+        self.add(source, target)
+        return target
+
+    @property
+    def files(self) -> set[str]:
+        """The names of the files that are read."""
+        return {name for name, _, _ in self.wanted} | {one.source.file for one in self.pieces}
 
     def new(self, source: TensorRef, device: torch.device | None = None) -> torch.Tensor:
         """Plan to copy a tensor of a file into new memory, and give the new tensor."""
@@ -67,8 +130,19 @@ class ReadPlan:
         return found
 
 
-def fill(plan: ReadPlan, files: Mapping[str, tuple[BinaryIO, FileEntry]]) -> None:
+def fill(
+    plan: ReadPlan,
+    files: Mapping[str, tuple[BinaryIO, FileEntry]],
+    *,
+    alone: bool = True,
+) -> None:
     """Carry out a plan on open, verified files.
+
+    Args:
+        plan: what goes where.
+        files: name -> open file, and its entry in the manifest.
+        alone: read every file through, and hash it again. One of several ranks does that only
+            where it needs at least half of a file.
 
     Raises:
         CheckpointDamaged: a file does not give the bytes that were verified. Destinations may
@@ -76,11 +150,54 @@ def fill(plan: ReadPlan, files: Mapping[str, tuple[BinaryIO, FileEntry]]) -> Non
     """
     for name, (file, entry) in files.items():
         segments = plan.segments(name)
-        if segments and _fill_file(file, entry, segments) != entry.blake3:
-            raise CheckpointDamaged(
-                f"{name} changed between its verification and its reading: the state in memory "
-                f"is not to be used. Look at the disk, and load again.",
-            )
+        needed = sum(length for _, length, _ in segments)
+        if alone or 2 * needed >= entry.size:
+            if segments and _fill_file(file, entry, segments) != entry.blake3:
+                raise CheckpointDamaged(
+                    f"{name} changed between its verification and its reading: the state in "
+                    f"memory is not to be used. Look at the disk, and load again.",
+                )
+        else:
+            for segment in segments:
+                for piece in filter(None, _tensor_pieces(*segment)):
+                    durable.read_into(file, *piece)
+    for piece in plan.pieces:
+        file, _ = files[piece.source.file]
+        _fill_piece(file, piece.source.offset, piece.source.shape, piece)
+
+
+def _fill_piece(
+    file: BinaryIO,
+    offset: int,
+    shape: tuple[int, ...],
+    piece: PieceRead,
+) -> None:
+    """Read a box of a tensor in C order: what lies together in one go, the rest by rows.
+
+    Args:
+        file: open for reading.
+        offset: first byte of the tensor.
+        shape: of the tensor in the file; as many dimensions as the box has.
+        piece: which box, and where it goes.
+    """
+    (first, *begin), (count, *sizes) = piece.box
+    dtype, target = piece.source.dtype, piece.target
+    row = math.prod(shape[1:]) * dtype.itemsize
+    if row > durable.CHUNK and len(shape) > 1:
+        inner = Box(tuple(begin), tuple(sizes))
+        for at in range(count):
+            one = replace(piece, box=inner, target=target[at])
+            _fill_piece(file, offset + (first + at) * row, shape[1:], one)
+        return
+    rows = max(1, durable.CHUNK // row)
+    inside = tuple(slice(at, at + size) for at, size in zip(begin, sizes, strict=True))
+    for at in range(0, count, rows):
+        some = target[at : at + rows]
+        direct = tuple(sizes) == shape[1:] and is_plain_memory(some)
+        read = some if direct else torch.empty((len(some), *shape[1:]), dtype=dtype)
+        durable.read_into(file, offset + (first + at) * row, memory_of(read))
+        if not direct:
+            some.copy_(read[(slice(None), *inside)])
 
 
 def _fill_file(

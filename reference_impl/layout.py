@@ -11,6 +11,9 @@ Two formats in one root (sources: MegaCpp "Two Formats, One Manager", checklist 
     root/dcp_000200/                         DCP format: the rename of the directory is the commit
         .metadata  __0_0.distcp  extra_state.pt  meta.json
 
+Of several ranks each adds its own: optim_000200_rank1.pt and extra_000200_rank1.pt, or
+__1_0.distcp and extra_state_rank1.pt. The names without a rank are those of the first.
+
 Names of work in progress are `<final name>.<tag>.<unique>.<state>`. The tag is the start of the
 run's id, so that a save reclaims what its own dead predecessors left, and nobody else's files.
 
@@ -39,7 +42,10 @@ DCP_MANIFEST = "meta.json"
 TAG_LENGTH = 12
 
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
-_FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|optim_(\d{6,18})_rank\d+\.pt")
+_FLAT_DATA = re.compile(
+    r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt",
+)
+_DCP_EXTRA = re.compile(r"extra_state(?:_rank\d+)?\.pt")
 _MODEL = re.compile(r"model_(\d{1,18})\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_(\d{6,18})")
 _RECEIPT = re.compile(r"receipt_(\d{6,18})_(?:model|dcp)\.[0-9a-f]{16}\.json")
@@ -110,9 +116,19 @@ def optim_name(step: int, rank: int = 0) -> str:
     return f"optim_{step:06d}_rank{rank}.pt"
 
 
-def extra_name(step: int) -> str:
-    """`extra_000200.pt`."""
-    return f"extra_{step:06d}.pt"
+def extra_name(step: int, rank: int = 0) -> str:
+    """`extra_000200.pt`, and `extra_000200_rank1.pt` of a further rank."""
+    return f"extra_{step:06d}_rank{rank}.pt" if rank else f"extra_{step:06d}.pt"
+
+
+def dcp_extra_name(rank: int) -> str:
+    """`extra_state.pt`, and `extra_state_rank1.pt` of a further rank."""
+    return f"extra_state_rank{rank}.pt" if rank else DCP_EXTRA
+
+
+def is_extra(name: str) -> bool:
+    """Whether a file of a DCP directory is the train state of a rank."""
+    return _DCP_EXTRA.fullmatch(name) is not None
 
 
 def flat_manifest_name(step: int) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import torch
+from torch.distributed import is_initialized
+from torch.distributed.tensor import DTensor
 
 from ckpt_conformance.reference_impl import (
     durable,
@@ -24,7 +26,8 @@ from ckpt_conformance.reference_impl import (
     train_state,
 )
 from ckpt_conformance.reference_impl.base import ManagerBase
-from ckpt_conformance.reference_impl.encode import memory_groups, replace
+from ckpt_conformance.reference_impl.encode import Path as Path_
+from ckpt_conformance.reference_impl.encode import memory_groups, replace, walk
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointMismatch
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
@@ -159,10 +162,12 @@ class Loading(ManagerBase):
         permissions.check_owner(path, path.lstat(), self.owners)
         permissions.report_mode(path, path.lstat())
         resolve.check_identity(reference, manifest)
-        if manifest.world_size != 1 and manifest.kind == "model":
+        now = self.ranks.size if self.ranks else 1
+        if manifest.world_size != now and manifest.kind == "model":
             raise CheckpointMismatch(
                 f"{reference.path} holds the per-rank files of {manifest.world_size} ranks, this "
-                f"is 1 rank: another number of ranks goes through the DCP format",
+                f"is {now}: another number of ranks goes through the DCP format. Load it with "
+                f"{manifest.world_size} ranks and save it with use_dcp=True",
             )
         return manifest
 
@@ -211,10 +216,26 @@ class Loading(ManagerBase):
                 plan.optimizers[component] = self.plan_optimizer(
                     opened, component, optimizer, job.model, plan.reads
                 )
-        plan.extra = replace(
-            opened.documents["extra"], TensorRef, lambda _, ref: plan.reads.new(ref)
-        )
+        plan.extra = self.plan_extra(opened.documents["extra"], job, plan.reads)
         return plan
+
+    def plan_extra(self, saved: Tree, job: Destinations, reads: ReadPlan) -> dict[str, Tree]:
+        """The train state, in new memory; distributed as the live components have it."""
+        live: dict[Path_, torch.Tensor] = {}
+        for component, one in job.stateful.items() if is_initialized() else ():
+            name = component.partition("/")[2]
+            live.update(walk(one.state_dict(), DTensor, ("stateful", name)))
+        cpu = torch.device("cpu")
+        extra: dict[str, Tree] = replace(
+            saved,
+            TensorRef,
+            lambda path, ref: (
+                reads.new_like(ref, live[path], live[path].device)
+                if path in live
+                else reads.new(ref, cpu)
+            ),
+        )
+        return extra
 
     def check_components(
         self,
@@ -291,12 +312,17 @@ class Loading(ManagerBase):
             )
         for key, value in live.items():
             check_tensor(key, saved[key], value)
-        tensors = {key: one for key, one in live.items() if isinstance(one, torch.Tensor)}
-        ties = memory_groups(tensors)
+        ties = self.live_ties(live)
         if ties != manifest.ties:
             raise CheckpointMismatch(
                 f"model: the checkpoint ties {manifest.ties[:4]}, the job ties {ties[:4]}",
             )
+
+    def live_ties(self, tensors: Mapping[str, Tree]) -> list[list[str]]:
+        """Groups of the model's keys whose tensors share memory in this job."""
+        return memory_groups(
+            {key: one for key, one in tensors.items() if isinstance(one, torch.Tensor)},
+        )
 
     def plan_optimizer(
         self,

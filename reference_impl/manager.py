@@ -17,22 +17,24 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.reference_impl import durable, layout, resolve, snapshot
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
-from ckpt_conformance.reference_impl.loading import Destinations, Loading, LoadResult
-from ckpt_conformance.reference_impl.retention import Retention
+from ckpt_conformance.reference_impl.opened import Destinations, LoadResult, ReshardReport
+from ckpt_conformance.reference_impl.ranks_loading import Asked, RankLoading
+from ckpt_conformance.reference_impl.ranks_saving import RankSaving
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.opened import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import Stateful
 
 logger = logging.getLogger(__name__)
 
 
-class CheckpointManager(Retention, Loading):
+class CheckpointManager(RankSaving, RankLoading):
     """Saves and resumes one training run in one directory."""
 
     def save(  # noqa: PLR0913 - these are the parts of a job
@@ -66,18 +68,20 @@ class CheckpointManager(Retention, Loading):
             SaveRefused: the state holds what a safe load would refuse; nothing was written.
             OSError: the disk's own error. The older checkpoints are still there.
         """
-        state = self.capture(
-            step,
-            model=model,
-            optimizers=optimizers,
-            scheduler=scheduler,
-            dataloader=dataloader,
-            tokens_seen=tokens_seen,
-            extra=extra,
-            stateful=stateful,
-        )
-        reference = self.save_snapshot(state)
-        return reference.path
+        given: dict[str, Any] = {
+            "model": model,
+            "optimizers": optimizers,
+            "scheduler": scheduler,
+            "dataloader": dataloader,
+            "tokens_seen": tokens_seen,
+            "extra": extra,
+            "stateful": stateful,
+        }
+        if self.ranks is not None:
+            return self.save_on_ranks(self.ranks, step, given)
+        state = self.capture(step, **given)
+        state.refuse_parts()
+        return self.save_snapshot(state).path
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Write, publish, point, and only then rotate and mirror (C01, C02, B01)."""
@@ -175,6 +179,9 @@ class CheckpointManager(Retention, Loading):
             {f"stateful/{name}": one for name, one in (stateful or {}).items()},
         )
         refused: list[Refusal] = []
+        if self.ranks is not None:
+            asked = Asked(reference, step, require_kind, set(allow_missing))
+            return self.load_on_ranks(self.ranks, job, asked, refused)
         wanted = self.candidates(reference, step, require_kind)
         for candidate in wanted:
             opened = self.try_open(candidate, job, set(allow_missing), refused)
@@ -213,6 +220,45 @@ class CheckpointManager(Retention, Loading):
         with opened:
             self.fill(opened, plan)
             self.apply(plan, job)
+        return self.result(opened, plan, refused)
+
+    def load_on_ranks(
+        self,
+        ranks: Ranks,
+        job: Destinations,
+        asked: Asked,
+        refused: list[Refusal],
+    ) -> LoadResult:
+        """Load on several ranks: all serve the same checkpoint, or all raise the same error."""
+        planned = self.find_on_ranks(ranks, job, asked, refused)
+        if planned is None:
+            raise self.nothing_on_ranks(ranks, asked, refused)
+        with planned.opened:
+            self.serve_together(ranks, planned, job)
+        return self.result(planned.opened, planned.plan, refused)
+
+    def nothing_on_ranks(
+        self,
+        ranks: Ranks,
+        asked: Asked,
+        refused: list[Refusal],
+    ) -> CheckpointNotFound | CheckpointDamaged:
+        """The error of a load that could serve nothing, as the first rank sees it."""
+
+        def reason() -> list[str | bool]:
+            error = self.nothing_served(asked.reference, asked.step, asked.kind, refused)
+            return [isinstance(error, CheckpointDamaged), str(error)]
+
+        damaged, message = ranks.lead(f"{asked}: nothing", reason)
+        return CheckpointDamaged(message, refused) if damaged else CheckpointNotFound(message)
+
+    def result(
+        self,
+        opened: OpenCheckpoint,
+        plan: LoadPlan,
+        refused: list[Refusal],
+    ) -> LoadResult:
+        """What was served, and how it differs from what this run is."""
         self.report_served(opened, refused)
         return LoadResult(
             step=opened.manifest.step,
@@ -221,7 +267,26 @@ class CheckpointManager(Retention, Loading):
             reference=opened.reference,
             refused=refused,
             cold=plan.cold,
+            resharded=self.report_resharding(opened.manifest.world_size),
         )
+
+    def report_resharding(self, saved: int) -> ReshardReport | None:
+        """Say what became of each rank's own state, where the number of ranks is another."""
+        rank, now = (self.ranks.rank, self.ranks.size) if self.ranks else (0, 1)
+        if saved == now:
+            return None
+        generators = f"saved rank {rank}" if rank < saved else "fresh"
+        report = ReshardReport(saved, now, generators, "saved rank 0")
+        logger.warning(
+            "saved by %d ranks and loaded by %d: rank %d has the generators of: %s; scheduler, "
+            "data position, extra and further components of: %s",
+            saved,
+            now,
+            rank,
+            report.generators,
+            report.others,
+        )
+        return report
 
     def report_served(self, opened: OpenCheckpoint, refused: list[Refusal]) -> None:
         """Say what was served, and how it differs from what this run is."""
@@ -258,6 +323,8 @@ class CheckpointManager(Retention, Loading):
         return resolve.find_local_checkpoint_steps(self.root)
 
     def close(self) -> None:
-        """Let the mirror finish."""
+        """Let the mirror finish, and end the connections to the other ranks."""
         if self.mirror is not None:
             self.mirror.close()
+        if self._ranks is not None:
+            self._ranks.close()

@@ -18,6 +18,7 @@ import torch
 from ckpt_conformance.reference_impl.durable import digest_bytes, file_size, open_regular
 from ckpt_conformance.reference_impl.encode import DTYPES
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
+from ckpt_conformance.reference_impl.shards import Box, why_not_covered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.layout import Kind
 
 SCHEMA_VERSION = 1
+"""What a process alone writes."""
+RANKS_SCHEMA_VERSION = 2
+"""What several ranks write: tensors may be in parts, and the layout of each is kept."""
 MAX_BYTES = 128 << 20
 """Bytes of manifest that are read at most: about 500,000 tensors."""
 
@@ -53,6 +57,31 @@ class TensorEntry:
 
 
 @dataclass(frozen=True)
+class PartEntry:
+    """Where the bytes of a part of a tensor are, and which part it is: first index, extents."""
+
+    file: str
+    offset: int
+    nbytes: int
+    begin: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def box(self) -> Box:
+        """The part."""
+        return Box(self.begin, self.sizes)
+
+
+@dataclass(frozen=True)
+class ShardedEntry:
+    """A tensor that was written in parts, which cover it exactly once: dtype, shape, parts."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[PartEntry, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """All that is known about a checkpoint before its files are read.
 
@@ -70,6 +99,8 @@ class Manifest:
         files: every file but the manifest itself.
         tensors: key -> place.
         ties: groups of model keys whose tensors share memory.
+        sharded: key -> parts, of tensors that several ranks wrote.
+        layout: key -> mesh and placements of each distributed tensor at the save, in words.
     """
 
     run_id: str
@@ -84,10 +115,21 @@ class Manifest:
     files: Mapping[str, FileEntry]
     tensors: Mapping[str, TensorEntry]
     ties: list[list[str]] = field(default_factory=list[list[str]])
+    sharded: Mapping[str, ShardedEntry] = field(default_factory=dict[str, ShardedEntry])
+    layout: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_bytes(self) -> bytes:
         """The file's content, in its one spelling."""
-        body: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **vars(self)}
+        several = self.world_size > 1
+        version = RANKS_SCHEMA_VERSION if several else SCHEMA_VERSION
+        body: dict[str, Any] = {"schema_version": version, **vars(self)}
+        if several:
+            body["sharded"] = {
+                key: {**vars(entry), "parts": [vars(part) for part in entry.parts]}
+                for key, entry in self.sharded.items()
+            }
+        else:
+            del body["sharded"], body["layout"]
         # Not `dataclasses.asdict`: it copies every leaf, and a model has thousands of tensors.
         for part in ("files", "tensors"):
             body[part] = {name: vars(entry) for name, entry in body[part].items()}
@@ -103,6 +145,7 @@ class Manifest:
                 key: replace(entry, file=names.get(entry.file, entry.file))
                 for key, entry in self.tensors.items()
             },
+            # Tensors in parts lie in DCP directories, whose files are never renamed.
         )
 
     @property
@@ -194,13 +237,20 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _manifest(body: dict[str, Any]) -> Manifest:
     """The content, with every value checked."""
-    if body.pop("schema_version") != SCHEMA_VERSION:
+    version = body.pop("schema_version")
+    if version not in (SCHEMA_VERSION, RANKS_SCHEMA_VERSION):
         raise ValueError("its schema version is unknown to this manager")
     files = {_plain_name(name): _file_entry(entry) for name, entry in body.pop("files").items()}
     tensors = {key: _tensor_entry(entry, files) for key, entry in body.pop("tensors").items()}
     kind: Literal["model", "dcp"] = body.pop("kind")
     if kind not in ("model", "dcp"):
         raise ValueError(f"its kind {kind!r} is unknown")
+    if version == RANKS_SCHEMA_VERSION:
+        body["sharded"] = {
+            key: _sharded_entry(entry, files) for key, entry in body["sharded"].items()
+        }
+    elif not {"sharded", "layout"}.isdisjoint(body):
+        raise ValueError("a process alone writes no parts")
     _check_shapes(body)
     checked: dict[str, Any] = {
         **{key: _count(body.pop(key), key) for key in ("step", "tokens_seen", "world_size")},
@@ -216,6 +266,8 @@ def _check_shapes(body: dict[str, Any]) -> None:
         raise TypeError("its config or components are not objects")
     if not all(isinstance(key, str) for group in body["ties"] for key in group):
         raise TypeError("its ties are not groups of keys")
+    if not all(isinstance(word, str) for pair in body.get("layout", {}).items() for word in pair):
+        raise TypeError("its layout is not in words")
 
 
 def _plain_name(name: str) -> str:
@@ -250,7 +302,7 @@ def _file_entry(entry: dict[str, Any]) -> FileEntry:
 
 def _tensor_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> TensorEntry:
     """A tensor's place, inside its file and as long as its shape says."""
-    shape = tuple(_count(size, "a dimension") for size in entry["shape"])
+    shape = _numbers(entry["shape"])
     fields: dict[str, Any] = {**entry, "shape": shape}
     found = TensorEntry(**fields)
     nbytes = math.prod(shape) * DTYPES[found.dtype].itemsize
@@ -258,3 +310,24 @@ def _tensor_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> Tens
     if found.nbytes != nbytes or end > files[found.file].size:
         raise ValueError(f"a tensor claims bytes {found.offset}..{end} of {found.file}")
     return found
+
+
+def _sharded_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> ShardedEntry:
+    """A tensor's parts: each inside its file, together the whole tensor (MX3)."""
+    shape = _numbers(entry["shape"])
+    parts: list[PartEntry] = []
+    for one in entry["parts"]:
+        begin, sizes = _numbers(one["begin"]), _numbers(one["sizes"])
+        fields = {key: one[key] for key in ("file", "offset", "nbytes")}
+        _tensor_entry({**fields, "dtype": entry["dtype"], "shape": sizes}, files)
+        parts.append(PartEntry(**{**one, "begin": begin, "sizes": sizes}))
+    if any(len(part.begin) != len(shape) or len(part.sizes) != len(shape) for part in parts):
+        raise ValueError("a part has another number of dimensions than its tensor")
+    if why := why_not_covered(shape, [part.box for part in parts]):
+        raise ValueError(f"the parts of a tensor do not cover it: {why}")
+    return ShardedEntry(**{**entry, "shape": shape, "parts": tuple(parts)})
+
+
+def _numbers(values: list[object] | tuple[object, ...]) -> tuple[int, ...]:
+    """Dimensions or indices."""
+    return tuple(_count(value, "a dimension") for value in values)

@@ -17,15 +17,42 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.encode import DTYPES, decode, is_dict, is_list
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 from ckpt_conformance.reference_impl.fill import ReadPlan
-from ckpt_conformance.reference_impl.torch_zip import TensorRef
+from ckpt_conformance.reference_impl.torch_zip import ShardedRef, TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
-    from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, TensorEntry
+    from ckpt_conformance.reference_impl.manifest import (
+        FileEntry,
+        Manifest,
+        ShardedEntry,
+        TensorEntry,
+    )
     from ckpt_conformance.reference_impl.train_state import Stateful
+
+
+@dataclass(frozen=True)
+class ReshardReport:
+    """What became of the state that each rank has of its own, at another number of ranks.
+
+    Weights and moments are the same at any number. Generators are not: rank r goes on with those
+    of saved rank r; a rank beyond the saved ones gets fresh ones, made from the save's id and its
+    number, so that no two ranks draw the same (KX2). All else, the data position too, is what the
+    first rank had saved: a loader whose position is its rank's own has to work it out from that.
+
+    Attributes:
+        saved: number of ranks at the save.
+        now: number of ranks at the load.
+        generators: `saved rank 1`, or `fresh`.
+        others: `saved rank 0`: scheduler, data position, extra, further components.
+    """
+
+    saved: int
+    now: int
+    generators: str
+    others: str
 
 
 @dataclass(frozen=True)
@@ -39,6 +66,7 @@ class LoadResult:
         reference: the checkpoint that was served.
         refused: newer or preferred ones that were not, each with its reason.
         cold: ids of components that were asked for and were not in it: they start anew.
+        resharded: how what each rank owned was dealt out; None with the same number of ranks.
     """
 
     step: int
@@ -47,6 +75,7 @@ class LoadResult:
     reference: CheckpointReference
     refused: list[Refusal]
     cold: list[str]
+    resharded: ReshardReport | None = None
 
 
 @dataclass
@@ -146,18 +175,51 @@ def read_flat_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
     return {document: decode(tree) for document, tree in trees.items()}
 
 
-def read_dcp_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
-    """The documents of a DCP directory: the skeleton, with the tensors of the manifest's index."""
-    tensors = opened.manifest.tensors
+def read_dcp_documents(
+    opened: OpenCheckpoint,
+    rank: int = 0,
+    *,
+    check: bool = True,
+) -> dict[str, Tree]:
+    """The documents of a DCP directory: the skeleton, with the tensors of the manifest's index.
+
+    Args:
+        opened: with its metadata (to check) and the files of the train states open.
+        rank: whose train state.
+        check: whether to hold the metadata against the manifest; of several ranks one does.
+    """
+    manifest = opened.manifest
     try:
-        metadata, _ = opened.files[layout.DCP_METADATA]
-        file, _ = opened.files[layout.DCP_EXTRA]
+        first, _ = opened.files[layout.DCP_EXTRA]
+        own, _ = opened.files[layout.dcp_extra_name(rank)]
+        if check:
+            metadata, _ = opened.files[layout.DCP_METADATA]
+            stored = dcp_metadata.read_metadata(metadata)
+            dcp_format.check_index(stored, manifest.tensors, manifest.sharded)
     except KeyError as error:
         raise CheckpointDamaged(f"its manifest does not list {error}") from error
-    dcp_format.check_index(dcp_metadata.read_metadata(metadata), tensors)
-    extra = torch_zip.read_tree(file, layout.DCP_EXTRA)
-    skeleton = decode(extra.pop("skeleton"), lambda key: reference_of(tensors[key]))
-    return {**skeleton, "extra": decode(extra)}
+    extra = torch_zip.read_tree(first, layout.DCP_EXTRA)
+    skeleton = decode(extra.pop("skeleton"), lambda key: reference_to(key, manifest))
+    if rank:
+        extra = torch_zip.read_tree(own, layout.dcp_extra_name(rank))
+    return {**skeleton, "extra": decode(extra, lambda key: reference_to(key, manifest))}
+
+
+def reference_to(key: str, manifest: Manifest) -> TensorRef:
+    """The place of a tensor, whole or in parts."""
+    sharded = manifest.sharded.get(key)
+    return sharded_reference(sharded) if sharded else reference_of(manifest.tensors[key])
+
+
+def sharded_reference(entry: ShardedEntry) -> ShardedRef:
+    """The places of the parts of a tensor from its entry in the manifest."""
+    dtype = DTYPES[entry.dtype]
+    parts = tuple(
+        (part.box, TensorRef(part.file, part.offset, part.nbytes, dtype, part.sizes))
+        for part in entry.parts
+    )
+    nbytes = sum(part.nbytes for part in entry.parts)
+    return ShardedRef("", 0, nbytes, dtype, entry.shape, parts)
 
 
 def reference_of(entry: TensorEntry) -> TensorRef:

@@ -20,6 +20,7 @@ from ckpt_conformance.reference_impl import model_state
 from ckpt_conformance.reference_impl.encode import is_dict, replace
 from ckpt_conformance.reference_impl.errors import CheckpointMismatch
 from ckpt_conformance.reference_impl.model_state import plain_key
+from ckpt_conformance.reference_impl.shards import local_of
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
@@ -223,7 +224,9 @@ class _Target:
                 if self._usable(old, ref):
                     plan.add(ref, old)
                     return old
-            return plan.new(ref, self._device(place, key))
+            if key == "step":
+                return plan.new(ref, self._device(place, key))
+            return plan.new_like(ref, self.parameter, self._device(place, key))
 
         return replace(dict(saved), TensorRef, memory)
 
@@ -237,10 +240,11 @@ class _Target:
 
     def _usable(self, old: torch.Tensor, ref: TensorRef) -> bool:
         """Whether live memory can take the bytes as they are, and no other tensor uses it."""
-        fits = old.dtype == ref.dtype and old.layout is torch.strided and old.is_contiguous()
-        if not fits or old.data_ptr() in self.taken:
+        memory = local_of(old)
+        fits = old.dtype == ref.dtype and old.layout is torch.strided and memory.is_contiguous()
+        if not fits or memory.data_ptr() in self.taken:
             return False
-        self.taken.add(old.data_ptr())
+        self.taken.add(memory.data_ptr())
         return True
 
     def _device(self, place: int, key: str) -> torch.device:

@@ -90,7 +90,8 @@ class Saving(ManagerBase):
             **{name: {} for name in snapshot.by_id(dataloader, "dataloader")},
             **{f"stateful/{name}": {} for name in stateful or {}},
         }
-        return Snapshot(step, tokens_seen, documents, components, self.find_ties(model_state))
+        ties = self.find_ties(model_state)
+        return Snapshot(step, tokens_seen, documents, components, ties, encoder.shards)
 
     def capture_model(self, model: Stateful) -> Mapping[str, Tree]:
         """The model's state_dict under the keys of the bare model (M04)."""

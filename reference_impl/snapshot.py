@@ -8,12 +8,13 @@ extra   the train state, and every further component
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch
 
 from ckpt_conformance.reference_impl.encode import replace, show, walk
+from ckpt_conformance.reference_impl.errors import SaveRefused
 from ckpt_conformance.reference_impl.manifest import TensorEntry
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_conformance.reference_impl.encode import Path, Tree
+    from ckpt_conformance.reference_impl.shards import Shard
 
 T = TypeVar("T")
 
@@ -36,6 +38,8 @@ class Snapshot:
             CPU tensors.
         components: what was saved, by id, with facts that the load needs.
         ties: groups of model keys whose tensors share memory.
+        shards: by the identity of a tensor of the documents, the part of a distributed one that
+            it is; a tensor without one is whole.
     """
 
     step: int
@@ -43,6 +47,16 @@ class Snapshot:
     documents: Mapping[str, Tree]
     components: Mapping[str, Mapping[str, Any]]
     ties: list[list[str]]
+    shards: Mapping[int, Shard] = field(default_factory=dict[int, "Shard"])
+
+    def refuse_parts(self) -> None:
+        """Refuse a tensor of which other ranks hold parts: one process alone cannot save it."""
+        for shard in self.shards.values():
+            if shard.box.sizes != shard.shape:
+                raise SaveRefused(
+                    f"a tensor of shape {shard.shape} is distributed ({shard.layout}) and this "
+                    f"manager saves for one process alone: give it the group of these ranks",
+                )
 
 
 def by_id(component: T | Mapping[str, T] | None, family: str) -> dict[str, T]:

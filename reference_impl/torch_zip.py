@@ -26,6 +26,7 @@ from ckpt_conformance.reference_impl.pickles import (
     opcodes,
     torch_dtype,
 )
+from ckpt_conformance.reference_impl.shards import Box
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,17 @@ class TensorRef:
     nbytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardedRef(TensorRef):
+    """A tensor that is still in its files, in parts that cover it exactly once.
+
+    Attributes:
+        parts: first index of each part in the whole tensor, and the part.
+    """
+
+    parts: tuple[tuple[Box, TensorRef], ...] = ()
 
 
 @dataclass(frozen=True)

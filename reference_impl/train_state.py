@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from ckpt_conformance.reference_impl.durable import digest_bytes
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ def _get_numpy() -> dict[str, Tree]:
     state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the one that jobs use
     if state["bit_generator"] != "MT19937":
         raise SaveRefused("numpy's global generator is not MT19937: restore the default one")
+    return _numpy_state(state)
+
+
+def _numpy_state(state: Any) -> dict[str, Tree]:  # noqa: ANN401  what NumPy gives
+    """A state of NumPy's MT19937 in plain types."""
     return {
         "kind": "MT19937",
         "words": torch.from_numpy(state["state"]["key"].astype(np.int64)),
@@ -87,6 +93,35 @@ def _get_numpy() -> dict[str, Tree]:
         "has_gauss": int(state["has_gauss"]),
         "gauss": float(state["gauss"]),
     }
+
+
+def fresh_rng_state(seed: str) -> dict[str, Tree]:
+    """Generators as `get_rng_state` gives them, made from a text alone; draws from none.
+
+    Another text gives other generators, and each of them its own seed.
+    """
+
+    def number(what: str) -> int:
+        return int(digest_bytes(f"{seed}/{what}".encode())[:15], 16)
+
+    python = random.Random(number("python"))  # noqa: S311 - no secret
+    version, words, gauss = python.getstate()
+    legacy: Any = np.random.RandomState(number("numpy") % 2**32).get_state(legacy=False)
+    state: dict[str, Tree] = {
+        "python": {
+            "version": version,
+            "words": torch.tensor(words, dtype=torch.int64),
+            "gauss": gauss,
+        },
+        "numpy": _numpy_state(legacy),
+        "torch_cpu": torch.Generator().manual_seed(number("torch")).get_state(),
+    }
+    if torch.cuda.is_available():
+        state["torch_cuda"] = [
+            torch.Generator(f"cuda:{device}").manual_seed(number(f"cuda{device}")).get_state()
+            for device in range(torch.cuda.device_count())
+        ]
+    return state
 
 
 def set_rng_state(state: Mapping[str, Tree]) -> None:

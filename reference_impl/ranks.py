@@ -1,0 +1,273 @@
+"""The ranks that save and load together, and how they agree.
+
+Each rank does its part; then all of them learn whether every part succeeded. If one failed, every
+rank raises the same error: no rank publishes, serves or goes on alone (N01, N02, N07). No rank
+waits for ever: a peer that dies or hangs becomes `RankLost`.
+
+The ranks talk through connections of their own over CPU (gloo), never through the job's group, so
+that a save which takes longer than the job's own deadline harms nothing (N09), and jobs on NCCL
+need no device for it. What they say is JSON: nobody's pickle is run. All speak with the first
+rank: it knows by name which rank did not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ckpt_conformance.reference_impl.errors import Failure, RankLost, joint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+Json = Any
+"""What JSON keeps: None, bool, int, float, str, lists and dicts with str keys."""
+
+T = TypeVar("T")
+
+TIMEOUT = 600.0
+"""Seconds that a rank waits for the others: longer than the longest write of one rank."""
+
+_GRACE = 30.0
+"""Seconds that the others wait longer for the first rank, so that it can say who is lost."""
+_MOST_MESSAGE = 2000
+_MOST_BYTES = 1 << 30
+_created: dict[str, int] = {}
+
+
+class Ranks:
+    """A group of ranks. Every method but the properties is to be called by all of them.
+
+    Attributes:
+        rank: of this process in the group; 0 leads.
+        size: how many there are.
+        timeout: seconds.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = TIMEOUT) -> None:
+        """Speak for a group of torch.distributed, by default all ranks. Nothing is sent yet."""
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = timeout
+        self._members = dist.get_process_group_ranks(group)
+        self._lines: dist.ProcessGroup | None = None
+        self._lost = ""
+        self._name = ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank decides, publishes and deletes: only one does (A13, C09)."""
+        return self.rank == 0
+
+    # ---- agreement -----------------------------------------------------------------------------
+
+    def together(
+        self,
+        what: str,
+        part: Callable[[], T],
+        report: Callable[[T], Json] = lambda _: None,
+    ) -> tuple[T, list[Json]]:
+        """Let every rank do its part, and go on only if all of them succeeded.
+
+        Args:
+            what: the same words on every rank; ranks that say different words all fail.
+            part: what this rank does. It must not speak to other ranks.
+            report: what the first rank is to know of the result.
+
+        Returns:
+            This rank's result, and on the first rank the reports of all, by rank.
+
+        Raises:
+            RankFailed: on every rank, if any failed.
+            RankLost: a rank died or did not answer in time.
+        """
+        own: BaseException | None = None
+        result: Any = None
+        outcome: dict[str, Json] = {"what": what}
+        try:
+            result = part()
+            outcome["ok"] = report(result)
+        except BaseException as error:  # noqa: BLE001 - peers must learn of it, then it is raised
+            own = error
+            outcome["failed"] = self._failure(error)
+        outcomes = self._collect(what, outcome)
+        verdict = self._tell(what, self._judged(what, outcomes) if self.leads else None)
+        self._raise_if_failed(what, verdict, own)
+        return result, [one["ok"] for one in outcomes]
+
+    def lead(self, what: str, decide: Callable[[], Json]) -> Json:
+        """Let the first rank decide or do something; all ranks get its result.
+
+        Raises:
+            RankFailed: on every rank, if it failed there.
+            RankLost: a rank died or did not answer in time.
+        """
+        own: BaseException | None = None
+        verdict: dict[str, Json] | None = None
+        if self.leads:
+            try:
+                verdict = {"what": what, "ok": decide()}
+            except BaseException as error:  # noqa: BLE001 - peers must learn of it, then it is raised
+                own = error
+                verdict = {"what": what, "failed": [self._failure(error)]}
+        verdict = self._tell(what, verdict)
+        self._raise_if_failed(what, verdict, own)
+        return verdict["ok"]
+
+    def _failure(self, error: BaseException) -> Json:
+        """What the others learn of an error."""
+        kind = type(error).__name__
+        return [self.rank, kind, str(error)[:_MOST_MESSAGE]]
+
+    def _judged(self, what: str, outcomes: list[dict[str, Json]]) -> dict[str, Json]:
+        """The verdict on the parts of all ranks."""
+        failed = [one["failed"] for one in outcomes if "failed" in one]
+        failed += [
+            [rank, "RankFailed", f"it is at {one['what']!r} while rank 0 is at {what!r}"]
+            for rank, one in enumerate(outcomes)
+            if one["what"] != what
+        ]
+        return {"what": what, "failed": failed} if failed else {"what": what, "ok": None}
+
+    def _raise_if_failed(
+        self,
+        what: str,
+        verdict: dict[str, Json],
+        own: BaseException | None,
+    ) -> None:
+        """Raise what the verdict says: the same on every rank."""
+        if "failed" in verdict:
+            if own is not None and not isinstance(own, Exception):
+                raise own  # an interrupt of this rank's own process stays one
+            error = joint(what, [Failure(*one) for one in verdict["failed"]])
+            raise error from own
+        if verdict["what"] != what:
+            raise self._leave(f"rank 0 is at {verdict['what']!r} while this rank is at {what!r}")
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _collect(self, what: str, outcome: dict[str, Json]) -> list[dict[str, Json]]:
+        """Bring the outcomes of all ranks to the first; an empty list on the others."""
+        if not self.leads:
+            self.send_bytes(what, 0, json.dumps(outcome).encode())
+            return []
+        until = time.monotonic() + self.timeout
+        return [
+            outcome,
+            *(
+                json.loads(self.receive_bytes(what, rank, until))
+                for rank in range(1, self.size)
+            ),
+        ]
+
+    def _tell(self, what: str, verdict: dict[str, Json] | None) -> dict[str, Json]:
+        """Bring the first rank's verdict to all."""
+        if verdict is None:
+            until = time.monotonic() + self.timeout + min(_GRACE, self.timeout)
+            answer: dict[str, Json] = json.loads(self.receive_bytes(what, 0, until))
+            return answer
+        data = json.dumps(verdict).encode()
+        for rank in range(1, self.size):
+            self.send_bytes(what, rank, data)
+        return verdict
+
+    def send_bytes(self, what: str, rank: int, data: bytes | memoryview) -> None:
+        """Send bytes to a rank, which has to call `receive_bytes`."""
+        lines = self._connect(what)
+        wait = timedelta(seconds=self.timeout + min(_GRACE, self.timeout))
+        try:
+            lines.send([torch.tensor([len(data)])], rank, 0).wait(wait)
+            if len(data):
+                raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                lines.send([raw], rank, 0).wait(wait)
+        except RuntimeError as error:
+            raise self._leave(f"rank {rank} is gone ({what}): {error}") from error
+
+    def receive_bytes(self, what: str, rank: int, until: float | None = None) -> bytes:
+        """Bytes from a rank; `until` is a time of `time.monotonic`."""
+        lines = self._connect(what)
+        until = time.monotonic() + self.timeout if until is None else until
+        length = torch.zeros(1, dtype=torch.int64)
+        try:
+            lines.recv([length], rank, 0).wait(_left(until))
+            if not 0 <= int(length) <= _MOST_BYTES:
+                raise RuntimeError(f"it announced {int(length)} bytes")  # noqa: TRY301
+            data = torch.empty(int(length), dtype=torch.uint8)
+            if int(length):
+                lines.recv([data], rank, 0).wait(_left(until))
+        except RuntimeError as error:
+            why = "did not answer in time" if time.monotonic() >= until else "is gone"
+            raise self._leave(f"rank {rank} {why} ({what}): {error}") from error
+        return data.numpy().tobytes()
+
+    # ---- connections ---------------------------------------------------------------------------
+
+    def _connect(self, what: str) -> dist.ProcessGroup:
+        """The connections of this group, made at the first call.
+
+        Not by `dist.new_group`: with local synchronisation it gives the name of a group that was
+        destroyed to the next one, which then waits for the old group's addresses.
+        """
+        if self._lost:
+            raise RankLost(f"{what}: {self._lost}. This group ended with it: start the job again")
+        if self._lines is None:
+            store = self._store(new=True)
+            wait = timedelta(seconds=self.timeout)
+            try:
+                self._lines = dist.ProcessGroupGloo(store, self.rank, self.size, wait)
+            except RuntimeError as error:
+                raise self._leave(f"not all ranks came to {what}: {error}") from error
+        return self._lines
+
+    def _store(self, *, new: bool = False) -> dist.Store:
+        """Where the ranks find each other: a corner of the job's store, a new one per group."""
+        if new:
+            members = "_".join(map(str, self._members))
+            _created[members] = _created.get(members, 0) + 1
+            self._name = f"checkpoint_ranks/{members}/{_created[members]}"
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # torch has no public way to the job's store
+        return dist.PrefixStore(self._name, store)
+
+    def _leave(self, why: str) -> RankLost:
+        """End the connections, so that the others learn at once; the reason is left for them."""
+        if self.leads:
+            with suppress(RuntimeError):
+                self._store().set("lost", why)
+        else:
+            why = self._reason() or why
+        self._lost = why.partition("\n")[0]
+        self.close()
+        logger.error("rank %d of %d: %s", self.rank, self.size, self._lost)
+        return RankLost(f"{self._lost}. Nothing more can be agreed with it: start the job again")
+
+    def _reason(self) -> str:
+        """What the first rank left as the reason; nothing if it is gone itself."""
+        with suppress(RuntimeError):
+            store = self._store()
+            store.wait(["lost"], timedelta(seconds=1))
+            return bytes(store.get("lost")).decode()
+        return ""
+
+    def close(self) -> None:
+        """End the connections."""
+        self._lines = None
+
+
+def _left(until: float) -> timedelta:
+    """The time that is left, at least a moment."""
+    return timedelta(seconds=max(until - time.monotonic(), 0.001))
+
+
+def ranks_of(group: dist.ProcessGroup | None, timeout: float) -> Ranks | None:
+    """The ranks of a group, by default all of the job; None for a process alone."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return None
+    return Ranks(group, timeout)

@@ -1,0 +1,302 @@
+"""Loading on several ranks: one list, one verdict on each candidate, and nobody goes on alone.
+
+    first    the candidates, newest first: each rank's own listing may differ (N02, N03)
+    first    the manifest of a candidate, to all
+    all      verify a share of the files, and what the own train state needs
+    all      plan: where every byte of the own part goes; nothing is touched yet
+    all      read; then hand over
+
+After each line all ranks know whether every one succeeded. What one rank finds damaged is refused
+by all; what does not fit one rank's job is an error on all (N04, N07).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckpt_conformance.reference_impl import layout, permissions, train_state
+from ckpt_conformance.reference_impl.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    RankFailed,
+    RanksDamaged,
+)
+from ckpt_conformance.reference_impl.fill import fill
+from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
+from ckpt_conformance.reference_impl.loading import Loading
+from ckpt_conformance.reference_impl.manifest import Manifest, parse_manifest
+from ckpt_conformance.reference_impl.model_state import bare, plain_state
+from ckpt_conformance.reference_impl.opened import (
+    Destinations,
+    LoadPlan,
+    OpenCheckpoint,
+    check_documents,
+    read_dcp_documents,
+)
+from ckpt_conformance.reference_impl.ranks_saving import joined_ties
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ckpt_conformance.reference_impl.ranks import Json, Ranks
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a load was asked for; the same on every rank."""
+
+    reference: str | os.PathLike[str] | CheckpointReference | None
+    step: int | None
+    kind: Kind | None
+    allowed: set[str]
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        name = "" if self.reference is None else f" of {self.reference}"
+        return f"load{name}" + ("" if self.step is None else f" of step {self.step}")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A candidate that every rank has verified and planned."""
+
+    opened: OpenCheckpoint
+    plan: LoadPlan
+
+
+class RankLoading(Loading):
+    """Find, verify, plan, fill and hand over on several ranks."""
+
+    _ties: list[list[str]] | None = None
+
+    # ---- find ----------------------------------------------------------------------------------
+
+    def find_on_ranks(
+        self,
+        ranks: Ranks,
+        job: Destinations,
+        asked: Asked,
+        refused: list[Refusal],
+    ) -> Planned | None:
+        """The first candidate that every rank can serve; None if there is none."""
+        what = str(asked)
+        _, told = ranks.together(what, lambda: self.ask(job, asked), lambda one: one)
+        found = ranks.lead(f"{what}: choose", lambda: self.choose(asked, told))
+        self._ties = found["ties"]
+        if self._run_id is None:
+            self._run_id = found["run_id"]
+        for one in found["candidates"]:
+            candidate = self.placed(one)
+            try:
+                return self.open_together(ranks, candidate, job, asked.allowed)
+            except RanksDamaged as error:
+                refused.append(Refusal(candidate, str(error)))
+                logger.warning("%s is REFUSED: %s", candidate.path, error)
+        return None
+
+    def ask(self, job: Destinations, asked: Asked) -> Json:
+        """What this rank wants, for the first one to compare."""
+        return {
+            "step": asked.step,
+            "kind": asked.kind,
+            "named": asked.reference is not None,
+            "allowed": sorted(asked.allowed),
+            "components": job.ids,
+            "ties": super().live_ties(plain_state(bare(job.model).state_dict())),
+        }
+
+    def choose(self, asked: Asked, told: Sequence[Json]) -> Json:
+        """The candidates as the first rank sees them, once all are seen to want the same."""
+        for rank, one in enumerate(told):
+            for fact in ("step", "kind", "named", "allowed", "components"):
+                if one[fact] != told[0][fact]:
+                    raise CheckpointMismatch(
+                        f"{fact} is {told[0][fact]} on rank 0 and {one[fact]} on rank {rank}: "
+                        f"every rank has to ask for the same",
+                    )
+        found = self.candidates(asked.reference, asked.step, asked.kind)
+        return {
+            "run_id": self.run_id,
+            "ties": joined_ties([one["ties"] for one in told]),
+            "candidates": [self.place_of(one) for one in found],
+        }
+
+    def place_of(self, reference: CheckpointReference) -> Json:
+        """A reference as it is told: relative to the root, which each rank may have elsewhere."""
+        inside = reference.directory.is_relative_to(self.root)
+        place = reference.directory.relative_to(self.root) if inside else reference.directory
+        return [str(place), reference.step, reference.kind]
+
+    def placed(self, told: Json) -> CheckpointReference:
+        """A reference as it was told."""
+        place, step, kind = told
+        return CheckpointReference(self.root / Path(place), step, kind)
+
+    # ---- verify and plan -----------------------------------------------------------------------
+
+    def open_together(
+        self,
+        ranks: Ranks,
+        candidate: CheckpointReference,
+        job: Destinations,
+        allowed: set[str],
+    ) -> Planned:
+        """Verify and plan one candidate on every rank.
+
+        Raises:
+            RanksDamaged: some rank found it damaged: all refuse it.
+            RankFailed: it does not fit the job of some rank.
+        """
+        name = candidate.path.name
+        text = ranks.lead(
+            f"{name}: manifest",
+            lambda: or_damaged(lambda: self.read_manifest(candidate).to_bytes().decode()),
+        )
+        opened = OpenCheckpoint(candidate, parse_manifest(text.encode(), name))
+        try:
+            ranks.together(
+                f"{name}: verify",
+                lambda: or_damaged(lambda: self.verify_on_rank(ranks, opened, allowed)),
+            )
+            plan, _ = ranks.together(
+                f"{name}: plan",
+                lambda: or_damaged(lambda: self.plan_on_rank(ranks, opened, job, allowed)),
+            )
+        except BaseException:
+            opened.close()
+            raise
+        return Planned(opened, plan)
+
+    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint, allowed: set[str]) -> None:
+        """Verify this rank's share of the files and those that it reads whole; then read those."""
+        del allowed
+        check_rank_files(opened.manifest)
+        for name in self.share(ranks, opened.manifest):
+            self.open_on_rank(opened, name)
+            self.verify_file(*opened.files[name])
+        try:
+            opened.documents = self.documents_on_rank(ranks, opened)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointDamaged(f"its structure is malformed: {error!r}") from error
+        check_documents(opened)
+
+    def share(self, ranks: Ranks, manifest: Manifest) -> list[str]:
+        """The files that this rank verifies: those it parses, and its part of all the others."""
+        own = {layout.DCP_EXTRA, layout.dcp_extra_name(self.source_rank(ranks, manifest))}
+        if ranks.leads:
+            own.add(layout.DCP_METADATA)
+        shares = divided({name: one.size for name, one in manifest.files.items()}, ranks.size)
+        return sorted(own.union(shares[ranks.rank]))
+
+    def open_on_rank(self, opened: OpenCheckpoint, name: str) -> None:
+        """Open a file of the checkpoint, if it is not open yet; its size is right."""
+        if name in opened.files:
+            return
+        entry = opened.manifest.files.get(name)
+        if entry is None:
+            raise CheckpointDamaged(f"its manifest does not list {name}")
+        file = opened.open(name, entry)
+        status = os.fstat(file.fileno())
+        permissions.check_owner(Path(name), status, self.owners)
+        if status.st_size != entry.size:
+            raise CheckpointDamaged(f"{name} has {status.st_size} bytes instead of {entry.size}")
+
+    def source_rank(self, ranks: Ranks, manifest: Manifest) -> int:
+        """Whose train state this rank takes: its own, or the first one's in another world."""
+        return ranks.rank if manifest.world_size == ranks.size else 0
+
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+        """The documents, with the train state that is this rank's."""
+        manifest = opened.manifest
+        documents = read_dcp_documents(
+            opened, self.source_rank(ranks, manifest), check=ranks.leads
+        )
+        if manifest.world_size != ranks.size:
+            documents["extra"] = {
+                **documents["extra"],
+                "rng": self.generators_of(ranks.rank, opened),
+            }
+        return documents
+
+    def generators_of(self, rank: int, opened: OpenCheckpoint) -> Any:  # noqa: ANN401
+        """The generators of a rank in another world: its own saved ones, or fresh ones (KX2)."""
+        manifest = opened.manifest
+        if rank >= manifest.world_size:
+            return train_state.fresh_rng_state(f"{manifest.save_id}/{rank}")
+        name = layout.dcp_extra_name(rank)
+        self.open_on_rank(opened, name)
+        self.verify_file(*opened.files[name])
+        return read_dcp_documents(opened, rank, check=False)["extra"]["rng"]
+
+    def plan_on_rank(
+        self,
+        ranks: Ranks,
+        opened: OpenCheckpoint,
+        job: Destinations,
+        allowed: set[str],
+    ) -> LoadPlan:
+        """Decide where every byte goes that this rank needs, and open what it reads."""
+        del ranks
+        plan = self.plan(opened, job, allowed)
+        for name in plan.reads.files:
+            self.open_on_rank(opened, name)
+        return plan
+
+    def live_ties(self, tensors: Mapping[str, Any]) -> list[list[str]]:
+        """The job's ties as all ranks together see them: one that holds no row sees none."""
+        return super().live_ties(tensors) if self._ties is None else self._ties
+
+    # ---- read and hand over --------------------------------------------------------------------
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Fill the memory of every rank, and hand over once all of them are filled."""
+        name = planned.opened.reference.path.name
+        try:
+            ranks.together(f"{name}: read", lambda: or_damaged(lambda: self.fill_on_rank(planned)))
+        except RankFailed as error:
+            raise CheckpointDamaged(
+                f"{error}. The state in memory is not to be used: load again",
+            ) from error
+        ranks.together(f"{name}: hand over", lambda: self.apply(planned.plan, job))
+
+    def fill_on_rank(self, planned: Planned) -> None:
+        """Read what this rank needs into its memory."""
+        fill(planned.plan.reads, planned.opened.files, alone=False)
+
+
+def or_damaged(part: Callable[[], T]) -> T:
+    """Do a part of a load; a disk that does not give the bytes is a damaged checkpoint."""
+    try:
+        return part()
+    except OSError as error:
+        raise CheckpointDamaged(str(error)) from error
+
+
+def check_rank_files(manifest: Manifest) -> None:
+    """The train state of every rank that saved is listed.
+
+    Raises:
+        CheckpointDamaged: one is not.
+    """
+    names = map(layout.dcp_extra_name, range(manifest.world_size))
+    if missing := [name for name in names if name not in manifest.files]:
+        raise CheckpointDamaged(f"its manifest does not list {missing[:4]}")
+
+
+def divided(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Files in shares of about the same number of bytes; the same on every rank."""
+    shares: list[list[str]] = [[] for _ in range(count)]
+    load = [0] * count
+    for name in sorted(sizes, key=lambda one: (-sizes[one], one)):
+        least = min(range(count), key=load.__getitem__)
+        shares[least].append(name)
+        load[least] += sizes[name] + 1
+    return shares

@@ -1,0 +1,204 @@
+"""Parts of tensors: which box of a whole tensor a rank holds, and which rank writes it.
+
+A DTensor says of itself where its local part lies. What the ranks say together is held against the
+whole: every element is in exactly one box, whatever the meshes and placements are (I01, I06, I10);
+a box that several ranks hold is written by one of them, and must be the same on all (I05, I09).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ckpt_conformance.reference_impl.errors import SaveRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+class Box(NamedTuple):
+    """A part of a tensor: first index and extent in each dimension."""
+
+    begin: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def volume(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+    def common(self, other: Box) -> Box | None:
+        """The part that two boxes share; None without one."""
+        begin = tuple(map(max, self.begin, other.begin))
+        ends = map(min, self.ends, other.ends)
+        sizes = tuple(end - at for at, end in zip(begin, ends, strict=True))
+        return Box(begin, sizes) if all(size > 0 for size in sizes) else None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The first index after the box, in each dimension."""
+        return tuple(at + size for at, size in zip(self.begin, self.sizes, strict=True))
+
+    def slices_in(self, outer: Box) -> tuple[slice, ...]:
+        """Where this box lies in a tensor that holds the outer one."""
+        starts = [at - first for at, first in zip(self.begin, outer.begin, strict=True)]
+        return tuple(slice(at, at + size) for at, size in zip(starts, self.sizes, strict=True))
+
+
+def whole_box(shape: Sequence[int]) -> Box:
+    """The box that is the whole tensor."""
+    return Box((0,) * len(shape), tuple(shape))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What is known of a tensor that stands for a part of a larger one.
+
+    Attributes:
+        shape: of the whole tensor.
+        box: the part that this rank holds.
+        layout: mesh and placements in words, as `[[0, 1], [2, 3]] S(0) R`.
+    """
+
+    shape: tuple[int, ...]
+    box: Box
+    layout: str
+
+
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """The memory that this rank holds of a tensor: the tensor itself if it is not distributed."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def shard_of(value: DTensor) -> Shard:
+    """Where the local part of a distributed tensor lies.
+
+    Raises:
+        ValueError: a sum that is not carried out yet, or a local part that is not one box.
+    """
+    layout = layout_of(value)
+    if any(placement.is_partial() for placement in value.placements):
+        raise ValueError(f"it is a partial sum ({layout}): reduce it first")
+    found: Any = value
+    shape, local = tuple(value.shape), tuple(value.to_local().shape)
+    if value.device_mesh.get_coordinate() is None or not math.prod(local):
+        return Shard(shape, Box((0,) * len(shape), (0,) * len(shape)), layout)
+    chunks = found.__create_chunk_list__()
+    boxes = [Box(tuple(one.offsets), tuple(one.sizes)) for one in chunks]
+    if len(boxes) != 1 or boxes[0].sizes != local:
+        raise ValueError(f"its local part of shape {local} is not one box of it ({layout})")
+    return Shard(shape, boxes[0], layout)
+
+
+def layout_of(value: torch.Tensor) -> str:
+    """Mesh and placements in words; nothing for a tensor that is not distributed."""
+    if not isinstance(value, DTensor):
+        return ""
+    return f"{value.device_mesh.mesh.tolist()} {' '.join(map(str, value.placements))}"
+
+
+def like(live: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A tensor that is distributed as a live one is, over new local memory."""
+    if not isinstance(live, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        live.device_mesh,
+        live.placements,
+        run_check=False,
+        shape=live.shape,
+        stride=live.stride(),
+    )
+
+
+def why_not_covered(shape: Sequence[int], boxes: Iterable[Box]) -> str:
+    """Why boxes do not hold every element of a shape exactly once; nothing if they do.
+
+    With no overlap and as many elements in the boxes as in the tensor, there is no hole.
+    """
+    found = [box for box in boxes if box.volume]
+    whole = whole_box(shape)
+    if any(box.common(whole) != box for box in found):
+        return f"a part lies outside of its shape {tuple(shape)}"
+    if any(one.common(other) for at, one in enumerate(found) for other in found[:at]):
+        return "its parts overlap"
+    missing = whole.volume - sum(box.volume for box in found)
+    return f"{missing} of {whole.volume} elements are in no part" if missing else ""
+
+
+class Held(NamedTuple):
+    """What one rank says of one tensor: dtype as `float32`, whole shape, and its own box."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+
+    @property
+    def nbytes_per_element(self) -> int:
+        """Bytes of an element."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Who writes what.
+
+    Attributes:
+        writes: by rank, the keys whose box it writes.
+        shared: keys of which some box is held by several ranks.
+    """
+
+    writes: list[list[str]]
+    shared: list[str]
+
+
+def assign(held: Sequence[Mapping[str, Held]]) -> Assignment:
+    """Decide for each box which rank writes it: of those that hold it, the least loaded one.
+
+    Args:
+        held: by rank, what it holds, by key.
+
+    Raises:
+        SaveRefused: ranks that differ in shape or dtype of a key, a hole, or an overlap.
+    """
+    writes: list[list[str]] = [[] for _ in held]
+    load = [0] * len(held)
+    shared: list[str] = []
+    for key in dict.fromkeys(key for one in held for key in one):
+        holders = _holders(key, held)
+        if any(len(ranks) > 1 for ranks in holders.values()):
+            shared.append(key)
+        size = held[next(iter(holders.values()))[0]][key].nbytes_per_element
+        for box, ranks in holders.items():
+            writer = min(ranks, key=load.__getitem__)
+            writes[writer].append(key)
+            load[writer] += box.volume * size
+    return Assignment(writes, shared)
+
+
+def _holders(key: str, held: Sequence[Mapping[str, Held]]) -> dict[Box, list[int]]:
+    """The ranks that hold each box of a tensor; the boxes cover it."""
+    entries = {rank: one[key] for rank, one in enumerate(held) if key in one}
+    first, described = next(iter(entries.items()))
+    for rank, one in entries.items():
+        if one[:2] != described[:2]:
+            raise SaveRefused(
+                f"{key} is {described.dtype} {described.shape} on rank {first} and {one.dtype} "
+                f"{one.shape} on rank {rank}. Nothing was written. Give what differs between "
+                f"ranks a name of its own on each, or make it a DTensor",
+            )
+    whole = whole_box(described.shape)
+    holders: dict[Box, list[int]] = {}
+    for rank, one in entries.items():
+        if one.box.volume or (not whole.volume and one.box == whole):
+            holders.setdefault(one.box, []).append(rank)
+    if not whole.volume:
+        return {whole: holders.get(whole) or [first]}
+    if why := why_not_covered(described.shape, holders):
+        raise SaveRefused(f"{key}: what the ranks hold of it is not the whole: {why} (I06)")
+    return holders
