@@ -150,9 +150,7 @@ class Encoder:
             return {TAG: "dict", "value": list(items.items())}
         return _mapping_like(value, items)
 
-    def _tensor(
-        self, value: torch.Tensor, path: Path, shard: Shard | None = None
-    ) -> torch.Tensor:
+    def _tensor(self, value: torch.Tensor, path: Path, shard: Shard | None = None) -> torch.Tensor:
         """Encode a tensor, once for all the keys that hold the same memory."""
         _check_tensor(value, path)
         key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype, shard)

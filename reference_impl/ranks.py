@@ -162,10 +162,7 @@ class Ranks:
         until = time.monotonic() + self.timeout
         return [
             outcome,
-            *(
-                json.loads(self.receive_bytes(what, rank, until))
-                for rank in range(1, self.size)
-            ),
+            *(json.loads(self.receive_bytes(what, rank, until)) for rank in range(1, self.size)),
         ]
 
     def _tell(self, what: str, verdict: dict[str, Json] | None) -> dict[str, Json]:

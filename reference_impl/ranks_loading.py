@@ -216,9 +216,7 @@ class RankLoading(Loading):
     def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
         """The documents, with the train state that is this rank's."""
         manifest = opened.manifest
-        documents = read_dcp_documents(
-            opened, self.source_rank(ranks, manifest), check=ranks.leads
-        )
+        documents = read_dcp_documents(opened, self.source_rank(ranks, manifest), check=ranks.leads)
         if manifest.world_size != ranks.size:
             documents["extra"] = {
                 **documents["extra"],

@@ -190,9 +190,7 @@ def save(root: str, layout: str, steps: int = 3, **settings: Any) -> dict[str, A
         steps, **job.parts, tokens_seen=100 * steps, extra={"rank": job.rank, "at": steps}
     )
     manager.close()
-    return {
-        "path": str(path), "digest": job.digest(), "draws": job.draws(), "at": job.loader.at
-    }
+    return {"path": str(path), "digest": job.digest(), "draws": job.draws(), "at": job.loader.at}
 
 
 def load(root: str, layout: str, **settings: Any) -> dict[str, Any]:

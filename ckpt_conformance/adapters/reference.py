@@ -38,11 +38,15 @@ class Reference(AdapterBase):
         )
 
 
+# Per-rank files load only into the world and the layout that saved them.
+OF_DIRECTORIES = (Capability.EXPORT, Capability.RESHARD)
+
+
 def make(
     name: str, *, use_dcp: bool, manager: type[CheckpointManager] = CheckpointManager
 ) -> Reference:
     """Make the adapter of one format."""
-    capabilities = {c for c in Capability if c is not Capability.EXPORT or use_dcp}
+    capabilities = {c for c in Capability if use_dcp or c not in OF_DIRECTORIES}
     return Reference(
         name=name,
         version=__version__,
@@ -51,6 +55,7 @@ def make(
         refusals=(CheckpointError,),
         library="ckpt-conformance reference_impl",
         recipe="",
+        resharding={"rng": "by-rank", "loader": "global"},
         manager=manager,
         use_dcp=use_dcp,
     )
