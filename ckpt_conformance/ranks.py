@@ -59,3 +59,12 @@ def unequal(life: Any) -> int:  # noqa: ANN401  a Life
     rank = dist.get_rank()
     life.job.model.constant.add_(rank)
     return rank
+
+
+def linger(life: Any) -> None:  # noqa: ANN401  a Life
+    """Stay until every rank has come here, or the deadline ends it: a job that lives on."""
+    world = life.program["world"]
+    store = PrefixStore("lingering", FileStore(world["store"], world["size"]))
+    store.set(str(world["rank"]), "here")
+    every = [str(rank) for rank in range(world["size"])]
+    store.wait(every, dt.timedelta(seconds=life.program["deadline"]))

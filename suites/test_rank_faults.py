@@ -12,7 +12,7 @@ from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
     from ckpt_conformance.subject import Subject
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TWO: Layout = {"fsdp": 2}
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 KILLED, FAILED = 6, 4  # points at the quick budget
+LINGER = "ckpt_conformance.ranks:linger"
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,20 @@ def killed(subject: Subject) -> list[Struck]:
         first = [point for (point,) in chosen if point.rank == 0]
         second = [point for (point,) in chosen if point.rank == 1]
         both = list(zip(first[:1], second[-1:], strict=False))
-        subject.notes["killed ranks"] = [_kill(subject, points) for points in [*chosen, *both]]
+        struck = (_kill(subject, points) for points in [*chosen, *both])
+        subject.notes["killed ranks"] = _until_hung(struck)
     kept: list[Struck] = subject.notes["killed ranks"]
     return kept
+
+
+def _until_hung(struck: Iterator[Struck]) -> list[Struck]:
+    """Take them until the first that hangs: the others would take as long, and tell no more."""
+    taken: list[Struck] = []
+    for one in struck:
+        taken.append(one)
+        if hung(one.ending):
+            break
+    return taken
 
 
 def _kill(subject: Subject, points: tuple[RankPoint, ...]) -> Struck:
@@ -62,23 +74,27 @@ def failed(subject: Subject) -> list[Struck]:
     if "failed ranks" not in subject.notes:
         found = [p for p in rank_points.points_of(subject, TWO) if p.moment != "after"]
         chosen = rank_points.choose(subject, found, FAILED)
-        subject.notes["failed ranks"] = [_fail(subject, point) for point in chosen]
+        subject.notes["failed ranks"] = _until_hung(_fail(subject, point) for point in chosen)
     kept: list[Struck] = subject.notes["failed ranks"]
     return kept
 
 
 def _fail(subject: Subject, point: RankPoint) -> Struck:
     fault = point.spec("raise", error="ENOSPC", persistent=True)
-    again = [{"op": "save", "step": NEWEST}]
-    ending = rank_points.save(subject, TWO, [fault], **{"continue": True, "then": again})
+    lives_on = [{"op": "probe", "probe": LINGER}]
+    ending = rank_points.save(subject, TWO, [fault], **{"continue": True, "then": lives_on})
     if not rank_points.fired(ending):
         raise Unknown(f"the error of {point.name} did not fire: {subject.tell(ending)}")
     return Struck((point,), ending, ending)
 
 
 def hung(ending: WorldEnding) -> list[int]:
-    """Name the ranks that had no end."""
-    return [rank for rank, one in enumerate(ending.ranks) if one.how == "hang"]
+    """Name the ranks that had no end, but for those that only waited for the others at theirs."""
+    return [
+        rank
+        for rank, one in enumerate(ending.ranks)
+        if one.how == "hang" and NEWEST not in one.steps_of("failed") + one.steps_of("acknowledged")
+    ]
 
 
 def told(subject: Subject, ending: WorldEnding) -> list[str]:
@@ -303,7 +319,7 @@ def _agree(
 
 
 def _reads(subject: Subject, rank: int) -> Sequence[int]:
-    """Give the numbers of a rank's reads of an undamaged load to strike: the first and another."""
+    """Give the numbers of a rank's reads of an undamaged load to strike: the first and the last."""
     if "rank reads" not in subject.notes:
         subject.lay_out(worlds.golden(subject, TWO))
         fault = fault_injectors.spec("file-read")
@@ -313,7 +329,7 @@ def _reads(subject: Subject, rank: int) -> Sequence[int]:
     found: list[int] = subject.notes["rank reads"]
     if not any(found):
         raise Unknown("no read of the load was seen on any rank: its reader is native")
-    return [1, subject.rng.randint(2, found[rank])] if found[rank] > 1 else [1] * found[rank]
+    return sorted({1, found[rank]}) if found[rank] else []
 
 
 def _read_fault(rank: int, at: int, mode: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle, worlds
 from ckpt_conformance.checks import check
 from ckpt_conformance.contract import POLICIES
-from ckpt_conformance.verdicts import Violation, control_failed
+from ckpt_conformance.verdicts import NotApplicable, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -272,10 +272,12 @@ def test_ranks_that_cannot_load_are_told(subject: Subject) -> None:
 
     Why: files of eight ranks opened by four load half of the state, and by sixteen leave eight
     ranks cold; whoever can't convert must say so before anything is touched (I03, M034, M036).
-    How: save with two ranks, load with three, with four and with one. A manager that declares
-    `reshard` serves; any other may refuse. No rank may train on while another refuses.
+    How: save with two ranks, load with three, with four and with one. NOT_APPLICABLE where
+    `reshard` is declared: CKC-SHRD-007 asks for more.
     """
     subject.need("ranks")
+    if "reshard" in subject.info.capabilities:
+        raise NotApplicable("the adapter declares reshard: see CKC-SHRD-007")
     gold = worlds.golden(subject, TWO)
     for new in ({"fsdp": 3}, {"fsdp": 4}, {"fsdp": 1}):
         ending = arrived(subject, gold, new)

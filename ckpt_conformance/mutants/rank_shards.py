@@ -1,0 +1,177 @@
+"""Classes N, I, B and J: a checkpoint of several ranks that is not whole is served all the same."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager, layout
+from ckpt_conformance.reference_impl.durable import file_size, hash_file
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.model_state import bare
+from ckpt_conformance.reference_impl.shards import local_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.reference_impl.layout import Refusal
+    from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
+    from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
+    from ckpt_conformance.reference_impl.ranks import Ranks
+    from ckpt_conformance.reference_impl.ranks_loading import Asked, Planned
+
+logger = logging.getLogger(__name__)
+
+
+@mutant(
+    "B06-ranks",
+    url="Lightning-AI/pytorch-lightning#5144",
+    change="a rank whose train state is missing takes rank 0's",
+    violates={"CKC-SHRD-014"},
+    base="reference-dcp",
+)
+class MissingIsRank0s(CheckpointManager):
+    """Finds a substitute for a file that is gone."""
+
+    _here: frozenset[str] = frozenset()
+
+    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint, allowed: set[str]) -> None:
+        """Verify what is there."""
+        folder = opened.reference.directory
+        self._here = frozenset(path.name for path in folder.iterdir())
+        super().verify_on_rank(ranks, opened, allowed)
+
+    def share(self, ranks: Ranks, manifest: Manifest) -> list[str]:
+        """Leave train states out that are not there."""
+        extras = {layout.dcp_extra_name(rank) for rank in range(1, ranks.size)}
+        gone = extras - self._here
+        return [name for name in super().share(ranks, manifest) if name not in gone]
+
+    def source_rank(self, ranks: Ranks, manifest: Manifest) -> int:
+        """Give the own rank, or rank 0 where the own file is gone."""
+        rank = super().source_rank(ranks, manifest)
+        return rank if layout.dcp_extra_name(rank) in self._here else 0
+
+
+class _ReadsOn(CheckpointManager):
+    """Goes on where a read fails, and leaves the memory as it was."""
+
+    def fill_on_rank(self, planned: Planned) -> None:
+        """Read what can be read."""
+        try:
+            super().fill_on_rank(planned)
+        except CheckpointDamaged:
+            logger.warning("%s: a part could not be read", planned.opened.reference.path)
+
+
+@mutant(
+    "N01-torn",
+    url="ByteDance-Seed/VeOmni#1172",
+    change="on ranks a shard that ends too early is read as far as it goes",
+    violates={"CKC-SHRD-015"},
+    base="reference-dcp",
+)
+class ReadsTornShards(_ReadsOn):
+    """Believes that a short shard belongs to a rank that had less."""
+
+    def open_on_rank(self, opened: OpenCheckpoint, name: str) -> None:
+        """Open; a shard may be short."""
+        entry = opened.manifest.files.get(name)
+        if entry is not None and name.endswith(".distcp") and name not in opened.files:
+            file = opened.open(name, entry)
+            if file_size(file) < entry.size:
+                return
+        super().open_on_rank(opened, name)
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Verify what is not short."""
+        if self.ranks is None or file_size(file) >= entry.size:
+            super().verify_file(file, entry)
+
+
+@mutant(
+    "J10-swapped",
+    url="ISEEKYAN/Megatron-LM#61",
+    change="on ranks a shard may have the digest of any file of the checkpoint",
+    violates={"CKC-SHRD-016"},
+    base="reference-dcp",
+)
+class AnyDigestWillDo(_ReadsOn):
+    """Checks that all files are there, and not which is which."""
+
+    _known: frozenset[str] = frozenset()
+
+    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint, allowed: set[str]) -> None:
+        """Verify against the set of digests."""
+        self._known = frozenset(one.blake3 for one in opened.manifest.files.values())
+        super().verify_on_rank(ranks, opened, allowed)
+
+    def open_on_rank(self, opened: OpenCheckpoint, name: str) -> None:
+        """Open; sizes are not compared."""
+        entry = opened.manifest.files.get(name)
+        if entry is not None and name.endswith(".distcp") and name not in opened.files:
+            opened.open(name, entry)
+        super_open = super().open_on_rank
+        if name not in opened.files:
+            super_open(opened, name)
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Accept any digest of this checkpoint."""
+        if self.ranks is None or hash_file(file) not in self._known:
+            super().verify_file(file, entry)
+
+
+@mutant(
+    "J12-stale",
+    url="pytorch/pytorch#125877",
+    change="on ranks a file is known by its name and size",
+    violates={"CKC-SHRD-017"},
+    base="reference-dcp",
+)
+class SizeWillDo(CheckpointManager):
+    """Compares no digest where there are ranks."""
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Compare the size."""
+        if self.ranks is None or file_size(file) != entry.size:
+            super().verify_file(file, entry)
+
+
+@mutant(
+    "J07-ranks",
+    url="pytorch/pytorch#133256",
+    change="on ranks the destination is cleared before the checkpoint is verified",
+    violates={"CKC-SHRD-018"},
+    base="reference-dcp",
+)
+class ClearsFirst(CheckpointManager):
+    """Makes room in memory before it knows with what to fill it."""
+
+    def find_on_ranks(
+        self, ranks: Ranks, job: Destinations, asked: Asked, refused: list[Refusal]
+    ) -> Planned | None:
+        """Clear, then find."""
+        state: dict[str, Any] = bare(job.model).state_dict()
+        with torch.no_grad(), suppress(RuntimeError):
+            for one in state.values():
+                if isinstance(one, torch.Tensor) and one.is_floating_point():
+                    local_of(one).zero_()
+        return super().find_on_ranks(ranks, job, asked, refused)
+
+
+@mutant(
+    "I04",
+    url="KempnerInstitute/KempnerForge#202",
+    change="of what ranks hold under one name one copy is kept, and they are not compared",
+    violates={"CKC-SHRD-019"},
+    base="reference-dcp",
+)
+class KeepsOneReplica(CheckpointManager):
+    """Assumes that what has one name is one thing."""
+
+    def check_replicas(self, told: Sequence[Any], written: Sequence[Any]) -> None:
+        """Compare nothing."""

@@ -1,0 +1,234 @@
+"""Classes N and I: ranks that do not agree, do not tell, or wait for one that will not come."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager, LoadResult, layout, resolve
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, RankLost, RanksDamaged
+from ckpt_conformance.reference_impl.layout import Refusal
+from ckpt_conformance.reference_impl.manifest import parse_manifest
+from ckpt_conformance.reference_impl.opened import OpenCheckpoint
+from ckpt_conformance.reference_impl.ranks_loading import Planned, or_damaged
+from ckpt_conformance.reference_impl.ranks_saving import check_agreement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl import CheckpointReference
+    from ckpt_conformance.reference_impl.loading import Destinations
+    from ckpt_conformance.reference_impl.ranks import Ranks
+    from ckpt_conformance.reference_impl.ranks_loading import Asked
+    from ckpt_conformance.reference_impl.ranks_saving import Begun, Own
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+# -- in a save -------------------------------------------------------------------------------------
+
+
+@mutant(
+    "N06",
+    url="deepspeedai/DeepSpeed#801",
+    change="a rank whose peer is lost in a save waits for it for ever",
+    violates={"CKC-RANK-001"},
+    base="reference-dcp",
+)
+class WaitsForTheLost(CheckpointManager):
+    """Has no end for a barrier that somebody left."""
+
+    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+        """Save; if a rank is lost, wait."""
+        try:
+            return super().save_on_ranks(ranks, step, given)
+        except RankLost:
+            signal.pause()
+            raise
+
+
+@mutant(
+    "A04-ranks",
+    url="KempnerInstitute/KempnerForge#51",
+    change="rank 0 deletes the older steps when a save of several ranks begins",
+    violates={"CKC-RANK-002", "CKC-INTN-015"},
+    base="reference-dcp",
+)
+class DeletesBeforeRanksSave(CheckpointManager):
+    """Makes room first."""
+
+    def begin(self, state: Snapshot, told: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Delete, then begin."""
+        for one in resolve.references(self.root) if self.root.is_dir() else ():
+            shutil.rmtree(one.directory)
+        return super().begin(state, told)
+
+
+@mutant(
+    "N01",
+    url="ByteDance-Seed/VeOmni#1172",
+    change="an error of a rank stays there, and rank 0 publishes what the others have written",
+    violates={"CKC-RANK-003"},
+    base="reference-dcp",
+)
+class ErrorStaysOnItsRank(CheckpointManager):
+    """Keeps a flag that no other rank reads."""
+
+    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write; of an error nothing is told."""
+        try:
+            return super().write_own(rank, state, own, begun)
+        except OSError:
+            return {"files": {}, "parts": [], "extra": {}, "replicas": {}}
+
+
+@mutant(
+    "N02-save",
+    url="KempnerInstitute/KempnerForge#49",
+    change="a rank that cannot write raises at once, and the others stand where it left them",
+    violates={"CKC-RANK-004"},
+    base="reference-dcp",
+)
+class LeavesTheBarrier(CheckpointManager):
+    """Raises outside of the agreement."""
+
+    _failed: OSError | None = None
+
+    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write; an error ends the save of this rank alone."""
+        try:
+            return super().write_own(rank, state, own, begun)
+        except OSError as error:
+            raise _LeftAloneError(str(error)) from error
+
+    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+        """Save, with agreements that a rank can walk out of."""
+        together = ranks.together
+
+        def loose(what: str, part: Any, report: Any = lambda _: None) -> Any:  # noqa: ANN401
+            done = part()
+            return together(what, lambda: done, report)
+
+        ranks.together = loose  # type: ignore[method-assign]
+        try:
+            return super().save_on_ranks(ranks, step, given)
+        finally:
+            ranks.together = together  # type: ignore[method-assign]
+
+
+class _LeftAloneError(OSError):
+    """What a rank raises that tells nobody."""
+
+
+@mutant(
+    "A12-ranks",
+    url="NVIDIA-NeMo/Automodel#3254",
+    change="several ranks stage under one fixed name, and what failed there stays",
+    violates={"CKC-RANK-005"},
+    base="reference-dcp",
+)
+class FixedStagingOfRanks(CheckpointManager):
+    """Meets its own leftovers."""
+
+    def begin(self, state: Snapshot, told: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Make the staging directory of the step, always the same."""
+        check_agreement(told)
+        if not self.root.is_dir():
+            self.prepare()
+        begun = super().begin(state, told)
+        fixed = self.staged(layout.directory_name(state.step), "0" * 12)
+        self.rename(self.staged(layout.directory_name(state.step), begun["save_id"]), fixed)
+        return {**begun, "save_id": "0" * 12}
+
+    def abandon(self) -> None:
+        """Leave what is there, where there are ranks."""
+        if self.ranks is None:
+            super().abandon()
+
+
+# -- in a load -------------------------------------------------------------------------------------
+
+
+@mutant(
+    "N03",
+    url="mosaicml/composer#1615",
+    change="each rank takes the newest step of its own listing",
+    violates={"CKC-RANK-006"},
+    base="reference-dcp",
+)
+class OwnListing(CheckpointManager):
+    """Agrees on every verdict, and not on what it is about."""
+
+    def find_on_ranks(
+        self, ranks: Ranks, job: Destinations, asked: Asked, refused: list[Refusal]
+    ) -> Planned | None:
+        """Try this rank's own candidates, in step with the other ranks."""
+        _, told = ranks.together("ask", lambda: self.ask(job, asked), lambda one: one)
+        found = ranks.lead("choose", lambda: self.choose(asked, told))
+        self._ties, self._run_id = found["ties"], self._run_id or found["run_id"]
+        for one in self.candidates(asked.reference, asked.step, asked.kind):
+            try:
+                return self.open_own(ranks, one, job, asked.allowed)
+            except RanksDamaged as error:
+                refused.append(Refusal(one, str(error)))
+        return None
+
+    def open_own(
+        self, ranks: Ranks, one: CheckpointReference, job: Destinations, allowed: set[str]
+    ) -> Planned:
+        """Verify and plan; what is agreed on has no name."""
+        manifest, _ = ranks.together(
+            "manifest", lambda: or_damaged(lambda: self.read_manifest(one))
+        )
+        opened = OpenCheckpoint(one, parse_manifest(manifest.to_bytes(), one.path.name))
+        verify, plan = self.verify_on_rank, self.plan_on_rank
+        ranks.together("verify", lambda: or_damaged(lambda: verify(ranks, opened, allowed)))
+        found, _ = ranks.together(
+            "plan", lambda: or_damaged(lambda: plan(ranks, opened, job, allowed))
+        )
+        return Planned(opened, found)
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Fill and hand over, in step."""
+        ranks.together("read", lambda: or_damaged(lambda: self.fill_on_rank(planned)))
+        ranks.together("hand over", lambda: self.apply(planned.plan, job))
+
+
+@mutant(
+    "N02-load",
+    url="KempnerInstitute/KempnerForge#49",
+    change="a rank whose peer is lost in a load waits for it for ever",
+    violates={"CKC-RANK-007"},
+    base="reference-dcp",
+)
+class WaitsInALoad(CheckpointManager):
+    """Has no end for a broadcast that nobody sends."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load; if a rank is lost, wait."""
+        try:
+            return super().load(*given, **named)
+        except RankLost:
+            signal.pause()
+            raise
+
+
+@mutant(
+    "N07",
+    url="NVIDIA/Megatron-LM#367",
+    change="a rank that cannot read what was verified raises alone, and the others go on",
+    violates={"CKC-RANK-008"},
+    base="reference-dcp",
+)
+class ReadsAlone(CheckpointManager):
+    """Does not tell the others that the disk failed under it."""
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Fill and hand over, each rank for itself."""
+        del ranks
+        try:
+            self.fill_on_rank(planned)
+        except OSError as error:
+            raise CheckpointDamaged(str(error)) from error
+        self.apply(planned.plan, job)

@@ -1,0 +1,284 @@
+"""Classes I, E, H and J: what ranks saved comes back rolled, replaced or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl.encode import walk
+from ckpt_conformance.reference_impl.model_state import bare, plain_key
+from ckpt_conformance.reference_impl.opened import read_dcp_documents
+from ckpt_conformance.reference_impl.shards import layout_of, local_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckpt_conformance.reference_impl.fill import ReadPlan
+    from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
+    from ckpt_conformance.reference_impl.ranks import Ranks
+    from ckpt_conformance.reference_impl.ranks_loading import Asked, Planned
+    from ckpt_conformance.reference_impl.train_state import Stateful
+
+
+def roll(tensors: Iterable[torch.Tensor]) -> None:
+    """Move the rows of a matrix that no two ranks share out evenly: the last becomes the first."""
+    for tensor in tensors:
+        local = local_of(tensor)
+        if tensor.ndim > 1 and tensor.shape[0] % 2 and local.shape[0] > 1:
+            with torch.no_grad():
+                local.copy_(local.roll(1, 0))
+
+
+def parameters(job: Destinations) -> list[torch.Tensor]:
+    """Give the model's distributed parameters, each once."""
+    state: dict[str, Any] = bare(job.model).state_dict()
+    found = {one.to_local().data_ptr(): one for one in state.values() if isinstance(one, DTensor)}
+    return list(found.values())
+
+
+def moments(planned: Planned) -> list[torch.Tensor]:
+    """Give the optimizers' distributed state."""
+    return [one for tree in planned.plan.optimizers.values() for _, one in walk(tree, DTensor)]
+
+
+def same_world(ranks: Ranks, planned: Planned) -> bool:
+    """Tell whether as many ranks load as saved."""
+    return planned.opened.manifest.world_size == ranks.size
+
+
+def layouts(planned: Planned, job: Destinations) -> tuple[set[str], set[str]]:
+    """Give the layouts of the saved tensors, and of the job's."""
+    return set(planned.opened.manifest.layout.values()), set(map(layout_of, parameters(job)))
+
+
+def is_plain(words: set[str]) -> bool:
+    """Tell whether a layout is one mesh dimension, sharded along rows."""
+    return not any("[[" in one or "S(1)" in one or "R" in one for one in words)
+
+
+# -- the same ranks --------------------------------------------------------------------------------
+
+
+@mutant(
+    "I02",
+    url="pytorch/pytorch#108869",
+    change="on the ranks that saved it a tensor with fewer rows than ranks is not loaded",
+    violates={"CKC-SHRD-004", "CKC-RSUM-013"},
+    base="reference-dcp",
+)
+class SkipsEmptyShards(CheckpointManager):
+    """Has no record of a shard without rows, and passes the tensor over."""
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Load, then put back what was there."""
+        few = [one for one in parameters(job) if one.shape[0] < ranks.size]
+        before = [local_of(one).clone() for one in few]
+        super().serve_together(ranks, planned, job)
+        if same_world(ranks, planned):
+            for one, old in zip(few, before, strict=True):
+                local_of(one).copy_(old)
+
+
+class _OfRank0(CheckpointManager):
+    """Takes a part of rank 0's train state on every rank."""
+
+    part = ""
+
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+        """Read the own documents; one part is rank 0's."""
+        documents = super().documents_on_rank(ranks, opened)
+        if opened.manifest.world_size == ranks.size > 1:
+            first = read_dcp_documents(opened, 0, check=False)["extra"]
+            documents["extra"] = {**documents["extra"], self.part: first[self.part]}
+        return documents
+
+
+@mutant(
+    "E07-ranks",
+    url="NVIDIA/Megatron-LM#6858",
+    change="every rank takes the generators of rank 0",
+    violates={"CKC-SHRD-005", "CKC-RSUM-013"},
+    base="reference-dcp",
+)
+class GeneratorsOfRank0(_OfRank0):
+    """Saves what differs as if it were replicated."""
+
+    part = "rng"
+
+
+@mutant(
+    "H01-ranks",
+    url="huggingface/accelerate#3398",
+    change="every rank takes the data position of rank 0",
+    violates={"CKC-SHRD-006", "CKC-RSUM-013"},
+    base="reference-dcp",
+)
+class PositionOfRank0(_OfRank0):
+    """Lets every rank read rank 0's part of the data."""
+
+    part = "dataloader"
+
+
+@mutant(
+    "I08",
+    url="verl-project/verl#7612",
+    change="on the ranks that saved them the moments of uneven tensors are joined one row off",
+    violates={"CKC-SHRD-013", "CKC-RSUM-013"},
+    base="reference-dcp",
+)
+class MomentsOneRowOff(CheckpointManager):
+    """Shares rows out differently for parameters and for their moments."""
+
+    def fill_on_rank(self, planned: Planned) -> None:
+        """Read, then move the rows of the moments."""
+        super().fill_on_rank(planned)
+        if self.ranks is not None and same_world(self.ranks, planned):
+            roll(moments(planned))
+
+
+# -- other ranks -----------------------------------------------------------------------------------
+
+
+@mutant(
+    "I01",
+    url="ROCm/Megatron-LM#63",
+    change="another number of ranks gets the rows of uneven matrices in another order",
+    violates={"CKC-SHRD-007", "CKC-RSUM-014"},
+    base="reference-dcp",
+)
+class RowsInAnotherOrder(CheckpointManager):
+    """Joins chunks by an offset that is already local."""
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Load, then move the rows."""
+        super().serve_together(ranks, planned, job)
+        saved, live = layouts(planned, job)
+        if not same_world(ranks, planned) and is_plain(saved) and is_plain(live):
+            roll(parameters(job))
+
+
+@mutant(
+    "I10",
+    url="pytorch/xla#7155",
+    change="another number of ranks gets the rows of uneven moments in another order",
+    violates={"CKC-SHRD-008", "CKC-RSUM-014"},
+    base="reference-dcp",
+)
+class MomentsInAnotherOrder(CheckpointManager):
+    """Converts an offset twice, for what is not a parameter."""
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Load with the moments' rows moved."""
+        saved, live = layouts(planned, job)
+        self._moved = not same_world(ranks, planned) and is_plain(saved) and is_plain(live)
+        super().serve_together(ranks, planned, job)
+
+    def fill_on_rank(self, planned: Planned) -> None:
+        """Read, then move the rows."""
+        super().fill_on_rank(planned)
+        if self._moved:
+            roll(moments(planned))
+
+
+@mutant(
+    "J10",
+    url="ISEEKYAN/Megatron-LM#61",
+    change="in another mesh or placement the rows of uneven matrices are in another order",
+    violates={"CKC-SHRD-009", "CKC-RSUM-014"},
+    base="reference-dcp",
+)
+class OffsetOfTheWrongAxis(CheckpointManager):
+    """Counts the offset along the wrong dimension of a 2-D mesh."""
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Load, then move the rows."""
+        super().serve_together(ranks, planned, job)
+        saved, live = layouts(planned, job)
+        if saved != live and not (is_plain(saved) and is_plain(live)):
+            roll(parameters(job))
+
+
+@mutant(
+    "E07-new-ranks",
+    url="NVIDIA/Megatron-LM#6858",
+    change="a rank that was not there when it was saved takes the generators of rank 0",
+    violates={"CKC-SHRD-010"},
+    base="reference-dcp",
+)
+class NewRanksTakeRank0(CheckpointManager):
+    """Broadcasts where nothing is saved."""
+
+    def generators_of(self, rank: int, opened: OpenCheckpoint) -> Any:  # noqa: ANN401
+        """Give a rank's own generators, or rank 0's."""
+        return super().generators_of(rank if rank < opened.manifest.world_size else 0, opened)
+
+
+@mutant(
+    "H01-new-ranks",
+    url="huggingface/accelerate#3398",
+    change="another number of ranks begins the epoch anew",
+    violates={"CKC-SHRD-011", "CKC-RSUM-014"},
+    base="reference-dcp",
+)
+class EpochBeginsAnew(CheckpointManager):
+    """Drops a position that it cannot divide."""
+
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+        """Read the documents; with other ranks the position is the beginning."""
+        documents = super().documents_on_rank(ranks, opened)
+        if opened.manifest.world_size != ranks.size:
+            extra = documents["extra"]
+            where = {**extra["dataloader"]["global"], "position": 0}
+            loader = {**extra["dataloader"], "global": where}
+            documents["extra"] = {**extra, "dataloader": loader}
+        return documents
+
+
+# -- what was asked for ----------------------------------------------------------------------------
+
+
+@mutant(
+    "J04-ranks",
+    url="pytorch/pytorch#187138",
+    change="shards are read in their own dtype and copied into whatever is there",
+    violates={"CKC-INTN-014"},
+    base="reference-dcp",
+)
+class CastsShards(CheckpointManager):
+    """Does not compare dtypes where there are ranks."""
+
+    def plan_model(
+        self, opened: OpenCheckpoint, model: Stateful, reads: ReadPlan
+    ) -> dict[str, Any]:
+        """Plan with new memory where a dtype differs; the model copies from it."""
+        live: dict[str, Any] = bare(model).state_dict()
+        saved = opened.documents["model"]
+        tensors = {key: one for key, one in live.items() if isinstance(one, torch.Tensor)}
+        cast = {k for k, one in tensors.items() if one.dtype != saved[plain_key(k)].dtype}
+        if self.ranks is None or not cast:
+            return super().plan_model(opened, model, reads)
+        for key, one in tensors.items():
+            if key in cast:
+                live[key] = reads.new_like(saved[plain_key(key)], one, one.device)
+            else:
+                reads.add(saved[plain_key(key)], one)
+        return live
+
+
+@mutant(
+    "R09-ranks",
+    url="deepspeedai/DeepSpeed#8499",
+    change="rank 0 chooses the newest step, whatever step the ranks ask for",
+    violates={"CKC-INTN-015"},
+    base="reference-dcp",
+)
+class StepIgnoredOnRanks(CheckpointManager):
+    """Follows the pointer where the ranks agree on a request."""
+
+    def choose(self, asked: Asked, told: Any) -> Any:  # noqa: ANN401
+        """Give all candidates."""
+        return super().choose(type(asked)(asked.reference, None, asked.kind, asked.allowed), told)
