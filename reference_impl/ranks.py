@@ -89,6 +89,7 @@ class Ranks:
             RankFailed: on every rank, if any failed.
             RankLost: a rank died or did not answer in time.
         """
+        self._connect(what)  # first: a rank that dies in its part is missed at once then
         own: BaseException | None = None
         result: Any = None
         outcome: dict[str, Json] = {"what": what}

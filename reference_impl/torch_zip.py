@@ -78,6 +78,11 @@ class ShardedRef(TensorRef):
 
 
 @dataclass(frozen=True)
+class LocalRef(TensorRef):
+    """What one rank held of a distributed tensor: the shape is that of its local part."""
+
+
+@dataclass(frozen=True)
 class _Storage:
     """A storage record: where its bytes are, and of what type."""
 

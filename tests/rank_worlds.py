@@ -68,6 +68,8 @@ class Worlds:
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
+        assert self._server.stdout is not None
+        self._server.stdout.close()
 
 
 def serve() -> None:
@@ -91,9 +93,12 @@ def world(folder: Path, size: int, case: str, given: dict[str, Any]) -> list[dic
     for rank in range(size):
         pid = os.fork()
         if pid == 0:
-            be_rank(folder, rank, size, case, given)
+            try:
+                be_rank(folder, rank, size, case, given)
+            finally:
+                os._exit(1)
         ranks.append(pid)
-    ends = wait_for(ranks)
+    ends = wait_for(folder, ranks)
     outcomes: list[dict[str, Any]] = []
     for rank, (status, late) in enumerate(ends):
         told = folder / f"outcome{rank}"
@@ -104,7 +109,7 @@ def world(folder: Path, size: int, case: str, given: dict[str, Any]) -> list[dic
     return outcomes
 
 
-def wait_for(ranks: list[int]) -> list[tuple[int, bool]]:
+def wait_for(folder: Path, ranks: list[int]) -> list[tuple[int, bool]]:
     """Wait for the ranks; end those that are left at the deadline."""
     until = time.monotonic() + DEADLINE
     ends: dict[int, tuple[int, bool]] = {}
@@ -113,6 +118,9 @@ def wait_for(ranks: list[int]) -> list[tuple[int, bool]]:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 ends[pid] = (os.waitstatus_to_exitcode(status), False)
+                told = folder / f"outcome{ranks.index(pid)}"
+                if not told.exists():  # it was killed: the others need not wait for it
+                    told.write_text("{}")
             elif time.monotonic() > until:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -139,7 +147,7 @@ def be_rank(folder: Path, rank: int, size: int, case: str, given: dict[str, Any]
         }
         outcome["trace"] = traceback.format_exc()
     staged = folder / f"staged{rank}"
-    staged.write_text(json.dumps(outcome))
+    staged.write_text(json.dumps(outcome, default=repr))
     staged.rename(folder / f"outcome{rank}")
     meet_at_the_end(folder, size)
     os._exit(0)  # FSDP2 on CPU may abort while the interpreter ends
