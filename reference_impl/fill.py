@@ -174,8 +174,8 @@ def fill(
                 )
         else:
             for segment in segments:
-                for piece in filter(None, _tensor_pieces(*segment)):
-                    durable.read_into(file, *piece)
+                for place in filter(None, _tensor_pieces(*segment)):
+                    durable.read_into(file, *place)
     for piece in plan.pieces:
         file, _ = files[piece.source.file]
         _fill_piece(file, piece.source.offset, piece.source.shape, piece)

@@ -240,9 +240,7 @@ class RankLoading(Loading):
         manifest = opened.manifest
         if manifest.kind == "model":
             return read_rank_documents(opened, ranks.rank)
-        documents = read_dcp_documents(
-            opened, self.source_rank(ranks, manifest), check=ranks.leads
-        )
+        documents = read_dcp_documents(opened, self.source_rank(ranks, manifest), check=ranks.leads)
         if manifest.world_size != ranks.size:
             documents["extra"] = {
                 **documents["extra"],

@@ -153,7 +153,7 @@ class RankSaving(FlatSaving):
     def write_shards(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Json:
         """Write this rank's shards and its train state into the staging directory."""
         staged = self.staged(layout.directory_name(state.step), begun.save_id)
-        wait_until_seen(staged)
+        wait_until_seen(staged, self._timeout)
         mine = {key: own.parts[key] for key in begun.assignment.writes[rank]}
         files, written = dcp_ranks.write_parts(staged, rank, mine, self.fsync_file)
         name = layout.dcp_extra_name(rank)

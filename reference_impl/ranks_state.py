@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 _VISIBLE = 30.0
-"""Seconds that a new directory may need until another machine sees it (N11)."""
+"""Seconds that a new directory may need at most until another machine sees it (N11)."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ def index_extra(path: Path, rank: int) -> Json:
     return {key: vars(entry) for key, entry in snapshot.index_trees(trees).items()}
 
 
-def wait_until_seen(directory: Path) -> None:
+def wait_until_seen(directory: Path, timeout: float) -> None:
     """Wait until a directory that the first rank has made is seen here, too (N11)."""
-    until = time.monotonic() + _VISIBLE
+    until = time.monotonic() + min(_VISIBLE, timeout)
     while not directory.is_dir() and time.monotonic() < until:
         time.sleep(0.02)
 
@@ -171,8 +171,8 @@ def outline(tree: Tree, path: str = "") -> dict[str, str]:
         words = f"{type(tree).__name__} {tree!r}"
         long = f"{words[:60]}... {durable.digest_bytes(words.encode())[:16]}"
         return {path: words if len(words) <= len(long) else long}
-    if is_dict(tree) and getattr(tree, "_metadata", None) is not None:
-        found |= outline(tree._metadata, f"{path}._metadata")  # noqa: SLF001 - torch keeps it there
+    if is_dict(tree):  # torch keeps the versions of modules in an attribute of the dict
+        found |= outline(getattr(tree, "_metadata", {}), f"{path}._metadata")
     for key, item in inner:
         found |= outline(item, f"{path}.{key}" if path else str(key))
     return found

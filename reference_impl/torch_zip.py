@@ -26,13 +26,13 @@ from ckpt_conformance.reference_impl.pickles import (
     opcodes,
     torch_dtype,
 )
-from ckpt_conformance.reference_impl.shards import Box
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_conformance.reference_impl.durable import HashingWriter
     from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.shards import Box
 
 _END = struct.Struct("<IHHHHIIH")  # end of central directory
 _END64_LOCATOR = struct.Struct("<IIQI")

@@ -42,7 +42,7 @@ def values(name: str, step: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def placements_of(layout: str, name: str, dimensions: int) -> tuple[Any, list[Any]]:
+def placements_of(layout: str, dimensions: int) -> tuple[Any, list[Any]]:
     """Mesh and placements of a parameter; dimensions beyond its own are not sharded.
 
     A layout is `2x2:S0,S1` or `4:S0`; `R` replicates.
@@ -66,18 +66,19 @@ class Model(torch.nn.Module):
     """Parameters of every awkward kind, one of them tied, in one layout."""
 
     def __init__(self, layout: str, whole: Mapping[str, torch.Tensor]) -> None:
+        """Begin."""
         super().__init__()
         self.layout = layout
         for name in SHAPES:
-            self.register_parameter(name, torch.nn.Parameter(self.spread(name, whole[name])))
+            self.register_parameter(name, torch.nn.Parameter(self.spread(whole[name])))
         self.tied = self.wide
         self.register_buffer("seen", torch.tensor(0))
 
-    def spread(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+    def spread(self, whole: torch.Tensor) -> torch.Tensor:
         """A whole tensor, cut for this layout by torch; without a word between the ranks."""
         if self.layout == "plain":
             return whole.detach().clone()
-        mesh, placements = placements_of(self.layout, name, whole.ndim)
+        mesh, placements = placements_of(self.layout, whole.ndim)
         return distribute_tensor(whole.detach().clone(), mesh, placements, src_data_rank=None)
 
 
@@ -85,6 +86,7 @@ class Position:
     """A data position that is this rank's own."""
 
     def __init__(self, at: int) -> None:
+        """Begin."""
         self.at = at
 
     def state_dict(self) -> dict[str, int]:
@@ -98,6 +100,7 @@ class Average:
     """An average of the weights, distributed as they are."""
 
     def __init__(self, model: Model) -> None:
+        """Begin."""
         self.shadow = {name: getattr(model, name).detach().clone() for name in ("wide", "bias")}
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,6 +127,7 @@ class Whole:
     """The job as one process trains it: the truth for every layout."""
 
     def __init__(self, steps: int) -> None:
+        """Begin."""
         self.model = Model("plain", {name: values(name, 0) for name in SHAPES})
         self.optimizer = optimizer_of(self.model)
         self.average = Average(self.model)
@@ -140,6 +144,7 @@ class Job:
     """The same job in one layout, with what each rank has of its own."""
 
     def __init__(self, layout: str, steps: int = 0, seed: int = 0) -> None:
+        """Begin."""
         self.rank, self.step = dist.get_rank(), steps
         whole = Whole(steps)
         self.model = Model(layout, dict(whole.model.named_parameters()))
@@ -148,11 +153,11 @@ class Job:
         for name, parameter in self.model.named_parameters():
             state = whole.optimizer.state.get(whole.model.get_parameter(name), {})
             for key, value in state.items():
-                moment = value.clone() if key == "step" else self.model.spread(name, value)
+                moment = value.clone() if key == "step" else self.model.spread(value)
                 self.optimizer.state[parameter][key] = moment
         self.average = Average(self.model)
         for name, value in self.average.shadow.items():
-            local(value).copy_(local(self.model.spread(name, whole.average.shadow[name])))
+            local(value).copy_(local(self.model.spread(whole.average.shadow[name])))
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the optimizer has stepped, in the whole job
@@ -166,7 +171,8 @@ class Job:
 
     def draws(self) -> list[float]:
         """What the generators of this rank give next."""
-        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        numpy = float(np.random.rand())  # noqa: NPY002  the generator that jobs use
+        return [random.random(), numpy, float(torch.rand(()))]  # noqa: S311  no secret
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -211,10 +217,11 @@ def digest_whole(value: torch.Tensor) -> str:
     return digest(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
-def save(root: str, layout: str, steps: int = 3, **settings: Any) -> dict[str, Any]:
+def save(root: str, layout: str, steps: int = 3, **settings: object) -> dict[str, Any]:
     """Train and save; what a load has to bring back."""
     job = Job(layout, steps)
-    manager = CheckpointManager(root, **{"use_dcp": True, "timeout": 20.0, **settings})
+    given: dict[str, Any] = {"use_dcp": True, "timeout": 20.0, **settings}
+    manager = CheckpointManager(root, **given)
     path = manager.save(
         steps, **job.parts, tokens_seen=100 * steps, extra={"rank": job.rank, "at": steps}
     )
@@ -222,13 +229,14 @@ def save(root: str, layout: str, steps: int = 3, **settings: Any) -> dict[str, A
     return {"path": str(path), "draws": job.draws(), "at": job.loader.at}
 
 
-def load(root: str, layout: str, **settings: Any) -> dict[str, Any]:
+def load(root: str, layout: str, **settings: object) -> dict[str, Any]:
     """Load into a job that is all different."""
     truth = {steps: Job(layout, steps).digest() for steps in (2, 3, 4, 5, 6)}
     job = Job(layout, 1, seed=7)
     scramble(job)
     places = [value.data_ptr() for value in locals_of(job)]
-    manager = CheckpointManager(root, **{"use_dcp": True, "timeout": 20.0, **settings})
+    given: dict[str, Any] = {"use_dcp": True, "timeout": 20.0, **settings}
+    manager = CheckpointManager(root, **given)
     result = manager.load(**job.parts)
     manager.close()
     assert [value.data_ptr() for value in locals_of(job)] == places, "the memory is another one"
@@ -265,6 +273,7 @@ class Real(torch.nn.Module):
     """A network as people shard it: FSDP2, tensor parallel, or both; with tied ends."""
 
     def __init__(self) -> None:
+        """Begin."""
         super().__init__()
         torch.manual_seed(11)
         self.embed = torch.nn.Embedding(9, 6)
@@ -308,7 +317,7 @@ def real(layout: str) -> tuple[Real, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
-def train_real(model: Real, optimizer: Any, steps: int) -> None:
+def train_real(model: Real, optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Real steps, forward and backward; every rank sees the same batch."""
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
@@ -318,7 +327,7 @@ def train_real(model: Real, optimizer: Any, steps: int) -> None:
         optimizer.zero_grad()
 
 
-def digest_real(model: Real, optimizer: Any) -> dict[str, str]:
+def digest_real(model: Real, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """Of the whole model and the whole optimizer."""
     found = {f"model.{key}": digest_whole(value) for key, value in model.state_dict().items()}
     names = {id(value): name for name, value in model.named_parameters()}

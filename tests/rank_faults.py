@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import rank_cases
 import torch
@@ -34,18 +34,27 @@ def strike(fault: str) -> None:
         raise RuntimeError(fault)
 
 
+class Struck(TypedDict):
+    """Which method of a manager fails, how, and on which rank."""
+
+    at: str
+    fault: str
+    rank: int
+
+
 class Faulty(CheckpointManager):
     """A manager that fails once it comes to a method, on one rank."""
 
-    def __init__(self, root: str, *, at: str, fault: str, rank: int, **settings: Any) -> None:
+    def __init__(self, root: str, struck: Struck, **settings: Any) -> None:  # noqa: ANN401
+        """Break the method on the rank that is struck."""
         super().__init__(root, **settings)
-        if dist.get_rank() == rank:
-            self._wrap(at, fault)
+        if dist.get_rank() == struck["rank"]:
+            self._wrap(struck["at"], struck["fault"])
 
     def _wrap(self, at: str, fault: str) -> None:
         real: Callable[..., Any] = getattr(self, at)
 
-        def struck(*given: Any, **named: Any) -> Any:
+        def struck(*given: object, **named: object) -> object:
             strike(fault)
             return real(*given, **named)
 
@@ -75,27 +84,27 @@ def outcome(action: Callable[[], object], job: Job) -> dict[str, Any]:
 
 
 def save_faulty(
-    root: str, layout: str, at: str, fault: str, rank: int, step: int = 4, timeout: float = 20.0
+    root: str, layout: str, struck: Struck, step: int = 4, timeout: float = 20.0
 ) -> dict[str, Any]:
     """Save, with one rank that fails at a method; then what another attempt gives."""
     job = Job(layout, step)
-    manager = Faulty(root, at=at, fault=fault, rank=rank, use_dcp=True, timeout=timeout)
+    manager = Faulty(root, struck, use_dcp=True, timeout=timeout)
     found = outcome(lambda: manager.save(step, **job.parts), job)
-    if fault == "disk full":
+    if struck["fault"] == "disk full":
         again = CheckpointManager(root, use_dcp=True, timeout=timeout)
         found["again"] = outcome(lambda: again.save(step + 1, **job.parts), job)["kind"]
     return found
 
 
 def load_faulty(
-    root: str, layout: str, at: str = "", fault: str = "", rank: int = -1, **named: Any
+    root: str, layout: str, struck: Struck | None = None, step: int | None = None
 ) -> dict[str, Any]:
     """Load into a scrambled job, with one rank that may fail at a method."""
     job = Job(layout, 1, seed=7)
     scramble(job)
-    manager = Faulty(root, at=at, fault=fault, rank=rank, timeout=20.0)
+    manager = Faulty(root, struck or {"at": "", "fault": "", "rank": -1}, timeout=20.0)
     served: list[int] = []
-    found = outcome(lambda: served.append(manager.load(**job.parts, **named).step), job)
+    found = outcome(lambda: served.append(manager.load(step=step, **job.parts).step), job)
     return {**found, "served": served}
 
 
@@ -167,7 +176,7 @@ def load_with_stock_dcp(root: str) -> dict[str, Any]:
 
     job = Job("plain", 3)
     state = {f"model.{key}": torch.zeros_like(one) for key, one in job.model.state_dict().items()}
-    mesh, places = rank_cases.placements_of(f"{dist.get_world_size()}:S1", "wide", 2)
+    mesh, places = rank_cases.placements_of(f"{dist.get_world_size()}:S1", 2)
     state["model.wide"] = distribute_tensor(state["model.wide"], mesh, places)
     state["optimizer.state.0.exp_avg"] = torch.zeros(7, 5)
     dcp.load(state, checkpoint_id=f"{root}/dcp_000003")

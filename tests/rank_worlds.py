@@ -28,6 +28,7 @@ class Worlds:
     """Starts worlds through one server."""
 
     def __init__(self) -> None:
+        """Start the server."""
         one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._server = subprocess.Popen(
             [sys.executable, __file__],
@@ -37,7 +38,7 @@ class Worlds:
             text=True,
         )
 
-    def run(self, size: int, case: str, **given: Any) -> list[dict[str, Any]]:
+    def run(self, size: int, case: str, **given: object) -> list[dict[str, Any]]:
         """Run `module:function` on `size` ranks; one outcome for each.
 
         An outcome has `result`, or `error` with `kind`, `message` and `trace`, or `signal`;
@@ -52,7 +53,7 @@ class Worlds:
         outcomes: list[dict[str, Any]] = json.loads(self._server.stdout.readline())
         return outcomes
 
-    def results(self, size: int, case: str, **given: Any) -> list[Any]:
+    def results(self, size: int, case: str, **given: object) -> list[Any]:
         """Run a case that succeeds on every rank."""
         outcomes = self.run(size, case, **given)
         for rank, one in enumerate(outcomes):

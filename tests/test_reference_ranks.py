@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,9 @@ LAYOUTS = {
     3: ["3:S0", "3:S1"],
     4: ["4:S0", "2x2:S0,S1", "2x2:S0,S0", "2x2:R,S0", "2x2:S1,R"],
 }
-SIZES = {layout: size for size, layouts in LAYOUTS.items() for layout in layouts if layout[0] != "p"}
+SIZES = {
+    layout: size for size, layouts in LAYOUTS.items() for layout in layouts if layout[0] != "p"
+}
 
 
 def size_of(layout: str) -> int:
@@ -82,7 +84,10 @@ def test_another_world_gets_the_same_state(
             continue
         generators = f"saved rank {rank}" if rank < n else "fresh"
         assert one["resharded"] == {
-            "saved": n, "now": m, "generators": generators, "others": "saved rank 0"
+            "saved": n,
+            "now": m,
+            "generators": generators,
+            "others": "saved rank 0",
         }
         assert (one["at"], one["extra"]) == (saved[0]["at"], {"rank": 0, "at": 3})
         if rank < n:

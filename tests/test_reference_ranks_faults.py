@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +12,7 @@ from ckpt_conformance.reference_impl.manifest import parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 POINTS = {
     "bring": (0, 1),
@@ -58,6 +58,22 @@ def loads_step(worlds: Worlds, root: Path, size: int = 3) -> int:
     return step
 
 
+def saving(root: Path, at: str, fault: str, rank: int) -> dict[str, Any]:
+    """A save of three ranks of which one fails."""
+    struck = {"at": at, "fault": fault, "rank": rank}
+    return {
+        "case": "rank_faults:save_faulty",
+        "root": str(root),
+        "layout": "3:S0",
+        "struck": struck,
+    }
+
+
+def loading(root: Path, at: str, fault: str, rank: int) -> dict[str, Any]:
+    """A load of three ranks of which one fails."""
+    return {**saving(root, at, fault, rank), "case": "rank_faults:load_faulty"}
+
+
 def staged(root: Path) -> list[str]:
     return [one.name for one in root.iterdir() if one.name.endswith(".tmp")]
 
@@ -69,8 +85,7 @@ def test_an_error_of_one_rank_is_the_error_of_all(
     worlds: Worlds, root: Path, at: str, rank: int
 ) -> None:
     """The same typed error everywhere; nothing is published or left; the next save works (N01)."""
-    given = {"layout": "3:S0", "at": at, "fault": "disk full", "rank": rank}
-    found: list[Any] = worlds.results(3, "rank_faults:save_faulty", root=str(root), **given)
+    found: list[Any] = worlds.results(3, **saving(root, at, "disk full", rank))
     assert {one["kind"] for one in found} == {"RankFailed"}
     assert len({one["message"] for one in found}) == 1
     assert f"rank {rank}: OSError: [Errno 28]" in found[0]["message"]
@@ -85,8 +100,7 @@ def test_an_error_of_one_rank_is_the_error_of_all(
 )
 def test_a_killed_rank_is_lost_to_all(worlds: Worlds, root: Path, at: str, rank: int) -> None:
     """Survivors get a typed error at once; the step before loads in a fresh world (N06)."""
-    given = {"layout": "3:S0", "at": at, "fault": "kill", "rank": rank}
-    found = worlds.run(3, "rank_faults:save_faulty", root=str(root), **given)
+    found = worlds.run(3, **saving(root, at, "kill", rank))
     assert found[rank]["signal"] == 9
     survivors = [one["result"] for at, one in enumerate(found) if at != rank]
     assert {one["kind"] for one in survivors} == {"RankLost"}
@@ -100,16 +114,14 @@ def test_a_killed_rank_is_lost_to_all(worlds: Worlds, root: Path, at: str, rank:
 @pytest.mark.parametrize("at", ["commit", "set_latest", "retain"])
 def test_the_first_rank_is_killed_while_it_commits(worlds: Worlds, root: Path, at: str) -> None:
     """The step is there whole, or not at all; the others get a typed error."""
-    given = {"layout": "3:S0", "at": at, "fault": "kill", "rank": 0}
-    found = worlds.run(3, "rank_faults:save_faulty", root=str(root), **given)
+    found = worlds.run(3, **saving(root, at, "kill", 0))
     assert {one["result"]["kind"] for one in found[1:]} == {"RankLost"}
     assert loads_step(worlds, root) == (3 if at == "commit" else 4)
 
 
 def test_a_rank_that_hangs_is_lost_within_the_deadline(worlds: Worlds, root: Path) -> None:
     """Nobody waits for ever; the message names the rank that did not answer."""
-    given = {"layout": "3:S0", "at": "write_own", "fault": "hang", "rank": 2, "timeout": 1.0}
-    found = worlds.run(3, "rank_faults:save_faulty", root=str(root), **given)
+    found = worlds.run(3, **saving(root, "write_own", "hang", 2), timeout=1.0)
     for one in found[:2]:
         assert one["result"]["kind"] == "RankLost"
         assert "rank 2 did not answer in time" in one["result"]["message"]
@@ -118,8 +130,7 @@ def test_a_rank_that_hangs_is_lost_within_the_deadline(worlds: Worlds, root: Pat
 
 def test_an_interrupt_of_one_rank_stays_one(worlds: Worlds, root: Path) -> None:
     """Ctrl-C of one rank is that there, and a typed error on the others."""
-    given = {"layout": "3:S0", "at": "write_own", "fault": "interrupt", "rank": 1}
-    found: list[Any] = worlds.results(3, "rank_faults:save_faulty", root=str(root), **given)
+    found: list[Any] = worlds.results(3, **saving(root, "write_own", "interrupt", 1))
     assert [one["kind"] for one in found] == ["RankFailed", "KeyboardInterrupt", "RankFailed"]
     assert not staged(root)
 
@@ -142,7 +153,10 @@ def test_ranks_that_do_different_things_all_fail(worlds: Worlds, root: Path) -> 
     ("what", "words"),
     [
         ("replica", "model.wide is replicated, and differs between rank 0"),
-        ("learning rate", "optim.optimizer.param_groups.1.lr is float 0.001 on rank 0 and float 0.125"),
+        (
+            "learning rate",
+            "optim.optimizer.param_groups.1.lr is float 0.001 on rank 0 and float 0.125",
+        ),
         ("shape", "model.seen is int64 () on rank 0 and int64 (3,) on rank 1"),
     ],
 )
@@ -160,9 +174,7 @@ def test_ranks_that_hold_different_states_are_refused(
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_a_stale_listing_of_one_rank_changes_nothing(
-    worlds: Worlds, root: Path, rank: int
-) -> None:
+def test_a_stale_listing_of_one_rank_changes_nothing(worlds: Worlds, root: Path, rank: int) -> None:
     """The first rank's listing counts: every rank loads the same step (N02, N03)."""
     given = {"root": str(root), "layout": "3:S0", "rank": rank}
     found = worlds.results(3, "rank_faults:load_with_stale_listing", **given)
@@ -245,7 +257,16 @@ def edit(folder: Path, change: Callable[[list[dict[str, Any]]], object]) -> None
 
 
 DAMAGE = [
-    truncate, swap, stale, missing, missing_state, flip, no_metadata, other_metadata, hole, overlap,
+    truncate,
+    swap,
+    stale,
+    missing,
+    missing_state,
+    flip,
+    no_metadata,
+    other_metadata,
+    hole,
+    overlap,
 ]
 
 
@@ -253,7 +274,7 @@ DAMAGE = [
 def test_damage_is_refused_by_all_before_anything_is_touched(
     worlds: Worlds, root: Path, damage: Callable[[Path], None]
 ) -> None:
-    """By name it is an error; else the step before is served. No rank is touched (MX3, I02, J01)."""
+    """By name it is an error; else the step before is served. No rank is touched (MX3, J01)."""
     damage(root / "dcp_000003")
     for size in (3, 2, 1):
         given = {"root": str(root), "layout": f"{size}:S0"}
@@ -267,21 +288,20 @@ def test_damage_is_refused_by_all_before_anything_is_touched(
 
 
 @pytest.mark.parametrize(
-    ("at", "rank", "fault", "bases"),
+    ("where", "fault", "bases"),
     [
-        ("candidates", 0, "disk full", "RankFailed"),
-        ("read_manifest", 0, "disk full", "CheckpointDamaged"),
-        ("verify_file", 1, "disk full", "CheckpointDamaged"),
-        ("verify_file", 2, "broken", "RankFailed"),
-        ("plan", 1, "broken", "RankFailed"),
+        (("candidates", 0), "disk full", "RankFailed"),
+        (("read_manifest", 0), "disk full", "CheckpointDamaged"),
+        (("verify_file", 1), "disk full", "CheckpointDamaged"),
+        (("verify_file", 2), "broken", "RankFailed"),
+        (("plan", 1), "broken", "RankFailed"),
     ],
 )
 def test_an_error_of_one_rank_in_a_load_touches_nobody(
-    worlds: Worlds, root: Path, at: str, rank: int, fault: str, bases: str
+    worlds: Worlds, root: Path, where: tuple[str, int], fault: str, bases: str
 ) -> None:
     """Until every rank has planned, no rank's memory changes (N07)."""
-    given = {"layout": "3:S0", "at": at, "fault": fault, "rank": rank, "step": 3}
-    found: list[Any] = worlds.results(3, "rank_faults:load_faulty", root=str(root), **given)
+    found: list[Any] = worlds.results(3, **loading(root, where[0], fault, where[1]), step=3)
     for one in found:
         assert bases in one["bases"], one
         assert one["untouched"]
@@ -290,8 +310,7 @@ def test_an_error_of_one_rank_in_a_load_touches_nobody(
 @pytest.mark.parametrize("at", ["verify_file", "plan", "fill_on_rank"])
 def test_a_rank_killed_in_a_load_is_lost_to_all(worlds: Worlds, root: Path, at: str) -> None:
     """Survivors get the typed error, and the checkpoint is still good."""
-    given = {"layout": "3:S0", "at": at, "fault": "kill", "rank": 1}
-    found = worlds.run(3, "rank_faults:load_faulty", root=str(root), **given)
+    found = worlds.run(3, **loading(root, at, "kill", 1))
     for rank in (0, 2):
         assert found[rank]["result"]["kind"] == "RankLost"
     assert loads_step(worlds, root) == 3
