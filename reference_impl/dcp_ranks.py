@@ -8,7 +8,6 @@ written is told as numbers. A directory stays loadable by stock `dcp.load`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +41,7 @@ from ckpt_conformance.reference_impl.shards import Box, whole_box
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
     from typing import BinaryIO
 
 _StorageInfo: Any = getattr(filesystem, "_StorageInfo")  # noqa: B009 - torch has no public name

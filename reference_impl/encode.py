@@ -137,9 +137,14 @@ class Encoder:
             shard = shard_of(value)
         except ValueError as error:
             raise refuse(path, value, str(error)) from error
-        local = self._tensor(value.to_local(), path, shard)
-        self.shards[id(local)] = shard
-        return local
+        local = value.to_local()
+        _check_tensor(local, path)
+        key = (shard, local.device, local.data_ptr(), local.stride(), local.dtype)
+        if key not in self._seen or local.data_ptr() == 0:
+            self._seen[key] = (local, dense(local))
+        encoded = self._seen[key][1]
+        self.shards[id(encoded)] = shard
+        return encoded
 
     def _mapping(self, value: Mapping[object, Tree], path: Path) -> Tree:
         """Copy a dict and keep its class; a dict that looks like one of our tags is wrapped."""
@@ -150,10 +155,10 @@ class Encoder:
             return {TAG: "dict", "value": list(items.items())}
         return _mapping_like(value, items)
 
-    def _tensor(self, value: torch.Tensor, path: Path, shard: Shard | None = None) -> torch.Tensor:
+    def _tensor(self, value: torch.Tensor, path: Path) -> torch.Tensor:
         """Encode a tensor, once for all the keys that hold the same memory."""
         _check_tensor(value, path)
-        key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype, shard)
+        key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         if value.data_ptr() == 0:  # an empty tensor has no address: it is tied to nothing (Q01)
             return dense(value)
         if key not in self._seen:

@@ -16,9 +16,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ckpt_conformance.reference_impl import durable
-from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointMismatch
 from ckpt_conformance.reference_impl.shards import Box, like, local_of, shard_of, whole_box
-from ckpt_conformance.reference_impl.torch_zip import ShardedRef
+from ckpt_conformance.reference_impl.torch_zip import LocalRef, ShardedRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,6 +63,8 @@ class ReadPlan:
         """
         if not source.nbytes:
             return
+        if isinstance(source, LocalRef):
+            target = local_of(target.detach())
         if isinstance(source, ShardedRef) or isinstance(target, DTensor):
             self._add_parts(source, target.detach())
         else:
@@ -92,7 +94,7 @@ class ReadPlan:
         device: torch.device,
     ) -> torch.Tensor:
         """Plan new memory for a tensor of a file, distributed as a live one of the same shape."""
-        if not isinstance(live, DTensor) or tuple(live.shape) != source.shape:
+        if not isinstance(live, DTensor) or shape_for(source, live) != source.shape:
             return self.new(source, device)
         local = torch.empty(local_of(live.detach()).shape, dtype=source.dtype, device=device)
         target = like(live, local)
@@ -130,6 +132,19 @@ class ReadPlan:
         return found
 
 
+def shape_for(source: TensorRef, live: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a live tensor, to compare with that of a saved one: of its local part, or all.
+
+    Raises:
+        CheckpointMismatch: a part of a distributed tensor for one that is not.
+    """
+    if isinstance(source, LocalRef):
+        if not isinstance(live, DTensor):
+            raise CheckpointMismatch("a tensor was distributed at the save, and is not here")
+        live = local_of(live.detach())
+    return tuple(live.shape)
+
+
 def fill(
     plan: ReadPlan,
     files: Mapping[str, tuple[BinaryIO, FileEntry]],
@@ -159,8 +174,8 @@ def fill(
                 )
         else:
             for segment in segments:
-                for piece in filter(None, _tensor_pieces(*segment)):
-                    durable.read_into(file, *piece)
+                for place in filter(None, _tensor_pieces(*segment)):
+                    durable.read_into(file, *place)
     for piece in plan.pieces:
         file, _ = files[piece.source.file]
         _fill_piece(file, piece.source.offset, piece.source.shape, piece)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 Kind = Literal["model", "dcp"]
@@ -114,6 +115,11 @@ def model_name(step: int) -> str:
 def optim_name(step: int, rank: int = 0) -> str:
     """`optim_000200_rank0.pt`."""
     return f"optim_{step:06d}_rank{rank}.pt"
+
+
+def optim_names(names: Iterable[str]) -> list[str]:
+    """Those names that are of optimizer files, under their final or a staging name."""
+    return [name for name in names if final_name(name).startswith("optim_")]
 
 
 def extra_name(step: int, rank: int = 0) -> str:

@@ -14,7 +14,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.reference_impl import durable, layout, resolve, snapshot
+from ckpt_conformance.reference_impl import layout, resolve, snapshot
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
 from ckpt_conformance.reference_impl.opened import Destinations, LoadResult, ReshardReport
@@ -94,46 +94,6 @@ class CheckpointManager(RankSaving, RankLoading):
             raise
         self.after_commit(reference)
         return reference
-
-    def prepare(self) -> None:
-        """Make the root and the run's id, and reclaim what a dead save left (A12)."""
-        for parent in durable.make_root(self.root):
-            self.fsync_dir(parent)
-        self.ensure_run_id()
-        # Names of work in progress are unique, so leftovers that cannot be removed today block
-        # nothing. Were this an error, a deletion that is denied would end every later save (D09).
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Remove what failed and dead saves staged, so that a full disk gets room (O03)."""
-        try:
-            self.reclaim()
-        except Exception:
-            logger.exception("what a failed save left in %s could not be removed", self.root)
-
-    def after_commit(self, reference: CheckpointReference) -> None:
-        """Rotation and mirroring. An error here never fails a save that is committed (D09)."""
-        for action in (self.remove_superseded, self.retain, self.start_mirror):
-            try:
-                action(reference)
-            except Exception:
-                logger.exception("%s after %s failed", action.__name__, reference.path)
-
-    def start_mirror(self, reference: CheckpointReference) -> None:
-        """Begin the upload of every step of this run that has no receipt yet.
-
-        Not only of the step just saved: an upload that a crash or an error ended is taken up
-        again, since the directory is the truth and the queue in memory is not.
-        """
-        del reference
-        if self.mirror is None:
-            return
-        for candidate in reversed(resolve.scan(self.root)):
-            manifest = candidate.manifest
-            if manifest is None or not self.is_own(candidate):
-                continue
-            if not self.mirror.has_receipt(candidate.reference, manifest.digest):
-                self.mirror.upload(candidate.reference, manifest)
 
     def load(  # noqa: PLR0913 - these are the parts of a job
         self,

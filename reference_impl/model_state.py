@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ckpt_conformance.reference_impl.errors import CheckpointMismatch
+from ckpt_conformance.reference_impl.fill import byte_view
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
@@ -78,3 +79,13 @@ def check_tensor(key: str, saved: Tree, live: Tree) -> None:
         raise CheckpointMismatch(
             f"model: {key} is {saved.dtype} in the checkpoint, {live.dtype} here: nothing is cast",
         )
+
+
+def retie(model: dict[str, Tree], ties: list[list[str]]) -> None:
+    """Let tied keys share one tensor again, where they hold the same bytes (S04)."""
+    for first, *others in ties:
+        for key in others:
+            one, other = model[first], model[key]
+            same = (one.dtype, one.shape) == (other.dtype, other.shape)
+            if same and torch.equal(byte_view(one), byte_view(other)):
+                model[key] = one

@@ -19,6 +19,7 @@ import torch
 from ckpt_conformance.reference_impl import model_state
 from ckpt_conformance.reference_impl.encode import is_dict, replace
 from ckpt_conformance.reference_impl.errors import CheckpointMismatch
+from ckpt_conformance.reference_impl.fill import shape_for
 from ckpt_conformance.reference_impl.model_state import plain_key
 from ckpt_conformance.reference_impl.shards import local_of
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
@@ -232,10 +233,11 @@ class _Target:
 
     def _check(self, key: str, old: torch.Tensor, ref: TensorRef) -> None:
         """State of another shape belongs to another parameter."""
-        if tuple(old.shape) != ref.shape:
+        here = shape_for(ref, old)
+        if here != ref.shape:
             raise CheckpointMismatch(
                 f"optimizer state {key!r} has shape {ref.shape} in the checkpoint and "
-                f"{tuple(old.shape)} in the job",
+                f"{here} in the job",
             )
 
     def _usable(self, old: torch.Tensor, ref: TensorRef) -> bool:

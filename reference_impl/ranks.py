@@ -42,6 +42,7 @@ _GRACE = 30.0
 _MOST_MESSAGE = 2000
 _MOST_BYTES = 1 << 30
 _created: dict[str, int] = {}
+_c10d: Any = dist.distributed_c10d
 
 
 class Ranks:
@@ -58,7 +59,7 @@ class Ranks:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
         self._members = dist.get_process_group_ranks(group)
-        self._lines: dist.ProcessGroup | None = None
+        self._lines: Any = None
         self._lost = ""
         self._name = ""
 
@@ -89,6 +90,7 @@ class Ranks:
             RankFailed: on every rank, if any failed.
             RankLost: a rank died or did not answer in time.
         """
+        self._connect(what)  # first: a rank that dies in its part is missed at once then
         own: BaseException | None = None
         result: Any = None
         outcome: dict[str, Json] = {"what": what}
@@ -186,7 +188,7 @@ class Ranks:
                 raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
                 lines.send([raw], rank, 0).wait(wait)
         except RuntimeError as error:
-            raise self._leave(f"rank {rank} is gone ({what}): {error}") from error
+            raise self._leave(f"rank {rank} is gone ({what}): {_brief(error)}") from error
 
     def receive_bytes(self, what: str, rank: int, until: float | None = None) -> bytes:
         """Bytes from a rank; `until` is a time of `time.monotonic`."""
@@ -202,12 +204,12 @@ class Ranks:
                 lines.recv([data], rank, 0).wait(_left(until))
         except RuntimeError as error:
             why = "did not answer in time" if time.monotonic() >= until else "is gone"
-            raise self._leave(f"rank {rank} {why} ({what}): {error}") from error
+            raise self._leave(f"rank {rank} {why} ({what}): {_brief(error)}") from error
         return data.numpy().tobytes()
 
     # ---- connections ---------------------------------------------------------------------------
 
-    def _connect(self, what: str) -> dist.ProcessGroup:
+    def _connect(self, what: str) -> Any:  # noqa: ANN401  gloo's class has no types
         """The connections of this group, made at the first call.
 
         Not by `dist.new_group`: with local synchronisation it gives the name of a group that was
@@ -219,19 +221,19 @@ class Ranks:
             store = self._store(new=True)
             wait = timedelta(seconds=self.timeout)
             try:
-                self._lines = dist.ProcessGroupGloo(store, self.rank, self.size, wait)
+                self._lines = _c10d.ProcessGroupGloo(store, self.rank, self.size, wait)
             except RuntimeError as error:
-                raise self._leave(f"not all ranks came to {what}: {error}") from error
+                raise self._leave(f"not all ranks came to {what}: {_brief(error)}") from error
         return self._lines
 
-    def _store(self, *, new: bool = False) -> dist.Store:
+    def _store(self, *, new: bool = False) -> Any:  # noqa: ANN401  as above
         """Where the ranks find each other: a corner of the job's store, a new one per group."""
         if new:
             members = "_".join(map(str, self._members))
             _created[members] = _created.get(members, 0) + 1
             self._name = f"checkpoint_ranks/{members}/{_created[members]}"
-        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # torch has no public way to the job's store
-        return dist.PrefixStore(self._name, store)
+        # Torch has no public way to the job's own store.
+        return _c10d.PrefixStore(self._name, _c10d._get_default_store())  # noqa: SLF001
 
     def _leave(self, why: str) -> RankLost:
         """End the connections, so that the others learn at once; the reason is left for them."""
@@ -256,6 +258,12 @@ class Ranks:
     def close(self) -> None:
         """End the connections."""
         self._lines = None
+
+
+def _brief(error: RuntimeError) -> str:
+    """What gloo says, without the place in its source and its advice."""
+    words = str(error).partition("\n")[0].partition(". This is typically")[0]
+    return words.partition("] ")[2] if words.startswith("[/") else words
 
 
 def _left(until: float) -> timedelta:

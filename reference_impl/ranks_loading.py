@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance.reference_impl import layout, permissions, train_state
+from ckpt_conformance.reference_impl import layout, permissions, snapshot, train_state
 from ckpt_conformance.reference_impl.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
@@ -37,7 +37,12 @@ from ckpt_conformance.reference_impl.opened import (
     check_documents,
     read_dcp_documents,
 )
-from ckpt_conformance.reference_impl.ranks_saving import joined_ties
+from ckpt_conformance.reference_impl.ranks_flat import (
+    check_layout,
+    files_of_rank,
+    read_rank_documents,
+)
+from ckpt_conformance.reference_impl.ranks_state import joined_ties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -156,15 +161,16 @@ class RankLoading(Loading):
             RankFailed: it does not fit the job of some rank.
         """
         name = candidate.path.name
-        text = ranks.lead(
+        text, absent = ranks.lead(
             f"{name}: manifest",
-            lambda: or_damaged(lambda: self.read_manifest(candidate).to_bytes().decode()),
+            lambda: or_damaged(lambda: self.tell_manifest(candidate, allowed)),
         )
         opened = OpenCheckpoint(candidate, parse_manifest(text.encode(), name))
+        opened.absent.update(absent)
         try:
             ranks.together(
                 f"{name}: verify",
-                lambda: or_damaged(lambda: self.verify_on_rank(ranks, opened, allowed)),
+                lambda: or_damaged(lambda: self.verify_on_rank(ranks, opened)),
             )
             plan, _ = ranks.together(
                 f"{name}: plan",
@@ -175,11 +181,23 @@ class RankLoading(Loading):
             raise
         return Planned(opened, plan)
 
-    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint, allowed: set[str]) -> None:
+    def tell_manifest(self, candidate: CheckpointReference, allowed: set[str]) -> Json:
+        """The manifest, and which files may be missing: if one rank's optimizer is, so are all."""
+        manifest = self.read_manifest(candidate)
+        lost = [
+            name
+            for name in layout.optim_names(manifest.files)
+            if not (candidate.directory / name).exists()
+        ]
+        optimizers = [one for one in manifest.components if one.startswith("optimizer")]
+        leave = bool(lost) and all(snapshot.is_allowed(one, allowed) for one in optimizers)
+        absent = layout.optim_names(manifest.files) if leave else []
+        return [manifest.to_bytes().decode(), absent]
+
+    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> None:
         """Verify this rank's share of the files and those that it reads whole; then read those."""
-        del allowed
         check_rank_files(opened.manifest)
-        for name in self.share(ranks, opened.manifest):
+        for name in self.share(ranks, opened):
             self.open_on_rank(opened, name)
             self.verify_file(*opened.files[name])
         try:
@@ -188,13 +206,17 @@ class RankLoading(Loading):
             raise CheckpointDamaged(f"its structure is malformed: {error!r}") from error
         check_documents(opened)
 
-    def share(self, ranks: Ranks, manifest: Manifest) -> list[str]:
+    def share(self, ranks: Ranks, opened: OpenCheckpoint) -> list[str]:
         """The files that this rank verifies: those it parses, and its part of all the others."""
-        own = {layout.DCP_EXTRA, layout.dcp_extra_name(self.source_rank(ranks, manifest))}
-        if ranks.leads:
-            own.add(layout.DCP_METADATA)
+        manifest = opened.manifest
+        if manifest.kind == "model":
+            own = set(files_of_rank(manifest, ranks.rank).values())
+        else:
+            own = {layout.DCP_EXTRA, layout.dcp_extra_name(self.source_rank(ranks, manifest))}
+            if ranks.leads:
+                own.add(layout.DCP_METADATA)
         shares = divided({name: one.size for name, one in manifest.files.items()}, ranks.size)
-        return sorted(own.union(shares[ranks.rank]))
+        return sorted(own.union(shares[ranks.rank]) - opened.absent)
 
     def open_on_rank(self, opened: OpenCheckpoint, name: str) -> None:
         """Open a file of the checkpoint, if it is not open yet; its size is right."""
@@ -216,6 +238,8 @@ class RankLoading(Loading):
     def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
         """The documents, with the train state that is this rank's."""
         manifest = opened.manifest
+        if manifest.kind == "model":
+            return read_rank_documents(opened, ranks.rank)
         documents = read_dcp_documents(opened, self.source_rank(ranks, manifest), check=ranks.leads)
         if manifest.world_size != ranks.size:
             documents["extra"] = {
@@ -243,6 +267,8 @@ class RankLoading(Loading):
     ) -> LoadPlan:
         """Decide where every byte goes that this rank needs, and open what it reads."""
         del ranks
+        if opened.manifest.kind == "model":
+            check_layout(opened.manifest, plain_state(bare(job.model).state_dict()))
         plan = self.plan(opened, job, allowed)
         for name in plan.reads.files:
             self.open_on_rank(opened, name)
@@ -284,8 +310,13 @@ def check_rank_files(manifest: Manifest) -> None:
     Raises:
         CheckpointDamaged: one is not.
     """
-    names = map(layout.dcp_extra_name, range(manifest.world_size))
-    if missing := [name for name in names if name not in manifest.files]:
+    if manifest.kind == "model":
+        names = [layout.extra_name(manifest.step, rank) for rank in range(manifest.world_size)]
+        known = {layout.final_name(name) for name in manifest.files}
+    else:
+        names = [layout.dcp_extra_name(rank) for rank in range(manifest.world_size)]
+        known = set(manifest.files)
+    if missing := [name for name in names if name not in known]:
         raise CheckpointDamaged(f"its manifest does not list {missing[:4]}")
 
 

@@ -20,9 +20,10 @@ import torch
 from ckpt_conformance.reference_impl import dcp_metadata, durable, layout, resolve
 from ckpt_conformance.reference_impl.encode import Encoder, Tree, replace
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
-from ckpt_conformance.reference_impl.fill import ReadPlan, byte_view, fill
+from ckpt_conformance.reference_impl.fill import ReadPlan, fill
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.manifest import MAX_BYTES
+from ckpt_conformance.reference_impl.model_state import retie
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 from ckpt_conformance.reference_impl.torch_zip import TensorRef, read_directory
 
@@ -88,16 +89,6 @@ def rehydrate(
     target = CheckpointManager(destination_root, run_id=manifest.run_id, config=manifest.config)
     target.prepare()
     return target.publish(target.write(state, layout.new_id()))
-
-
-def retie(model: dict[str, Tree], ties: list[list[str]]) -> None:
-    """Let tied keys share one tensor again, where they hold the same bytes (S04)."""
-    for first, *others in ties:
-        for key in others:
-            one, other = model[first], model[key]
-            same = (one.dtype, one.shape) == (other.dtype, other.shape)
-            if same and torch.equal(byte_view(one), byte_view(other)):
-                model[key] = one
 
 
 @dataclass(frozen=True)

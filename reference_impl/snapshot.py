@@ -7,6 +7,7 @@ extra   the train state, and every further component
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
@@ -52,7 +53,7 @@ class Snapshot:
     def refuse_parts(self) -> None:
         """Refuse a tensor of which other ranks hold parts: one process alone cannot save it."""
         for shard in self.shards.values():
-            if shard.box.sizes != shard.shape:
+            if shard.box.volume != math.prod(shard.shape):
                 raise SaveRefused(
                     f"a tensor of shape {shard.shape} is distributed ({shard.layout}) and this "
                     f"manager saves for one process alone: give it the group of these ranks",
@@ -112,19 +113,20 @@ def unique_key(key: str, taken: Mapping[str, object]) -> str:
 
 def replace_tensors(
     documents: Mapping[str, Tree],
-    new: Callable[[str, torch.Tensor], Tree],
+    new: Callable[[str, Any], Tree],
+    wanted: type[Any] = torch.Tensor,
 ) -> dict[str, Tree]:
-    """Copies of the documents, with each tensor replaced by `new(its key, tensor)`."""
+    """Copies of the documents, with each tensor, or `wanted`, replaced by `new(its key, it)`."""
     taken: dict[str, None] = {}
     result: dict[str, Tree] = {}
     for document, tree in documents.items():
 
-        def leaf(path: Path, tensor: torch.Tensor, document: str = document) -> Tree:
+        def leaf(path: Path, tensor: Tree, document: str = document) -> Tree:
             key = unique_key(key_of(document, path), taken)
             taken[key] = None
             return new(key, tensor)
 
-        result[document] = replace(tree, torch.Tensor, leaf)
+        result[document] = replace(tree, wanted, leaf)
     return result
 
 

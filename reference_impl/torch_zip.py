@@ -26,13 +26,13 @@ from ckpt_conformance.reference_impl.pickles import (
     opcodes,
     torch_dtype,
 )
-from ckpt_conformance.reference_impl.shards import Box
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_conformance.reference_impl.durable import HashingWriter
     from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.shards import Box
 
 _END = struct.Struct("<IHHHHIIH")  # end of central directory
 _END64_LOCATOR = struct.Struct("<IIQI")
@@ -75,6 +75,11 @@ class ShardedRef(TensorRef):
     """
 
     parts: tuple[tuple[Box, TensorRef], ...] = ()
+
+
+@dataclass(frozen=True)
+class LocalRef(TensorRef):
+    """What one rank held of a distributed tensor: the shape is that of its local part."""
 
 
 @dataclass(frozen=True)

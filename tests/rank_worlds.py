@@ -28,6 +28,7 @@ class Worlds:
     """Starts worlds through one server."""
 
     def __init__(self) -> None:
+        """Start the server."""
         one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._server = subprocess.Popen(
             [sys.executable, __file__],
@@ -37,7 +38,7 @@ class Worlds:
             text=True,
         )
 
-    def run(self, size: int, case: str, **given: Any) -> list[dict[str, Any]]:
+    def run(self, size: int, case: str, **given: object) -> list[dict[str, Any]]:
         """Run `module:function` on `size` ranks; one outcome for each.
 
         An outcome has `result`, or `error` with `kind`, `message` and `trace`, or `signal`;
@@ -52,7 +53,7 @@ class Worlds:
         outcomes: list[dict[str, Any]] = json.loads(self._server.stdout.readline())
         return outcomes
 
-    def results(self, size: int, case: str, **given: Any) -> list[Any]:
+    def results(self, size: int, case: str, **given: object) -> list[Any]:
         """Run a case that succeeds on every rank."""
         outcomes = self.run(size, case, **given)
         for rank, one in enumerate(outcomes):
@@ -68,6 +69,8 @@ class Worlds:
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
+        assert self._server.stdout is not None
+        self._server.stdout.close()
 
 
 def serve() -> None:
@@ -91,9 +94,12 @@ def world(folder: Path, size: int, case: str, given: dict[str, Any]) -> list[dic
     for rank in range(size):
         pid = os.fork()
         if pid == 0:
-            be_rank(folder, rank, size, case, given)
+            try:
+                be_rank(folder, rank, size, case, given)
+            finally:
+                os._exit(1)
         ranks.append(pid)
-    ends = wait_for(ranks)
+    ends = wait_for(folder, ranks)
     outcomes: list[dict[str, Any]] = []
     for rank, (status, late) in enumerate(ends):
         told = folder / f"outcome{rank}"
@@ -104,7 +110,7 @@ def world(folder: Path, size: int, case: str, given: dict[str, Any]) -> list[dic
     return outcomes
 
 
-def wait_for(ranks: list[int]) -> list[tuple[int, bool]]:
+def wait_for(folder: Path, ranks: list[int]) -> list[tuple[int, bool]]:
     """Wait for the ranks; end those that are left at the deadline."""
     until = time.monotonic() + DEADLINE
     ends: dict[int, tuple[int, bool]] = {}
@@ -113,6 +119,9 @@ def wait_for(ranks: list[int]) -> list[tuple[int, bool]]:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 ends[pid] = (os.waitstatus_to_exitcode(status), False)
+                told = folder / f"outcome{ranks.index(pid)}"
+                if not told.exists():  # it was killed: the others need not wait for it
+                    told.write_text("{}")
             elif time.monotonic() > until:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -139,7 +148,7 @@ def be_rank(folder: Path, rank: int, size: int, case: str, given: dict[str, Any]
         }
         outcome["trace"] = traceback.format_exc()
     staged = folder / f"staged{rank}"
-    staged.write_text(json.dumps(outcome))
+    staged.write_text(json.dumps(outcome, default=repr))
     staged.rename(folder / f"outcome{rank}")
     meet_at_the_end(folder, size)
     os._exit(0)  # FSDP2 on CPU may abort while the interpreter ends

@@ -1,0 +1,211 @@
+"""What each rank brings to a save, and how the ranks' states are held against each other."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_conformance.reference_impl import durable, snapshot, torch_zip
+from ckpt_conformance.reference_impl.dcp_ranks import Part
+from ckpt_conformance.reference_impl.encode import TAG, children, is_dict
+from ckpt_conformance.reference_impl.errors import SaveRefused
+from ckpt_conformance.reference_impl.shards import Assignment, Box, Held, whole_box
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.ranks import Json
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+_VISIBLE = 30.0
+"""Seconds that a new directory may need at most until another machine sees it (N11)."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one rank brings to a save.
+
+    Attributes:
+        parts: key -> this rank's part, of every tensor that is put together with the others'.
+        layout: key -> mesh and placements in words, of every distributed tensor.
+        skeleton: the documents of those tensors, without them.
+        extra: this rank's train state; what is put together with the others' is taken out.
+        model: on the first rank, the model that was put together, for the per-rank format.
+    """
+
+    parts: Mapping[str, Part]
+    layout: Mapping[str, str]
+    skeleton: Mapping[str, Tree]
+    extra: dict[str, Tree]
+    model: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
+
+    @property
+    def held(self) -> dict[str, Held]:
+        """What the other ranks need to know of the tensors."""
+        return {
+            key: Held(str(part.data.dtype).removeprefix("torch."), part.shape, part.box)
+            for key, part in self.parts.items()
+        }
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What the first rank has decided about a save, the same on every rank.
+
+    Attributes:
+        run_id: of the run.
+        save_id: of this save.
+        assignment: who writes what.
+        parted: key -> rank -> box, of what the first rank has to put together.
+        ties: of the model, as all ranks see them.
+    """
+
+    run_id: str
+    save_id: str
+    assignment: Assignment
+    parted: Mapping[str, Mapping[int, Box]] = field(default_factory=dict[str, "Mapping[int, Box]"])
+    ties: list[list[str]] = field(default_factory=list[list[str]])
+
+
+def as_begun(told: Json) -> Begun:
+    """The first rank's decision, as it was told."""
+    assignment = Assignment(told["writes"], told["shared"])
+    parted = {
+        key: {rank: Box(tuple(begin), tuple(sizes)) for rank, (begin, sizes) in boxes}
+        for key, boxes in told["parted"].items()
+    }
+    return Begun(told["run_id"], told["save_id"], assignment, parted, told["ties"])
+
+
+def parted(held: Sequence[Mapping[str, Held]], assignment: Assignment) -> Json:
+    """Who brings which part of the tensors that the first rank does not hold whole, by key."""
+    found: dict[str, list[tuple[int, Box]]] = {}
+    for rank, keys in enumerate(assignment.writes):
+        for key in keys:
+            first = held[0].get(key)
+            if first is None or first.box != whole_box(first.shape):
+                found.setdefault(key, []).append((rank, held[rank][key].box))
+    return found
+
+
+def as_held(told: Json) -> Held:
+    """What a rank holds of a tensor, as it was told."""
+    dtype, shape, (begin, sizes) = told
+    return Held(dtype, tuple(shape), Box(tuple(begin), tuple(sizes)))
+
+
+def as_shaped(told: Json) -> Any:  # noqa: ANN401  the fields of an entry
+    """A tensor's entry, as it was told."""
+    return {**told, "shape": tuple(told["shape"])}
+
+
+def take_apart(state: Snapshot, *, dcp: bool) -> Own:
+    """Take the tensors out of a snapshot that are put together with the other ranks'.
+
+    In the DCP format that is every tensor of model and optimizers, and what is distributed in the
+    train state. All else there is each rank's own, and stays with it. In the per-rank format it is
+    the model alone.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def placeholder(key: str, tensor: torch.Tensor) -> Tree:
+        own = key.startswith("extra.") and id(tensor) not in state.shards
+        if own or not (dcp or key.startswith("model.")):
+            return tensor
+        tensors[key] = tensor
+        return {TAG: "tensor", "value": key}
+
+    documents = snapshot.replace_tensors(state.documents, placeholder)
+    extra = documents.pop("extra")
+    if not dcp:
+        documents = {"model": documents["model"]}
+    parts = {key: part_of_state(state, tensor) for key, tensor in tensors.items()}
+    return Own(parts, layouts(state), documents, extra)
+
+
+def layouts(state: Snapshot) -> dict[str, str]:
+    """Mesh and placements of every distributed tensor of a snapshot, in words, by key."""
+    return {
+        key: state.shards[id(tensor)].layout
+        for key, tensor in snapshot.tensor_keys(state.documents, torch.Tensor).items()
+        if id(tensor) in state.shards
+    }
+
+
+def part_of_state(state: Snapshot, tensor: torch.Tensor) -> Part:
+    """What an encoded tensor is of a whole one; an empty whole one is written as it is."""
+    shard = state.shards.get(id(tensor))
+    if shard is None:
+        return Part(tuple(tensor.shape), whole_box(tensor.shape), tensor)
+    whole = whole_box(shard.shape)
+    if not whole.volume:
+        return Part(shard.shape, whole, tensor.new_empty(shard.shape))
+    return Part(shard.shape, shard.box, tensor)
+
+
+def index_extra(path: Path, rank: int) -> Json:
+    """Where the tensors of a rank's train state lie, by key."""
+    document = f"extra_rank{rank}" if rank else "extra"
+    with durable.open_regular(path) as file:
+        trees = {document: torch_zip.read_tree(file, path.name)}
+    return {key: vars(entry) for key, entry in snapshot.index_trees(trees).items()}
+
+
+def wait_until_seen(directory: Path, timeout: float) -> None:
+    """Wait until a directory that the first rank has made is seen here, too (N11)."""
+    until = time.monotonic() + min(_VISIBLE, timeout)
+    while not directory.is_dir() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def outline(tree: Tree, path: str = "") -> dict[str, str]:
+    """A state without its tensors, by path, in words that ranks can compare."""
+    found: dict[str, str] = {}
+    inner = list(children(tree))
+    if not inner:
+        words = f"{type(tree).__name__} {tree!r}"
+        long = f"{words[:60]}... {durable.digest_bytes(words.encode())[:16]}"
+        return {path: words if len(words) <= len(long) else long}
+    if is_dict(tree):  # torch keeps the versions of modules in an attribute of the dict
+        found |= outline(getattr(tree, "_metadata", {}), f"{path}._metadata")
+    for key, item in inner:
+        found |= outline(item, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def check_agreement(told: Sequence[Json]) -> None:
+    """The ranks save one state at one step (N05).
+
+    Raises:
+        SaveRefused: they differ, with the first difference.
+    """
+    first = told[0]
+    for rank, one in enumerate(told):
+        for fact in ("step", "tokens_seen", "dcp"):
+            if one[fact] != first[fact]:
+                raise SaveRefused(
+                    f"{fact} is {first[fact]} on rank 0 and {one[fact]} on rank {rank}: every rank "
+                    f"has to save the same. Nothing was written",
+                )
+        keys = {**first["outline"], **one["outline"]}
+        for key in keys:
+            here, there = (side["outline"].get(key, "not there") for side in (first, one))
+            if here != there:
+                raise SaveRefused(
+                    f"{key} is {here} on rank 0 and {there} on rank {rank}: what is not a tensor "
+                    f"has to be the same on every rank. Nothing was written",
+                )
+
+
+def joined_ties(told: Sequence[list[list[str]]]) -> list[list[str]]:
+    """Groups of tied keys as all ranks see them: one that holds no row of a weight sees no tie."""
+    groups: list[set[str]] = []
+    for group in (set(one) for ties in told for one in ties):
+        apart = [one for one in groups if not one & group]
+        groups = [*apart, group.union(*(one for one in groups if one & group))]
+    return sorted(sorted(group) for group in groups)

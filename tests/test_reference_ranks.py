@@ -1,0 +1,165 @@
+"""The reference manager on several ranks: what was saved comes back in any world, bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rank_worlds import Worlds
+
+from ckpt_conformance.reference_impl.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    started = Worlds()
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+LAYOUTS = {
+    1: ["plain", "1:S0"],
+    2: ["plain", "2:S0", "2:S1", "2:R"],
+    3: ["3:S0", "3:S1"],
+    4: ["4:S0", "2x2:S0,S1", "2x2:S0,S0", "2x2:R,S0", "2x2:S1,R"],
+}
+SIZES = {
+    layout: size for size, layouts in LAYOUTS.items() for layout in layouts if layout[0] != "p"
+}
+
+
+def size_of(layout: str) -> int:
+    return SIZES.get(layout, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "layout"), [(size, layout) for size in LAYOUTS for layout in LAYOUTS[size]]
+)
+def test_round_trip(worlds: Worlds, tmp_path: Path, size: int, layout: str) -> None:
+    """Weights, moments, counters, and each rank's generators and position come back (KX2)."""
+    root = str(tmp_path)
+    saved = worlds.results(size, "rank_cases:save", root=root, layout=layout)
+    loaded = worlds.results(size, "rank_cases:load", root=root, layout=layout)
+    for rank, (one, other) in enumerate(zip(saved, loaded, strict=True)):
+        assert not other["wrong"]
+        assert (one["draws"], one["at"]) == (other["draws"], other["at"])
+        assert other["extra"] == {"rank": rank, "at": 3}
+        assert (other["step"], other["refused"], other["cold"]) == (3, [], [])
+        assert other["resharded"] is None
+    assert len({tuple(one["draws"]) for one in saved}) == size
+
+
+PAIRS = [
+    ("plain", "3:S0"),
+    ("2:S0", "1:S0"),
+    ("3:S0", "2:S1"),
+    ("3:S1", "4:S0"),
+    ("4:S0", "3:S0"),
+    ("2x2:S0,S1", "4:S0"),
+    ("2x2:S0,S0", "1:S0"),
+    ("2x2:R,S0", "3:S1"),
+    ("2:R", "2x2:S1,R"),
+    ("1:S0", "2x2:S0,S1"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS)
+def test_another_world_gets_the_same_state(
+    worlds: Worlds, tmp_path: Path, before: str, after: str
+) -> None:
+    """Any layout loads into any other; what each rank owns follows the policy (I01, I10, M035)."""
+    n, m = size_of(before), size_of(after)
+    saved = worlds.results(n, "rank_cases:save", root=str(tmp_path), layout=before)
+    loaded = worlds.results(m, "rank_cases:load", root=str(tmp_path), layout=after)
+    for rank, one in enumerate(loaded):
+        assert not one["wrong"]
+        if n == m:
+            assert one["resharded"] is None
+            continue
+        generators = f"saved rank {rank}" if rank < n else "fresh"
+        assert one["resharded"] == {
+            "saved": n,
+            "now": m,
+            "generators": generators,
+            "others": "saved rank 0",
+        }
+        assert (one["at"], one["extra"]) == (saved[0]["at"], {"rank": 0, "at": 3})
+        if rank < n:
+            assert one["draws"] == saved[rank]["draws"]
+    assert len({tuple(one["draws"]) for one in loaded}) == m
+
+
+def test_fresh_generators_are_the_same_each_time(worlds: Worlds, tmp_path: Path) -> None:
+    """A rank beyond the saved ones draws the same in every resume of one save."""
+    worlds.results(1, "rank_cases:save", root=str(tmp_path), layout="plain")
+    first, second = (
+        worlds.results(2, "rank_cases:load", root=str(tmp_path), layout="2:S0") for _ in range(2)
+    )
+    assert [one["draws"] for one in first] == [one["draws"] for one in second]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, "fsdp:2"), (3, "fsdp:3")),
+        ((3, "fsdp:3"), (2, "tp:2")),
+        ((2, "tp:2"), (1, "plain")),
+        ((4, "both:2x2"), (2, "fsdp:2")),
+        ((2, "fsdp:2"), (4, "both:2x2")),
+        ((4, "hybrid:2x2"), (1, "plain")),
+    ],
+)
+def test_real_parallelism(
+    worlds: Worlds, tmp_path: Path, before: tuple[int, str], after: tuple[int, str]
+) -> None:
+    """FSDP2, tensor parallel with bias, both, and hybrid, with tied ends; twice (M033, P04)."""
+    (n, one), (m, other) = before, after
+    again = tmp_path / "again"  # there, jobs that have trained already take the state
+    for root in (tmp_path / "first", again):
+        saved = worlds.results(n, "rank_cases:save_real", root=str(root), layout=one)
+        loaded = worlds.results(m, "rank_cases:load_real", root=str(root), layout=other)
+        assert all(found == saved[0] for found in (*saved, *loaded))
+
+
+def test_files_of_two_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    """The directory holds both ranks' files, each in the manifest; nothing else is left."""
+    worlds.results(2, "rank_cases:save", root=str(tmp_path), layout="2:S0")
+    names = {".metadata", "__0_0.distcp", "__1_0.distcp", "extra_state.pt", "extra_state_rank1.pt"}
+    found = read_manifest(tmp_path / "dcp_000003" / "meta.json")
+    assert set(found.files) == names
+    assert {one.name for one in (tmp_path / "dcp_000003").iterdir()} == {*names, "meta.json"}
+    assert {one.name for one in tmp_path.iterdir()} == {"dcp_000003", "latest", "run_id"}
+    assert (found.world_size, found.ties) == (2, [["tied", "wide"]])
+    assert found.layout["model.wide"] == "[0, 1] S(0)"
+    assert "model.seen" in found.tensors
+    assert [part.sizes for part in found.sharded["model.wide"].parts] == [(4, 5), (3, 5)]
+
+
+@pytest.mark.parametrize(("size", "layout"), [(2, "2:S0"), (3, "3:S0")])
+def test_stock_dcp_reads_it(worlds: Worlds, tmp_path: Path, size: int, layout: str) -> None:
+    """Torch's own `dcp.load` reads what several ranks saved, on other ranks, too."""
+    worlds.results(size, "rank_cases:save", root=str(tmp_path), layout=layout)
+    for one in worlds.results(2, "rank_faults:load_with_stock_dcp", root=str(tmp_path)):
+        assert one == {"wrong": [], "moment": True}
+
+
+def test_only_the_first_rank_rotates(worlds: Worlds, tmp_path: Path) -> None:
+    """Rotation keeps what it should, and no rank fails over what another deleted (C09)."""
+    for step in (1, 2, 3):
+        worlds.results(
+            2, "rank_cases:save", root=str(tmp_path), layout="2:S0", steps=step, keep_last=2
+        )
+    assert sorted(one.name for one in tmp_path.glob("dcp_*")) == ["dcp_000002", "dcp_000003"]
+
+
+def test_groups_save_at_the_same_time(worlds: Worlds, tmp_path: Path) -> None:
+    """A manager of a group needs no other rank (J11)."""
+    found: list[Any] = worlds.results(4, "rank_faults:in_subgroups", root=str(tmp_path))
+    assert [one["step"] for one in found] == [2, 2, 3, 3]
+    assert all(one["same"] for one in found)
