@@ -26,20 +26,20 @@ def lines(judged: Judged) -> Iterator[str]:
     for report in judged.reports:
         yield from _checkpoint(report, judged.path, metadata_only=judged.metadata_only)
     for name in judged.leftovers[:MOST_FINDINGS]:
-        yield f"  leftover  {_one_line(name)}: work in progress that nobody finished"
+        yield f"  leftover  {one_line(name)}: work in progress that nobody finished"
     if len(judged.leftovers) > MOST_FINDINGS:
         yield f"  and {len(judged.leftovers) - MOST_FINDINGS} more leftovers (--json has all)"
     if not judged.reports:
-        yield f"{_one_line(judged.path)}: nothing here looks like a checkpoint"
+        yield f"{one_line(judged.path)}: nothing here looks like a checkpoint"
         return
     newest = judged.newest_whole
-    yield f"newest whole: {_one_line(newest.path) if newest else 'none'}"
+    yield f"newest whole: {one_line(newest.path) if newest else 'none'}"
 
 
 def _checkpoint(report: Report, top: Path, *, metadata_only: bool) -> Iterator[str]:
     """Tell one checkpoint."""
     inside = report.path != top and report.path.is_relative_to(top)
-    name = _one_line(report.path.relative_to(top) if inside else report.path)
+    name = one_line(report.path.relative_to(top) if inside else report.path)
     step = "" if report.step is None else f", step {report.step}"
     yield f"{GLYPHS[report.state]} {report.state}  {name}  ({report.layout}{step})"
     tensors = count(report.tensors, "tensor")
@@ -66,9 +66,9 @@ def told(finding: Finding) -> str:
         names += f" and {len(finding.tensors) - _MOST_TENSORS} more"
     tensors = f" [{names}]" if names else ""
     kind = "remark" if finding.kind is Kind.NOTE else finding.kind
-    return _one_line(f"{kind}  {finding.file}{place}{tensors}: {finding.what}")
+    return one_line(f"{kind}  {finding.file}{place}{tensors}: {finding.what}")
 
 
-def _one_line(text: object) -> str:
+def one_line(text: object) -> str:
     """Escape what a terminal would obey, line breaks too."""
     return shown(text).replace("\n", "\\n")

@@ -57,10 +57,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Item:
-    """What one place must hold: a chunk of a tensor, or (`dtype` empty) some other value."""
+    """What one place must hold: a chunk of a tensor, or (`dtype` empty) some other value.
+
+    `at` is the index in the whole tensor where the chunk begins.
+    """
 
     key: str
     dtype: str
+    at: tuple[int, ...]
     shape: tuple[int, ...]
     place: Place
 
@@ -140,7 +144,7 @@ def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
 def _describe(key: str, made: object, places: dict[Index, Place], found: Metadata) -> None:
     """Take one entry, and the places of its chunks out of `places`."""
     if _class(made) == "BytesStorageMetadata":
-        _add(found, key, "", (), places.pop((key, None), None))
+        _add(found, key, "", ((), ()), places.pop((key, None), None))
         return
     state = _state(made, "TensorStorageMetadata")
     dtype = _dtype(state.get("properties"), key)
@@ -153,17 +157,15 @@ def _describe(key: str, made: object, places: dict[Index, Place], found: Metadat
         box = _state(chunk, "ChunkStorageMetadata")
         at, size = sizes(box.get("offsets"), "offset"), sizes(box.get("sizes"), "size")
         tensor.chunks.append((at, size))
-        _add(found, key, dtype, size, places.pop((key, at), None))
+        _add(found, key, dtype, (at, size), places.pop((key, at), None))
 
 
-def _add(
-    found: Metadata, key: str, dtype: str, shape: tuple[int, ...], place: Place | None
-) -> None:
+def _add(found: Metadata, key: str, dtype: str, box: Box, place: Place | None) -> None:
     """Add an item to its shard; one that lies nowhere is a problem."""
     if place is None:
         found.problems.append((key, f"a part of {clip(key)} is described and stored nowhere"))
     else:
-        found.items.setdefault(place.file, []).append(Item(key, dtype, shape, place))
+        found.items.setdefault(place.file, []).append(Item(key, dtype, *box, place))
 
 
 def _dtype(properties: object, key: str) -> str:

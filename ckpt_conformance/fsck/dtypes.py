@@ -53,6 +53,24 @@ SAFETENSORS_BITS = {
 }
 """Bits of an element, by its name in a safetensors header."""
 
+FROM_SAFETENSORS = {
+    "BOOL": "bool",
+    **{
+        f"{sign}{bits}": f"{name}{bits}"
+        for sign, name in (("U", "uint"), ("I", "int"))
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+"""The torch dtype of a name in a safetensors header; those below a byte have none here."""
+
 _MOST = 1 << 63
 
 

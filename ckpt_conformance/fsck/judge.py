@@ -91,15 +91,14 @@ def judge(
     `progress` is told how many bytes of how many were read.
     """
     options = options or Options()
-    found = _find(path)
+    found = find(path)
     judged = Judged(
         path, leftovers=sorted(set(found.leftovers)), metadata_only=options.metadata_only
     )
     works: list[tuple[Report, Work]] = []
     candidates = sorted(found.candidates, key=_age, reverse=True)
     for one in candidates:
-        report, more = _structure(one, path)
-        _links(found, path, report, one)
+        report, more = examine(found, one, path)
         judged.reports.append(report)
         works += [(report, work) for work in more]
     _shared(candidates, judged.reports)
@@ -118,13 +117,12 @@ def judge_newest(
     The older ones are not read and have no report.
     """
     options = options or Options()
-    found = _find(path)
+    found = find(path)
     judged = Judged(
         path, leftovers=sorted(set(found.leftovers)), metadata_only=options.metadata_only
     )
     for one in sorted(found.candidates, key=_age, reverse=True):
-        report, works = _structure(one, path)
-        _links(found, path, report, one)
+        report, works = examine(found, one, path)
         if report.state is State.WHOLE and not options.metadata_only:
             _verify([(report, work) for work in works], options.jobs, progress)
         report.findings = _sorted(report.findings)
@@ -134,7 +132,7 @@ def judge_newest(
     return judged
 
 
-def _find(path: Path) -> Found:
+def find(path: Path) -> Found:
     """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
     if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
         raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
@@ -151,6 +149,13 @@ def _age(one: Candidate) -> tuple[bool, int, float]:
     except OSError:
         changed = 0.0
     return one.step is not None, one.step or 0, changed
+
+
+def examine(found: Found, one: Candidate, top: Path) -> tuple[Report, list[Work]]:
+    """Judge all of a checkpoint but its payload; give the work that is left."""
+    report, works = _structure(one, top)
+    _links(found, top, report, one)
+    return report, works
 
 
 def _structure(one: Candidate, top: Path) -> tuple[Report, list[Work]]:

@@ -47,7 +47,7 @@ _OF_A_STEP = re.compile(
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|optim_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
-_DCP_MANIFEST, _DCP_EXTRA = "meta.json", "extra_state.pt"
+_DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 
 
 @dataclass
@@ -91,6 +91,11 @@ def step_of(name: str) -> int | None:
         if found:
             return int(found[-1])
     return None
+
+
+def is_reference_file(path: Path) -> bool:
+    """Tell whether a name is one of the per-rank files of the reference manager."""
+    return _FLAT_DATA.fullmatch(path.name) is not None and path.is_file()
 
 
 def is_leftover(name: str) -> bool:
@@ -229,7 +234,7 @@ def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
         if any(sign in data for sign in manifest.SIGNS):
             return True
     here = Path(base).name or folder.root.resolve().name
-    return bool(_DIRECTORY.fullmatch(here)) and _DCP_EXTRA in names
+    return bool(_DIRECTORY.fullmatch(here)) and DCP_EXTRA in names
 
 
 def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
