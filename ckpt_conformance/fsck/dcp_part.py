@@ -89,19 +89,19 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
     if packed:
         context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
     plain_items = [one for one in good if not one.place.packed]
-    return _divided(context.folder, name, plain_items)
+    return _divided(context, name, plain_items)
 
 
-def _divided(folder: Folder, name: str, items: list[dcp.Item], batch: int = 64 << 20) -> list[Work]:
-    """Divide the items of a shard into work of about `batch` bytes."""
+def _divided(context: Context, name: str, items: list[dcp.Item]) -> list[Work]:
+    """Divide the items of a shard into works."""
     works: list[Work] = []
     part: list[dcp.Item] = []
     size = 0
     for at, one in enumerate(items):
         part.append(one)
         size += one.place.end - one.place.start
-        if size >= batch or at == len(items) - 1:
-            works.append(_items_work(folder, name, part, size))
+        if size >= context.batch or at == len(items) - 1:
+            works.append(_items_work(context.folder, name, part, size))
             part, size = [], 0
     return works
 

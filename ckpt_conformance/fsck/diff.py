@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.asking import RequestError
-from ckpt_conformance.fsck import compare, content, judge, layouts
+from ckpt_conformance.fsck import compare, content, layouts
 from ckpt_conformance.fsck.compare import Difference, SideError, Sides, Status
 from ckpt_conformance.fsck.content import Content, Tensor
+from ckpt_conformance.fsck.examine import examine, find, folder_of
 from ckpt_conformance.fsck.findings import Kind, Malformed
-from ckpt_conformance.fsck.source import CHUNK, Folder
+from ckpt_conformance.fsck.source import CHUNK
 from ckpt_conformance.fsck.sums import check_spans
 from ckpt_conformance.fsck.tiles import Reader
 
@@ -171,7 +172,8 @@ def _side(path: Path) -> tuple[Side, Content | None]:
     """Find and read one checkpoint; no content, and problems, where its structure is damaged."""
     found, one = locate(path)
     top = path if path.is_dir() else path.parent
-    report, _ = judge.examine(found, one, top)
+    folder = folder_of(one, top)
+    report, _ = examine(found, one, folder, top)
     side = Side(report.path, report.layout, report.step)
     side.problems = [
         f"{each.file}: {each.what}"
@@ -181,7 +183,7 @@ def _side(path: Path) -> tuple[Side, Content | None]:
     if side.problems:
         return side, None
     try:
-        return side, content.read(Folder(one.root, top), one)
+        return side, content.read(folder, one)
     except (OSError, Malformed) as error:
         side.problems.append(str(error))
         return side, None
@@ -192,11 +194,11 @@ def locate(path: Path) -> tuple[Found, Candidate]:
     if not path.exists():
         raise RequestError(f"{path} does not exist; give the folder or the file of a checkpoint")
     if layouts.is_reference_file(path):  # one file names all of a step
-        found = judge.find(path.parent)
+        found = find(path.parent)
         own = [one for one in found.candidates if one.path == path and one.layout == "reference"]
         if own:
             return found, own[0]
-    found = judge.find(path)
+    found = find(path)
     if len(found.candidates) == 1:
         return found, found.candidates[0]
     if not found.candidates:
