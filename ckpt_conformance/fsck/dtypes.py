@@ -71,12 +71,12 @@ FROM_SAFETENSORS = {
 }
 """The torch dtype of a name in a safetensors header; those below a byte have none here."""
 
-_MOST = 1 << 63
+MOST_COUNT = 1 << 63
 
 
 def count(value: object, what: str) -> int:
     """Give a number of things; Malformed for anything else, by name."""
-    if type(value) is not int or not 0 <= value < _MOST:
+    if type(value) is not int or not 0 <= value < MOST_COUNT:
         raise Malformed(f"{what} is {clip(value)}, which is no number of things")
     return value
 
@@ -84,7 +84,7 @@ def count(value: object, what: str) -> int:
 def elements(shape: Sequence[int]) -> int:
     """Multiply the sizes; Malformed where no file could hold so many."""
     total = math.prod(shape)
-    if total >= _MOST:
+    if total >= MOST_COUNT:
         raise Malformed(
             f"a shape of {len(shape)} dimensions has more elements than a file can hold"
         )

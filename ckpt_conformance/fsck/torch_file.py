@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.fsck import pickles, zips
-from ckpt_conformance.fsck.dtypes import ITEM_SIZE, STORAGES, clip, count, elements
+from ckpt_conformance.fsck.dtypes import ITEM_SIZE, MOST_COUNT, STORAGES, clip, count, elements
 from ckpt_conformance.fsck.findings import Kind, Malformed
 from ckpt_conformance.fsck.guards import is_dict, is_sequence, is_tuple
 from ckpt_conformance.fsck.pickle_machine import MOST_BYTES, Made, Name, Persistent
@@ -275,7 +275,10 @@ def sizes(value: object, what: str) -> tuple[int, ...]:
         raise Malformed(f"its {what} is a {type(value).__name__}")
     if len(value) > _MOST_DIMENSIONS:
         raise Malformed(f"its {what} has {len(value)} dimensions")
-    return tuple(count(one, f"a {what}") for one in value)
+    for one in value:
+        if type(one) is not int or not 0 <= one < MOST_COUNT:
+            count(one, f"a {what}")  # raises
+    return value
 
 
 def _spans(found: dict[str, zips.Record], archive: Archive) -> None:
