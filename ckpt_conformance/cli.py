@@ -24,7 +24,15 @@ from ckpt_conformance.verdicts import CheckOutcome, Verdict
 try:
     import typer
 
-    from ckpt_conformance import baseline, certificate, cli_explore, cli_fsck, cli_progress, report
+    from ckpt_conformance import (
+        baseline,
+        certificate,
+        cli_diff,
+        cli_explore,
+        cli_fsck,
+        cli_progress,
+        report,
+    )
     from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed, Spending, whole
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
@@ -328,6 +336,7 @@ def top(
 
 cli_explore.register(app)
 cli_fsck.register(app)
+cli_diff.register(app)
 
 
 def main() -> None:

@@ -29,7 +29,19 @@ class Progress(cli_progress.Progress):
         self.update(done // _MIB, -(-total // _MIB), "MiB", unit=" MiB")
 
 
-def fsck(
+def share(value: object) -> float:
+    """Read a share, above 0 and up to 1: `5%` or `0.05`."""
+    text = str(value)
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise typer.BadParameter(f"{text!r} is no share above 0 and up to 1, as 5% or 0.05")
+    return found
+
+
+def fsck(  # noqa: PLR0913  one parameter for each option
     path: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run's folder, a checkpoint, or a file.")
     ],
@@ -41,6 +53,16 @@ def fsck(
     metadata_only: Annotated[
         bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
     ] = False,
+    sample: Annotated[
+        float,
+        typer.Option(
+            parser=share,
+            metavar="SHARE",
+            help="Read this share of the payload only, as 5% or 0.05.",
+        ),
+    ] = 1.0,
+    seed: Seed = 0,
+    nan: Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     jobs: Jobs = None,
 ) -> None:
@@ -49,7 +71,9 @@ def fsck(
 
     if not path.exists():
         raise asking.RequestError(f"{path} does not exist; give the folder of a run")
-    options = Options(jobs or environment.usable_cpus(), metadata_only)
+    if metadata_only and (nan or sample < 1):
+        raise asking.RequestError("--metadata-only reads no payload: leave out --sample and --nan")
+    options = Options(jobs or environment.usable_cpus(), metadata_only, sample, seed, nan)
     with Progress("fsck") as progress:
         judged = (judge_newest if newest_whole else judge)(path, options, progress)
     if as_json:

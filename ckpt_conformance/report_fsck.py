@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.findings import Finding, Kind, Report, State
+from ckpt_conformance.fsck.findings import Finding, Kind, NotFinite, Report, State
 from ckpt_conformance.report import count, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ckpt_conformance.fsck.judge import Judged
+    from ckpt_conformance.fsck.judge import Judged, Options
 
 GLYPHS = {State.WHOLE: "✓", State.UNKNOWN: "?", State.INCOMPLETE: "○", State.DAMAGED: "✗"}
 MOST_FINDINGS = 20
@@ -24,36 +24,57 @@ _MOST_TENSORS = 3
 def lines(judged: Judged) -> Iterator[str]:
     """Tell a run: each checkpoint with its findings, the leftovers, the newest whole one."""
     for report in judged.reports:
-        yield from _checkpoint(report, judged.path, metadata_only=judged.metadata_only)
+        yield from _checkpoint(report, judged.path, judged.options)
     for name in judged.leftovers[:MOST_FINDINGS]:
-        yield f"  leftover  {_one_line(name)}: work in progress that nobody finished"
+        yield f"  leftover  {one_line(name)}: work in progress that nobody finished"
     if len(judged.leftovers) > MOST_FINDINGS:
         yield f"  and {len(judged.leftovers) - MOST_FINDINGS} more leftovers (--json has all)"
     if not judged.reports:
-        yield f"{_one_line(judged.path)}: nothing here looks like a checkpoint"
+        yield f"{one_line(judged.path)}: nothing here looks like a checkpoint"
         return
     newest = judged.newest_whole
-    yield f"newest whole: {_one_line(newest.path) if newest else 'none'}"
+    yield f"newest whole: {one_line(newest.path) if newest else 'none'}"
 
 
-def _checkpoint(report: Report, top: Path, *, metadata_only: bool) -> Iterator[str]:
+def _checkpoint(report: Report, top: Path, options: Options) -> Iterator[str]:
     """Tell one checkpoint."""
     inside = report.path != top and report.path.is_relative_to(top)
-    name = _one_line(report.path.relative_to(top) if inside else report.path)
+    name = one_line(report.path.relative_to(top) if inside else report.path)
     step = "" if report.step is None else f", step {report.step}"
-    yield f"{GLYPHS[report.state]} {report.state}  {name}  ({report.layout}{step})"
+    ranks = "" if report.world_size is None else f", {count(report.world_size, 'rank')}"
+    yield f"{GLYPHS[report.state]} {report.state}  {name}  ({report.layout}{step}{ranks})"
     tensors = count(report.tensors, "tensor")
-    if metadata_only:
+    if report.ties:
+        tensors += f" ({count(report.ties, 'group')} of tied ones)"
+    if options.metadata_only:
         yield f"    {tensors}, {report.size:,} bytes; their content was not read"
     else:
         yield (
             f"    {tensors}, {report.size:,} bytes: digest {report.digest:,}, CRC {report.crc:,}, "
             f"structure {report.structure:,}, nothing {report.uncovered:,}"
         )
+    if options.sample < 1:
+        read, total = report.digest + report.crc, report.digest + report.crc + report.unread
+        yield (
+            f"    a sample: {read:,} of {total:,} bytes with a digest or CRC were read "
+            f"({100 * read / total if total else 100:.3g} %, seed {options.seed})"
+        )
     for finding in report.findings[:MOST_FINDINGS]:
         yield f"    {told(finding)}"
     if len(report.findings) > MOST_FINDINGS:
         yield f"    and {len(report.findings) - MOST_FINDINGS} more (--json has all)"
+    yield from _not_finite(report.not_finite)
+
+
+def _not_finite(found: list[NotFinite] | None) -> Iterator[str]:
+    """Tell the tensors with NaNs or infinities, if they were counted."""
+    if found == []:
+        yield "    no NaN and no infinity"
+    for one in (found or ())[:MOST_FINDINGS]:
+        told = f"{one.nan:,} NaN, {one.infinite:,} infinite of {one.elements:,}"
+        yield f"    not finite  {one_line(one.tensor)}: {told}"
+    if found and len(found) > MOST_FINDINGS:
+        yield f"    and {len(found) - MOST_FINDINGS} more tensors (--json has all)"
 
 
 def told(finding: Finding) -> str:
@@ -66,9 +87,9 @@ def told(finding: Finding) -> str:
         names += f" and {len(finding.tensors) - _MOST_TENSORS} more"
     tensors = f" [{names}]" if names else ""
     kind = "remark" if finding.kind is Kind.NOTE else finding.kind
-    return _one_line(f"{kind}  {finding.file}{place}{tensors}: {finding.what}")
+    return one_line(f"{kind}  {finding.file}{place}{tensors}: {finding.what}")
 
 
-def _one_line(text: object) -> str:
+def one_line(text: object) -> str:
     """Escape what a terminal would obey, line breaks too."""
     return shown(text).replace("\n", "\\n")

@@ -8,7 +8,7 @@ writes is damage: stock DCP would import and call it. Each item of a shard is an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck import pickles
 from ckpt_conformance.fsck.dtypes import ITEM_SIZE, clip, count
@@ -33,11 +33,15 @@ _CLASSES = {
     "pathlib._local": "PosixPath WindowsPath Path PurePosixPath",
     "collections": "OrderedDict defaultdict",
 }
+_MANY = {
+    Name("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+    Name("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+    Name("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
 _ALLOWED = {Name(module, one) for module, names in _CLASSES.items() for one in names.split()}
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where an item lies: bytes [start, end) of a shard; `packed` by an extension of DCP."""
 
     file: str
@@ -55,12 +59,15 @@ class Stored:
     chunks: list[Box]
 
 
-@dataclass(frozen=True)
-class Item:
-    """What one place must hold: a chunk of a tensor, or (`dtype` empty) some other value."""
+class Item(NamedTuple):
+    """What one place must hold: a chunk of a tensor, or (`dtype` empty) some other value.
+
+    `at` is the index in the whole tensor where the chunk begins.
+    """
 
     key: str
     dtype: str
+    at: tuple[int, ...]
     shape: tuple[int, ...]
     place: Place
 
@@ -80,7 +87,7 @@ def read_metadata(data: bytes) -> Metadata:
     What contradicts itself inside of it is in `problems`, as (tensor, why).
     """
     with pickles.without_collector():
-        return _metadata(*pickles.load(data))
+        return _metadata(*pickles.load(data, _MANY))
 
 
 def _metadata(root: object, names: set[Name]) -> Metadata:
@@ -104,9 +111,20 @@ def _metadata(root: object, names: set[Name]) -> Metadata:
 
 def _state(made: object, kind: str) -> dict[str, Any]:
     """Give the attributes of an instance of a class of DCP's metadata."""
+    if isinstance(made, Made) and made.keys is not None and _class(made) == kind:
+        return dict(zip(made.keys, made.state, strict=True))
     if not isinstance(made, Made) or _class(made) != kind or not is_dict(state := made.state or {}):
         raise Malformed(f"it holds a {_class(made)} where a {kind} belongs")
     return state
+
+
+def _fields(made: object, kind: str, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Give some attributes of an instance; None for one that it lacks."""
+    if isinstance(made, Made) and made.keys == names and made.of.name == kind:
+        found: tuple[Any, ...] = made.state
+        return found
+    state = _state(made, kind)
+    return tuple(state.get(name) for name in names)
 
 
 def _class(made: object) -> str:
@@ -122,25 +140,33 @@ Index = tuple[str, tuple[int, ...] | None]
 def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
     """Give where each item lies, by name and first index."""
     found: dict[Index, Place] = {}
-    for made, info in stored.items():
-        index, where = _state(made, "MetadataIndex"), _state(info, "_StorageInfo")
-        key, offset = index.get("fqn"), index.get("offset")
+    files: dict[Any, str] = {}
+    while stored:  # taken apart as it is read: there may be a million
+        made, info = stored.popitem()
+        key, _, offset = _fields(made, "MetadataIndex", ("fqn", "index", "offset"))
+        name, start, length = _fields(info, "_StorageInfo", ("relative_path", "offset", "length"))
         if not isinstance(key, str):
             raise Malformed(f"it stores an item under {clip(key)}, which is no name")
         at = None if offset is None else sizes(offset, "offset")
         if (key, at) in found:
             raise Malformed(f"it stores {clip(key)} at {at} twice")
-        start = count(where.get("offset"), f"the offset of {clip(key)}")
-        end = start + count(where.get("length"), f"the length of {clip(key)}")
-        packed = bool(where.get("transform_descriptors"))
-        found[key, at] = Place(plain(where.get("relative_path")), start, end, packed)
+        if type(start) is not int or type(length) is not int or start < 0 or length < 0:
+            what = f"the place of {clip(key)} in its shard"
+            start, length = count(start, what), count(length, what)
+        file = files.get(name) if isinstance(name, str) else None
+        if file is None:
+            file = files[name] = plain(name)
+        packed = info.keys is None and bool(info.state.get("transform_descriptors"))
+        if info.keys is not None and "transform_descriptors" in info.keys:
+            packed = bool(_state(info, "_StorageInfo")["transform_descriptors"])
+        found[key, at] = Place(file, start, start + length, packed)
     return found
 
 
 def _describe(key: str, made: object, places: dict[Index, Place], found: Metadata) -> None:
     """Take one entry, and the places of its chunks out of `places`."""
     if _class(made) == "BytesStorageMetadata":
-        _add(found, key, "", (), places.pop((key, None), None))
+        _add(found, key, "", ((), ()), places.pop((key, None), None))
         return
     state = _state(made, "TensorStorageMetadata")
     dtype = _dtype(state.get("properties"), key)
@@ -150,20 +176,18 @@ def _describe(key: str, made: object, places: dict[Index, Place], found: Metadat
     if not is_list(chunks):
         raise Malformed(f"the chunks of {clip(key)} are no list")
     for chunk in chunks:
-        box = _state(chunk, "ChunkStorageMetadata")
-        at, size = sizes(box.get("offsets"), "offset"), sizes(box.get("sizes"), "size")
+        at, size = _fields(chunk, "ChunkStorageMetadata", ("offsets", "sizes"))
+        at, size = sizes(at, "offset"), sizes(size, "size")
         tensor.chunks.append((at, size))
-        _add(found, key, dtype, size, places.pop((key, at), None))
+        _add(found, key, dtype, (at, size), places.pop((key, at), None))
 
 
-def _add(
-    found: Metadata, key: str, dtype: str, shape: tuple[int, ...], place: Place | None
-) -> None:
+def _add(found: Metadata, key: str, dtype: str, box: Box, place: Place | None) -> None:
     """Add an item to its shard; one that lies nowhere is a problem."""
     if place is None:
         found.problems.append((key, f"a part of {clip(key)} is described and stored nowhere"))
     else:
-        found.items.setdefault(place.file, []).append(Item(key, dtype, shape, place))
+        found.items.setdefault(place.file, []).append(Item(key, dtype, *box, place))
 
 
 def _dtype(properties: object, key: str) -> str:

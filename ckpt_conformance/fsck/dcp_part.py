@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import cover, dcp, torch_file
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.parts import MOST_JSON, Context, problems_of
+from ckpt_conformance.fsck.pickles import without_collector
 from ckpt_conformance.fsck.source import Absent, Folder, whole
 from ckpt_conformance.fsck.sums import Sums, Work, check_spans, unreadable
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 def dcp_part(context: Context, base: str) -> list[Work]:
     """Judge a directory of DCP: the metadata, its shards, and what each item should be."""
+    with without_collector():
+        return _directory(context, base)
+
+
+def _directory(context: Context, base: str) -> list[Work]:
     found = metadata_of(context, base)
     if found is None:
         return []
@@ -71,7 +78,7 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
         what = f"{found.what}: {len(items)} items of {len(keys)} entries are in it"
         context.report.say(found.kind, name, what, keys)
         return []
-    items.sort(key=lambda one: (one.place.start, one.place.end))
+    items.sort(key=itemgetter(-1))  # by place: there may be a million
     at = 0
     good: list[dcp.Item] = []
     for one in items:
@@ -89,19 +96,19 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
     if packed:
         context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
     plain_items = [one for one in good if not one.place.packed]
-    return _divided(context.folder, name, plain_items)
+    return _divided(context, name, plain_items)
 
 
-def _divided(folder: Folder, name: str, items: list[dcp.Item], batch: int = 64 << 20) -> list[Work]:
-    """Divide the items of a shard into work of about `batch` bytes."""
+def _divided(context: Context, name: str, items: list[dcp.Item]) -> list[Work]:
+    """Divide the items of a shard into works."""
     works: list[Work] = []
     part: list[dcp.Item] = []
     size = 0
     for at, one in enumerate(items):
         part.append(one)
         size += one.place.end - one.place.start
-        if size >= batch or at == len(items) - 1:
-            works.append(_items_work(folder, name, part, size))
+        if size >= context.batch or at == len(items) - 1:
+            works.append(_items_work(context.folder, name, part, size))
             part, size = [], 0
     return works
 

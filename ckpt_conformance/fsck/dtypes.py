@@ -53,12 +53,30 @@ SAFETENSORS_BITS = {
 }
 """Bits of an element, by its name in a safetensors header."""
 
-_MOST = 1 << 63
+FROM_SAFETENSORS = {
+    "BOOL": "bool",
+    **{
+        f"{sign}{bits}": f"{name}{bits}"
+        for sign, name in (("U", "uint"), ("I", "int"))
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+"""The torch dtype of a name in a safetensors header; those below a byte have none here."""
+
+MOST_COUNT = 1 << 63
 
 
 def count(value: object, what: str) -> int:
     """Give a number of things; Malformed for anything else, by name."""
-    if type(value) is not int or not 0 <= value < _MOST:
+    if type(value) is not int or not 0 <= value < MOST_COUNT:
         raise Malformed(f"{what} is {clip(value)}, which is no number of things")
     return value
 
@@ -66,7 +84,7 @@ def count(value: object, what: str) -> int:
 def elements(shape: Sequence[int]) -> int:
     """Multiply the sizes; Malformed where no file could hold so many."""
     total = math.prod(shape)
-    if total >= _MOST:
+    if total >= MOST_COUNT:
         raise Malformed(
             f"a shape of {len(shape)} dimensions has more elements than a file can hold"
         )

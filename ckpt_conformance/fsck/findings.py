@@ -93,6 +93,20 @@ class Finding:
         }
 
 
+@dataclass(frozen=True)
+class NotFinite:
+    """A tensor with NaNs or infinities: how many of how many elements."""
+
+    tensor: str
+    nan: int
+    infinite: int
+    elements: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain types."""
+        return vars(self).copy()
+
+
 @dataclass
 class Report:
     """All that is known about one checkpoint.
@@ -105,6 +119,10 @@ class Report:
         size: bytes of its files.
         digest, crc: bytes that a digest, or else a CRC, covers and that were compared with it.
         structure: bytes of headers that are written twice and were compared with each other.
+        unread: bytes with a digest or a CRC that a sample left out.
+        world_size: how many ranks wrote it, where a manifest or names say so.
+        ties: groups of tensors that share their bytes.
+        not_finite: tensors with NaNs or infinities; None where they were not counted.
 
     """
 
@@ -117,6 +135,10 @@ class Report:
     digest: int = 0
     crc: int = 0
     structure: int = 0
+    unread: int = 0
+    world_size: int | None = None
+    ties: int = 0
+    not_finite: list[NotFinite] | None = None
 
     @property
     def state(self) -> State:
@@ -127,7 +149,18 @@ class Report:
     @property
     def uncovered(self) -> int:
         """Bytes that nothing protects: a flipped bit there may be served."""
-        return max(self.size - self.digest - self.crc - self.structure, 0)
+        return max(self.size - self.digest - self.crc - self.structure - self.unread, 0)
+
+    def take(self, part: Report) -> None:
+        """Add what was found in a part."""
+        self.findings += part.findings
+        self.tensors += part.tensors
+        self.digest += part.digest
+        self.crc += part.crc
+        self.structure += part.structure
+        self.ties += part.ties
+        self.step = part.step
+        self.world_size = part.world_size if self.world_size is None else self.world_size
 
     def say(self, kind: Kind, file: str, what: str, tensors: Iterable[str] = ()) -> None:
         """Add a finding about a whole file or tensor."""
@@ -146,7 +179,11 @@ class Report:
                 "digest": self.digest,
                 "crc": self.crc,
                 "structure": self.structure,
+                "unread": self.unread,
                 "uncovered": self.uncovered,
             },
+            "world_size": self.world_size,
+            "ties": self.ties,
+            "not_finite": self.not_finite and [one.to_json() for one in self.not_finite],
             "findings": [one.to_json() for one in self.findings],
         }

@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
+import random
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance.asking import RequestError
-from ckpt_conformance.fsck import layouts, ranks
-from ckpt_conformance.fsck.dcp_part import dcp_part
-from ckpt_conformance.fsck.findings import SEVERITY, Finding, Kind, Malformed, Report, State
-from ckpt_conformance.fsck.parts import (
-    Context,
-    index_part,
-    json_part,
-    safetensors_part,
-    torch_part,
-)
-from ckpt_conformance.fsck.reference_part import reference_part
-from ckpt_conformance.fsck.source import CHUNK, Folder
+from ckpt_conformance.fsck.examine import examine, find, folder_of
+from ckpt_conformance.fsck.findings import SEVERITY, Finding, Kind, Report, State
+from ckpt_conformance.fsck.source import CHUNK, in_threads
+from ckpt_conformance.fsck.sums import BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.fsck.layouts import Candidate, Found
+    from ckpt_conformance.fsck.layouts import Candidate
+    from ckpt_conformance.fsck.source import Folder
     from ckpt_conformance.fsck.sums import Sums, Work
 
+    Progress = Callable[[int, int], None] | None
+
 SCHEMA = "ckpt-conformance/fsck/v1"
+_SAMPLE_BATCH = 4 << 20
+_Sampled = TypeVar("_Sampled")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to judge: threads, and whether payloads are read at all."""
+    """How to judge.
+
+    Attributes:
+        jobs: threads that read payload.
+        metadata_only: leave payload unread.
+        sample: the share of the payload that is read, 0 to 1; `seed` chooses which.
+        nan: count NaNs and infinities.
+
+    """
 
     jobs: int = 1
     metadata_only: bool = False
+    sample: float = 1.0
+    seed: int = 0
+    nan: bool = False
 
 
 @dataclass
@@ -49,14 +56,14 @@ class Judged:
         path: what was judged.
         reports: one for each checkpoint.
         leftovers: names of work in progress that nobody finished, relative to the path.
-        metadata_only: whether payloads were left unread.
+        options: how it was judged.
 
     """
 
     path: Path
     reports: list[Report] = field(default_factory=list[Report])
     leftovers: list[str] = field(default_factory=list[str])
-    metadata_only: bool = False
+    options: Options = field(default_factory=Options)
 
     @property
     def newest_whole(self) -> Report | None:
@@ -72,10 +79,12 @@ class Judged:
     def to_json(self) -> dict[str, Any]:
         """Give plain types; the schema is `schemas/fsck.schema.json`."""
         newest = self.newest_whole
+        sample = {"share": self.options.sample, "seed": self.options.seed}
         return {
             "schema": SCHEMA,
             "path": str(self.path),
-            "metadata_only": self.metadata_only,
+            "metadata_only": self.options.metadata_only,
+            "sample": sample if self.options.sample < 1 else None,
             "state": str(self.state),
             "newest_whole": str(newest.path) if newest else None,
             "leftovers": self.leftovers,
@@ -83,65 +92,91 @@ class Judged:
         }
 
 
-def judge(
-    path: Path, options: Options | None = None, progress: Callable[[int, int], None] | None = None
-) -> Judged:
+def judge(path: Path, options: Options | None = None, progress: Progress = None) -> Judged:
     """Judge the checkpoints at a path, which exists. Nothing is written, run or unpickled.
 
     `progress` is told how many bytes of how many were read.
     """
-    options = options or Options()
-    found = _find(path)
-    judged = Judged(
-        path, leftovers=sorted(set(found.leftovers)), metadata_only=options.metadata_only
-    )
-    works: list[tuple[Report, Work]] = []
-    candidates = sorted(found.candidates, key=_age, reverse=True)
-    for one in candidates:
-        report, more = _structure(one, path)
-        _links(found, path, report, one)
-        judged.reports.append(report)
-        works += [(report, work) for work in more]
-    _shared(candidates, judged.reports)
-    if not options.metadata_only:
-        _verify(works, options.jobs, progress)
-    for report in judged.reports:
-        report.findings = _sorted(report.findings)
-    return judged
+    judging = _Judging(path, options or Options(), progress)
+    judging.run(judging.candidates)
+    return judging.judged
 
 
-def judge_newest(
-    path: Path, options: Options | None = None, progress: Callable[[int, int], None] | None = None
-) -> Judged:
+def judge_newest(path: Path, options: Options | None = None, progress: Progress = None) -> Judged:
     """Judge from the newest checkpoint on until one is whole: what a launch script needs to know.
 
     The older ones are not read and have no report.
     """
-    options = options or Options()
-    found = _find(path)
-    judged = Judged(
-        path, leftovers=sorted(set(found.leftovers)), metadata_only=options.metadata_only
-    )
-    for one in sorted(found.candidates, key=_age, reverse=True):
-        report, works = _structure(one, path)
-        _links(found, path, report, one)
-        if report.state is State.WHOLE and not options.metadata_only:
-            _verify([(report, work) for work in works], options.jobs, progress)
-        report.findings = _sorted(report.findings)
-        judged.reports.append(report)
-        if report.state is State.WHOLE:
+    judging = _Judging(path, options or Options(), progress)
+    for one in judging.candidates:
+        judging.run([one])
+        if judging.judged.newest_whole:
             break
-    return judged
+    return judging.judged
 
 
-def _find(path: Path) -> Found:
-    """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
-    if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
-        raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
-    try:
-        return layouts.find(path)
-    except (OSError, Malformed) as error:
-        raise RequestError(f"{path} cannot be listed: {error}") from error
+class _Judging:
+    """The checkpoints of one path, and what is known of them."""
+
+    def __init__(self, path: Path, options: Options, progress: Progress) -> None:
+        self.options, self.progress = options, progress
+        self.found = find(path)
+        leftovers = sorted(set(self.found.leftovers))
+        self.judged = Judged(path, leftovers=leftovers, options=options)
+        ages = in_threads(_age, self.found.candidates)
+        ordered = sorted(
+            zip(ages, self.found.candidates, strict=True), key=lambda pair: pair[0], reverse=True
+        )
+        self.candidates = [one for _, one in ordered]
+
+    def run(self, candidates: Sequence[Candidate]) -> None:
+        """Judge some checkpoints and add their reports."""
+        works: list[tuple[Report, Work]] = []
+        judged: list[tuple[Candidate, Folder, Report]] = []
+        top = self.judged.path
+        batch = BATCH if self.options.sample == 1 else _SAMPLE_BATCH
+        for one in candidates:
+            folder = folder_of(one, top)
+            report, more = examine(self.found, one, folder, top, batch)
+            judged.append((one, folder, report))
+            works += self._sampled(report, more)
+        _shared(judged)
+        if not self.options.metadata_only:
+            _verify(works, self.options.jobs, self.progress)
+        for one, folder, report in judged:
+            if self.options.nan and report.state in (State.WHOLE, State.UNKNOWN):
+                self._count_nans(one, folder, report)
+            report.findings = _sorted(report.findings)
+        self.judged.reports += [report for _, _, report in judged]
+
+    def _sampled(self, report: Report, works: list[Work]) -> list[tuple[Report, Work]]:
+        """Choose the works of one checkpoint; count what is left out."""
+        kept = sample(works, [one.size for one in works], self.options, report.path.name)
+        report.unread = sum(one.size for one in works) - sum(one.size for one in kept)
+        return [(report, one) for one in kept]
+
+    def _count_nans(self, one: Candidate, folder: Folder, report: Report) -> None:
+        from ckpt_conformance.fsck import finite  # numpy: only where it is asked for
+
+        report.not_finite = finite.count(folder, one, report, self.options, self.progress)
+
+
+def sample(
+    items: Sequence[_Sampled], sizes: Sequence[int], options: Options, name: str
+) -> list[_Sampled]:
+    """Choose items until they have the share of all bytes; at least one, the same for a seed."""
+    if options.sample >= 1:
+        return list(items)
+    order = list(range(len(items)))
+    random.Random(f"{options.seed} {name}").shuffle(order)  # noqa: S311  which bytes, no secret
+    left = options.sample * sum(sizes)
+    kept: list[int] = []
+    for at in order:
+        if kept and left <= 0:
+            break
+        kept.append(at)
+        left -= sizes[at]
+    return [items[at] for at in sorted(kept)]
 
 
 def _age(one: Candidate) -> tuple[bool, int, float]:
@@ -153,60 +188,7 @@ def _age(one: Candidate) -> tuple[bool, int, float]:
     return one.step is not None, one.step or 0, changed
 
 
-def _structure(one: Candidate, top: Path) -> tuple[Report, list[Work]]:
-    """Judge all of a checkpoint but its payload; give the work that is left."""
-    boundary = top if top.is_dir() else top.parent
-    report = Report(one.path, one.layout, one.step)
-    context = Context(Folder(one.root, boundary), report)
-    works = [work for part in one.parts for work in _part(context, one, *part)]
-    _ranks(one, report)
-    report.size = sum(_sizes(context.folder, one.files))
-    return report, works
-
-
-def _ranks(one: Candidate, report: Report) -> None:
-    """Say which files of a numbered set are missing, unless an index said so."""
-    told = {each.file for each in report.findings}
-    for name, total in ranks.missing(one.files):
-        if name not in told:
-            what = f"the file is missing: one of {total} that belong together"
-            report.say(Kind.MISSING, name, what)
-
-
-def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:
-    """Give the size of each file; what is missing or refused has none."""
-    for name in names:
-        with contextlib.suppress(OSError, Malformed):
-            yield folder.size(name)
-
-
-def _part(context: Context, one: Candidate, kind: str, base: str, name: str) -> list[Work]:
-    """Judge one part."""
-    works: list[Work] = []
-    match kind:
-        case "reference":
-            works = reference_part(context, base, name, one.step)
-        case "dcp":
-            works = dcp_part(context, base)
-        case "index":
-            works = index_part(context, base, name)
-        case "safetensors":
-            safetensors_part(context, base + name)
-        case "json":
-            json_part(context, base + name)
-        case "stranger":
-            what = "nothing refers to this file: another program left it?"
-            context.report.say(Kind.NOTE, base + name, what)
-        case _:
-            works = torch_part(context, base + name)
-    return works
-
-
-def _verify(
-    works: Sequence[tuple[Report, Work]],
-    jobs: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:
+def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress) -> None:
     """Do the work in threads, each with one buffer."""
     total, done = sum(work.size for _, work in works), 0
     own = threading.local()
@@ -234,22 +216,10 @@ def _verify(
             raise
 
 
-def _links(found: Found, top: Path, report: Report, one: Candidate) -> None:
-    """Say which files are links out of the folder: nobody here can vouch for what they show."""
-    for name, target in sorted(found.links.items()):
-        path = top / name
-        short = str(path.relative_to(one.root)) if path.is_relative_to(one.root) else ""
-        if short in one.files:
-            report.findings = [each for each in report.findings if each.file != short]
-            what = f"a symbolic link to {target}, out of {top}: not followed"
-            report.say(Kind.DAMAGED, short, what)
-
-
-def _shared(candidates: Sequence[Candidate], reports: Sequence[Report]) -> None:
+def _shared(judged: Sequence[tuple[Candidate, Folder, Report]]) -> None:
     """Note files that are one inode: one damage hits both."""
     seen: dict[tuple[int, int], list[tuple[Report, str, Path]]] = defaultdict(list)
-    for one, report in zip(candidates, reports, strict=True):
-        folder = Folder(one.root)
+    for one, folder, report in judged:
         for name in one.files:
             entry = folder.entry(name)
             if entry is not None and entry.kind == "file" and entry.names > 1:

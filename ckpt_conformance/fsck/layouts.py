@@ -7,7 +7,6 @@ its loose files, grouped by the step in their names, are checkpoints.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -16,12 +15,10 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import manifest
 from ckpt_conformance.fsck.findings import Malformed
-from ckpt_conformance.fsck.source import Folder, whole
+from ckpt_conformance.fsck.source import Folder, in_threads, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from ckpt_conformance.fsck.source import Entry
 
 MOST_LEVELS = 5
 
@@ -29,7 +26,7 @@ _TORCH = (".pt", ".pth", ".ckpt")
 _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
 _INDEX = (".safetensors.index.json", ".bin.index.json")
 _LEFT = re.compile(
-    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|\.tmp[._-]|~$)"
+    r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$)"
 )
 _SHARD = re.compile(
     r"(?:^|[._-])(?:rank|shard|part|mp|tp|pp|dp|ep|cp|world_size)[_-]?\d+|\d+[_-]of[_-]\d+"
@@ -47,7 +44,7 @@ _OF_A_STEP = re.compile(
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|optim_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
-_DCP_MANIFEST, _DCP_EXTRA = "meta.json", "extra_state.pt"
+_DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 
 
 @dataclass
@@ -93,6 +90,11 @@ def step_of(name: str) -> int | None:
     return None
 
 
+def is_reference_file(path: Path) -> bool:
+    """Tell whether a name is one of the per-rank files of the reference manager."""
+    return _FLAT_DATA.fullmatch(path.name) is not None and path.is_file()
+
+
 def is_leftover(name: str) -> bool:
     """Tell whether a name is one of work in progress."""
     return _LEFT.search(name) is not None
@@ -136,7 +138,7 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
     """Look into one folder of a run, or take it as a checkpoint."""
     entries = _entries(folder, base, found)
     names = list(entries)
-    inner = [name for name, entry in entries.items() if entry.kind == "folder"]
+    inner = [name for name, kind in entries.items() if kind == "folder"]
     here = Path(base).name or folder.root.resolve().name
     holds_steps = any(_OF_A_STEP.match(name) for name in inner)
     if _is_one(names) or (_OF_A_STEP.match(here) and not holds_steps):
@@ -151,20 +153,16 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
     _flat(folder, base, entries, found, is_run=len(found.candidates) > before)
 
 
-def _entries(folder: Folder, base: str, found: Found) -> dict[str, Entry]:
-    """List a folder, less leftovers and links that lead out."""
-    kept: dict[str, Entry] = {}
-    for name in sorted(os.listdir(folder.root / base)):  # noqa: PTH208  names, not paths
-        entry = folder.entry(base + name)
-        if entry is None:
-            continue
+def _entries(folder: Folder, base: str, found: Found) -> dict[str, str]:
+    """List a folder: the kind of each name, less leftovers; links that lead out are noted."""
+    kept: dict[str, str] = {}
+    for name, kind in folder.listing(base).items():
         if is_leftover(name):
             found.leftovers.append(base + name)
-        elif entry.kind == "link" and folder.leads_out(base + name):
-            found.links[base + name] = entry.target
-            kept[name] = entry
-        else:
-            kept[name] = entry
+            continue
+        if kind == "link" and folder.leads_out(base + name):
+            found.links[base + name] = folder.target(base + name)
+        kept[name] = kind
     return kept
 
 
@@ -183,13 +181,13 @@ def _whole_folder(folder: Folder, base: str, found: Found) -> Candidate:
     inner = Folder(root, folder.boundary)
     one = Candidate(path, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
-    for name, entry in inner.walk():
+    for name, kind in inner.walk():
         at, _, last = name.rpartition("/")
         if is_leftover(last) or any(is_leftover(each) for each in at.split("/")):
             found.leftovers.append(base + name)
-        elif entry.kind in ("file", "link", "other"):
-            if entry.kind == "link" and inner.leads_out(name):
-                found.links[base + name] = entry.target
+        elif kind in ("file", "link", "other"):
+            if kind == "link" and inner.leads_out(name):
+                found.links[base + name] = inner.target(name)
             one.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
     for at, names in sorted(sub.items()):
@@ -211,11 +209,12 @@ def _parts(folder: Folder, base: str, names: list[str]) -> Iterator[tuple[str, s
         if name.endswith(_INDEX):
             yield "index", base, name
             taken.update(_of_index(folder, base, name))
-    for name in sorted(set(names) - taken):
-        kind = format_of(folder, base + name)
-        kind = kind or ("json" if name.endswith(".json") else "stranger" if is_dcp else "")
-        if kind:
-            yield kind, base, name
+    rest = sorted(set(names) - taken)
+    kinds = in_threads(lambda name: format_of(folder, base + name), rest)
+    for name, kind in zip(rest, kinds, strict=True):
+        other = "json" if name.endswith(".json") else "stranger" if is_dcp else ""
+        if kind or other:
+            yield kind or other, base, name
 
 
 def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
@@ -229,7 +228,7 @@ def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
         if any(sign in data for sign in manifest.SIGNS):
             return True
     here = Path(base).name or folder.root.resolve().name
-    return bool(_DIRECTORY.fullmatch(here)) and _DCP_EXTRA in names
+    return bool(_DIRECTORY.fullmatch(here)) and DCP_EXTRA in names
 
 
 def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
@@ -245,18 +244,19 @@ def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
 
 
 def _flat(
-    folder: Folder, base: str, entries: Mapping[str, Entry], found: Found, *, is_run: bool
+    folder: Folder, base: str, entries: Mapping[str, str], found: Found, *, is_run: bool
 ) -> None:
     """Take the manifests and the loose files of a run's folder.
 
     Files that share no step with any other are one checkpoint, if there is nothing beside them.
     """
     before = len(found.candidates)
-    names = [name for name, entry in entries.items() if entry.kind != "folder"]
+    names = [name for name, kind in entries.items() if kind != "folder"]
     rest = _manifests(folder, base, names, found)
     groups: dict[int | None, list[str]] = defaultdict(list)
-    for name in rest:
-        if format_of(folder, base + name):
+    formats = in_threads(lambda name: format_of(folder, base + name), rest)
+    for name, known in zip(rest, formats, strict=True):
+        if known:
             groups[step_of(name)].append(name)
     alone = groups.pop(None, [])
     is_run = is_run or bool(groups) or len(found.candidates) > before

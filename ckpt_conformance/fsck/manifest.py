@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck.dtypes import clip, count
 from ckpt_conformance.fsck.findings import Malformed
-from ckpt_conformance.fsck.guards import is_dict
+from ckpt_conformance.fsck.guards import is_dict, is_list
 from ckpt_conformance.fsck.safetensors_file import parse_json
 from ckpt_conformance.fsck.source import plain
 
@@ -44,6 +44,8 @@ class Manifest:
     files: dict[str, Listed]
     tensors: dict[str, list[tuple[int, int, str]]]
     """By file: first byte, end, name."""
+    ties: list[list[str]]
+    """Groups of tensors that are one: names of the model's state."""
 
 
 def hasher() -> Callable[..., Any] | None:
@@ -75,7 +77,17 @@ def read(data: bytes) -> Manifest:
         file, start, end = _place(name, one, files)
         tensors.setdefault(file, []).append((start, end, name))
     step, world = count(body.get("step"), "step"), count(body.get("world_size"), "world_size")
-    return Manifest(step, str(kind), world, files, tensors)
+    return Manifest(step, str(kind), world, files, tensors, _ties(body.get("ties", [])))
+
+
+def _ties(found: Any) -> list[list[str]]:  # noqa: ANN401  JSON
+    """Give the groups of tied tensors."""
+    groups: list[list[str]] = []
+    for group in found if is_list(found) else [None]:
+        if not is_list(group) or not all(isinstance(one, str) for one in group):
+            raise Malformed("its ties are no lists of names")
+        groups.append(group)
+    return groups
 
 
 def _check_digest(body: dict[str, Any], digest: str, data: bytes) -> None:

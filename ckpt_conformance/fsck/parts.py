@@ -6,6 +6,7 @@ work that is left: bytes to hold against digests and CRCs.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,11 @@ from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.guards import is_dict
 from ckpt_conformance.fsck.source import Folder, plain, whole
-from ckpt_conformance.fsck.sums import Work, unreadable, works_of
+from ckpt_conformance.fsck.sums import BATCH, Work, unreadable, works_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckpt_conformance.fsck.findings import Report
 
 MOST_JSON = 256 << 20
@@ -24,10 +27,11 @@ MOST_JSON = 256 << 20
 
 @dataclass(frozen=True)
 class Context:
-    """What the parts of one checkpoint share: its folder and the report."""
+    """What the parts of one checkpoint share: its folder, the report, and bytes of one work."""
 
     folder: Folder
     report: Report
+    batch: int = BATCH
 
     def refuse(self, name: str, error: OSError | Malformed) -> None:
         """Add that a file could not be read."""
@@ -43,7 +47,8 @@ def torch_part(context: Context, name: str) -> list[Work]:
     if archive is None:
         return []
     context.report.tensors += len(archive.tensors)
-    return works_of(context.folder, name, archive.spans)
+    context.report.ties += ties_of(archive.tensors)
+    return works_of(context.folder, name, archive.spans, context.batch)
 
 
 def _archive(context: Context, name: str) -> torch_file.Archive | None:
@@ -64,6 +69,16 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
         what = f"{len(archive.unsummed)} records have no CRC: torch was told to compute none"
         context.report.say(Kind.NOTE, name, what)
     return archive
+
+
+def ties_of(tensors: Iterable[torch_file.Tensor]) -> int:
+    """Count groups of tensors that show the same bytes in the same way."""
+    places = Counter(
+        (one.record, one.first, one.last, one.shape, one.stride)
+        for one in tensors
+        if one.last > one.first
+    )
+    return sum(names > 1 for names in places.values())
 
 
 def problems_of(name: str, archive: torch_file.Archive, key: str = "") -> list[Finding]:
@@ -152,7 +167,7 @@ def _tensors_of(context: Context, name: str) -> tuple[dict[str, int], list[Work]
         return {}, []
     context.report.tensors += len(archive.tensors)
     sizes = {one.name: one.last - one.first for one in archive.tensors}
-    return sizes, works_of(context.folder, name, archive.spans)
+    return sizes, works_of(context.folder, name, archive.spans, context.batch)
 
 
 def _compare(context: Context, index: str, file: str, expected: set[str], stored: set[str]) -> None:

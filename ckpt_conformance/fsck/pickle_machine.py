@@ -11,19 +11,22 @@ Limits: `MOST_BYTES` of pickle, `MOST_PARTS` containers and calls, `MOST_STACK` 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.guards import is_dict, is_sequence, is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ckpt_conformance.fsck.pickle_runs import Runs
 
 MOST_BYTES = 256 << 20
 MOST_PARTS = 32_000_000
 MOST_STACK = 1_000_000
 MOST_KEY = 64  # parts of a tuple that is the key of a dict
+_MOST_GAP = 1000
 _AT_ONCE = 1000  # instructions between two looks at the limits
 _STOP = ord(".")
 
@@ -47,14 +50,33 @@ class Made:
         of: what was called, a `Name` in what torch writes.
         args: its arguments.
         state: what BUILD would have set, None without it.
-        parts: what was appended, and (key, value) of what was set.
+        parts: what was appended, and (key, value) of what was set; None for nothing.
+        keys: where `pickle_runs` read it: the names of the values in `state`, which is a tuple.
 
     """
 
     of: Any
     args: Any
     state: Any = None
-    parts: list[Any] = field(default_factory=list[Any])
+    parts: list[Any] | None = None
+    keys: tuple[str, ...] | None = None
+
+    def add(self, items: Iterable[Any]) -> None:
+        """Append or set items."""
+        if self.parts is None:
+            self.parts = []
+        self.parts.extend(items)
+
+
+class _Hidden:
+    """What stands in the memo where nothing was put, or where `pickle_runs` passed over it."""
+
+
+HIDDEN = _Hidden()
+
+
+class Again(Exception):  # noqa: N818  no error: a reason to read once more
+    """Something was asked for that was passed over: read every instruction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,13 +107,14 @@ _DICTS = {
 class Machine:
     """Runs one pickle; `names` is what it asked to import."""
 
-    def __init__(self, data: bytes) -> None:
-        """Take the bytes of a pickle."""
+    def __init__(self, data: bytes, runs: Runs | None = None) -> None:
+        """Take the bytes of a pickle, and what reads many like instances at once."""
         self.data = data
         self.at = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []
+        self.runs = runs
         self.names: set[Name] = set()
         self.parts = 0
 
@@ -140,6 +163,10 @@ class Machine:
     def count_part(self) -> None:
         """Count what takes memory."""
         self.parts += 1
+        self.check_parts()
+
+    def check_parts(self) -> None:
+        """Refuse more parts than any save makes."""
         if self.parts > MOST_PARTS:
             raise Malformed(f"the pickle makes more than {MOST_PARTS} parts")
 
@@ -147,6 +174,29 @@ class Machine:
         """Push what takes memory."""
         self.count_part()
         self.stack.append(value)
+
+    def get(self, index: int, start: int) -> None:
+        """Push what was kept; instances of a class that is asked for may follow, from `start`."""
+        value = self.memo[index]
+        if value is HIDDEN:
+            if self.runs:
+                raise Again
+            self.refuse(f"nothing in its memo at {index}")
+        runs = self.runs
+        many = runs and type(value) is Name and value in runs.classes
+        if not (runs and many and runs.read(self, start)):
+            self.stack.append(value)
+
+    def put(self, index: int) -> None:
+        """Keep the value on top."""
+        if self.runs:
+            raise Again  # what it replaces may be in a pattern
+        memo = self.memo
+        if index > len(memo) + _MOST_GAP:
+            self.refuse("a memo with more gaps than any save leaves")
+        while index >= len(memo):
+            memo.append(HIDDEN)
+        memo[index] = self.stack[-1]
 
     def pop_mark(self) -> list[Any]:
         """Take all that was pushed since the last mark."""

@@ -18,6 +18,12 @@ _RANK = re.compile(r"(?P<head>.*world_size_)(?P<all>\d+)(?P<middle>_rank_)(?P<on
 _PART = re.compile(r"(?P<head>.*-)(?P<one>\d+)(?P<middle>-of-)(?P<all>\d+)(?P<tail>\..*)")
 
 
+def world_size(names: Iterable[str]) -> int | None:
+    """Give how many ranks wrote files that say so; None where none does, or they disagree."""
+    said = {int(match["all"]) for name in names if (match := _RANK.fullmatch(name))}
+    return said.pop() if len(said) == 1 else None
+
+
 def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Give the names that are missing, each with how many there should be."""
     groups: dict[tuple[str, ...], set[str]] = defaultdict(set)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import manifest
 from ckpt_conformance.fsck.dcp_part import metadata_of, shard_works
+from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed, Report
 from ckpt_conformance.fsck.parts import Context, torch_part
 from ckpt_conformance.fsck.source import Absent, Folder, chunks, whole
 from ckpt_conformance.fsck.sums import Sums, Work, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from ckpt_conformance.fsck.layouts import Candidate
+
+_RANK = re.compile(r"optim_\d+_rank(\d+)\.pt|__(\d+)_\d+\.distcp")
 
 
-def reference_part(context: Context, base: str, name: str, step: int | None) -> list[Work]:
+def reference_part(context: Context, base: str, name: str, one: Candidate) -> list[Work]:
     """Judge a checkpoint by its manifest: presence, size and digest of every file."""
+    step = one.step
     try:
         with context.folder.open(base + name) as file:
             data = whole(file, manifest.MOST_BYTES)
@@ -41,8 +48,13 @@ def reference_part(context: Context, base: str, name: str, step: int | None) -> 
         report.say(Kind.UNKNOWN, base + name, what)
         return []
     report.digest += len(data)
-    if found.kind == "dcp":
-        _strangers(context, base, {*found.files, name})
+    report.world_size, report.ties = found.world_size, len(found.ties)
+    for why, tensors in contradictions(found):
+        report.say(Kind.DAMAGED, base + name, why, tensors)
+    there = context.folder.listing(base) if found.kind == "dcp" else one.files
+    for stranger in sorted({*there} - {*found.files, name}):
+        what = "the manifest does not list this file: another program left it?"
+        context.report.say(Kind.NOTE, base + stranger, what)
     return [
         work
         for file_name, listed in sorted(found.files.items())
@@ -50,12 +62,24 @@ def reference_part(context: Context, base: str, name: str, step: int | None) -> 
     ]
 
 
-def _strangers(context: Context, base: str, known: set[str]) -> None:
-    """Note what lies in the folder of a checkpoint and is none of its files."""
-    for one in sorted((context.folder.root / base).iterdir()):
-        if one.name not in known:
-            what = "the manifest does not list this file: another program left it?"
-            context.report.say(Kind.NOTE, base + one.name, what)
+def contradictions(found: manifest.Manifest) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Give what a manifest says against itself: ranks, and tensors that are one."""
+    said = [_RANK.fullmatch(name) for name in found.files]
+    ranks = {int(match[1] or match[2]) for match in said if match}
+    world = found.world_size
+    if found.kind == "model" and ranks and ranks != set(range(world)):
+        yield f"it is of {world} ranks, and lists files of the ranks {sorted(ranks)[:20]}", ()
+    if found.kind == "dcp" and ranks and max(ranks) >= world:
+        yield f"it is of {world} ranks, and lists a file of rank {max(ranks)}", ()
+    places = {
+        key: (file, start, end)
+        for file, tensors in found.tensors.items()
+        for start, end, key in tensors
+    }
+    for group in found.ties:
+        where = {places.get(f"model.{key}") for key in group}
+        if found.kind == "model" and len(where) != 1:
+            yield f"it ties {', '.join(map(clip, group))}, and places them apart", tuple(group)
 
 
 def _digest_work(

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from io import FileIO
 
 
+BATCH = 64 << 20
+"""Bytes that one thread verifies before it takes the next work."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Bytes [start, end) of a file that have a CRC-32, and the tensors that are made of them."""
@@ -66,7 +70,7 @@ def _check_span(file: FileIO, name: str, span: Span, buffer: memoryview, found: 
         found.findings.append(Finding(Kind.DAMAGED, name, what, span.tensors, *place))
 
 
-def works_of(folder: Folder, name: str, spans: Sequence[Span], batch: int = 64 << 20) -> list[Work]:
+def works_of(folder: Folder, name: str, spans: Sequence[Span], batch: int = BATCH) -> list[Work]:
     """Divide the spans of a file into work of about `batch` bytes."""
     works: list[Work] = []
     part: list[Span] = []

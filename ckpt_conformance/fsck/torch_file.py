@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.fsck import pickles, zips
-from ckpt_conformance.fsck.dtypes import ITEM_SIZE, STORAGES, clip, count, elements
+from ckpt_conformance.fsck.dtypes import ITEM_SIZE, MOST_COUNT, STORAGES, clip, count, elements
 from ckpt_conformance.fsck.findings import Kind, Malformed
 from ckpt_conformance.fsck.guards import is_dict, is_sequence, is_tuple
 from ckpt_conformance.fsck.pickle_machine import MOST_BYTES, Made, Name, Persistent
@@ -50,6 +50,8 @@ class Tensor:
         name: keys from the root, joined by dots.
         record: the name of the record, as `data/3`.
         first, last: bytes of the record, end exclusive.
+        start: the byte of the file where its first element lies.
+        stride: bytes from one element to the next, per dimension.
 
     """
 
@@ -59,6 +61,8 @@ class Tensor:
     shape: tuple[int, ...]
     first: int
     last: int
+    start: int
+    stride: tuple[int, ...]
 
 
 @dataclass
@@ -71,6 +75,8 @@ class Archive:
         unsummed: the records without one.
         overhead: bytes of headers, which were held against each other: any flip in them shows.
         problems: what no save wrote, with the kind of each; none of it keeps the rest unread.
+        tree: the structure as `pickles` gives it; None where it could not be read.
+        records: every record by its name.
 
     """
 
@@ -81,6 +87,8 @@ class Archive:
     problems: list[tuple[Kind, Malformed, tuple[str, ...]]] = field(
         default_factory=list[tuple[Kind, Malformed, tuple[str, ...]]]
     )
+    tree: Any = None
+    records: dict[str, zips.Record] = field(default_factory=dict[str, zips.Record])
 
     def problem(self, what: str, kind: Kind = Kind.DAMAGED, tensors: Sequence[str] = ()) -> None:
         """Add a problem that is about no place."""
@@ -99,7 +107,8 @@ def read(file: BinaryIO, start: int, length: int) -> Archive:
     if head.startswith(_LEGACY):
         raise Legacy("it has the format of torch before 1.6, which cannot be checked: save it anew")
     found = zips.records(file, start, length)
-    archive = Archive(overhead=length - sum(one.end - one.start for one in found.values()))
+    overhead = length - sum(one.end - one.start for one in found.values())
+    archive = Archive(overhead=overhead, records=found)
     structure = found.get("data.pkl")
     if structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
@@ -120,11 +129,12 @@ def _read_structure(
         why = Malformed(f"data.pkl: {error}", *at)
         archive.problems.append((Kind.DAMAGED, why, ()))
         return
+    archive.tree = tree
     for kind, text in judge_names(names):
         archive.problem(f"data.pkl {text}", kind)
     for name, made in _tensors_of(tree):
         try:
-            archive.tensors.append(_tensor(name, made, found))
+            archive.tensors.append(tensor_of(name, made, found))
         except Malformed as error:
             archive.problem(f"{name}: {error}", tensors=(name,))
 
@@ -213,12 +223,12 @@ def as_tensor(part: object) -> Made | None:
     return None
 
 
-def _tensor(name: str, made: Made, found: dict[str, zips.Record]) -> Tensor:
+def tensor_of(name: str, made: Made, found: dict[str, zips.Record]) -> Tensor:
     """Hold a tensor against its storage, and the storage against its record."""
     args = made.args
     if not is_tuple(args) or len(args) < 4 or not isinstance(args[0], Persistent):  # noqa: PLR2004
         raise Malformed("it is rebuilt from something that no save writes")
-    record, dtype, nbytes = _storage(args[0].id, found)
+    record, dtype, nbytes = storage_of(args[0].id, found)
     if made.of == _REBUILD_V3:
         dtype = dtype_name(args[6]) if len(args) > 6 else ""  # noqa: PLR2004  its seventh argument
     item = ITEM_SIZE.get(dtype)
@@ -232,10 +242,12 @@ def _tensor(name: str, made: Made, found: dict[str, zips.Record]) -> Tensor:
     last = first + (extent if elements(shape) else 0)
     if last * item > nbytes:
         raise Malformed(f"it needs {last * item} bytes of {record}, which has {nbytes}")
-    return Tensor(name, record, dtype, shape, first * item, last * item)
+    start = found[record].start + first * item
+    steps = tuple(one * item for one in stride)
+    return Tensor(name, record, dtype, shape, first * item, last * item, start, steps)
 
 
-def _storage(pid: Any, found: dict[str, zips.Record]) -> tuple[str, str, int]:  # noqa: ANN401
+def storage_of(pid: Any, found: dict[str, zips.Record]) -> tuple[str, str, int]:  # noqa: ANN401
     """Give record, dtype and bytes of `("storage", type, key, device, number of elements)`."""
     if not is_tuple(pid) or len(pid) < 5 or pid[0] != "storage":  # noqa: PLR2004
         raise Malformed("its storage is named in a way that no save uses")
@@ -263,7 +275,10 @@ def sizes(value: object, what: str) -> tuple[int, ...]:
         raise Malformed(f"its {what} is a {type(value).__name__}")
     if len(value) > _MOST_DIMENSIONS:
         raise Malformed(f"its {what} has {len(value)} dimensions")
-    return tuple(count(one, f"a {what}") for one in value)
+    for one in value:
+        if type(one) is not int or not 0 <= one < MOST_COUNT:
+            count(one, f"a {what}")  # raises
+    return value
 
 
 def _spans(found: dict[str, zips.Record], archive: Archive) -> None:

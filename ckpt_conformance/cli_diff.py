@@ -1,0 +1,89 @@
+"""The command `diff`: compare two checkpoints on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path  # noqa: TC003  typer reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpt_conformance import asking, environment, report
+from ckpt_conformance.cli_fsck import Progress
+from ckpt_conformance.cli_options import Jobs, Names  # noqa: TC001  as above
+
+if TYPE_CHECKING:
+    from ckpt_conformance.fsck.diff import Compared
+
+SAME, DIFFERENT, UNDECIDED = 0, 1, 2
+_CHECKPOINT = "A checkpoint's folder or file."
+
+
+def diff(  # noqa: PLR0913  one parameter for each option
+    a: Annotated[Path, typer.Argument(metavar="A", help=_CHECKPOINT)],
+    b: Annotated[Path, typer.Argument(metavar="B", help=_CHECKPOINT)],
+    *,
+    rename: Annotated[
+        Names,
+        typer.Option(
+            metavar="REGEX=NEW", help="Rename entries of A, as re.sub does; may be given again."
+        ),
+    ] = None,
+    only: Annotated[
+        Names, typer.Option(metavar="REGEX", help="Compare only names in which this is found.")
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every difference.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    jobs: Jobs = None,
+) -> None:
+    """Compare two checkpoints bit for bit, whatever their formats and world sizes.
+
+    Exit status: 0 the same, 1 different, 2 usage error, or one of them is damaged.
+    """
+    from ckpt_conformance.fsck.diff import Options
+    from ckpt_conformance.fsck.diff import diff as compare
+
+    renames = tuple(_rename(one) for one in rename or ())
+    patterns = tuple(_pattern(one, "--only") for one in only or ())
+    options = Options(renames, patterns, jobs or environment.usable_cpus())
+    with Progress("diff") as progress:
+        compared = compare(a, b, options, progress)
+    if as_json:
+        typer.echo(json.dumps(compared.to_json(names_same=show_all), indent=2))
+    else:
+        _say(compared, show_all=show_all)
+    raise typer.Exit(_status(compared))
+
+
+def _say(compared: Compared, *, show_all: bool) -> None:
+    from ckpt_conformance import report_diff
+
+    for line in report_diff.lines(compared, show_all=show_all):
+        report.say(line)
+
+
+def _status(compared: Compared) -> int:
+    if not compared.is_judged:
+        return UNDECIDED
+    return DIFFERENT if compared.differences else SAME
+
+
+def _rename(text: str) -> tuple[re.Pattern[str], str]:
+    """Divide at the last `=`: a pattern may have one, as in `(?=...)`."""
+    pattern, sign, replacement = text.rpartition("=")
+    if not sign or not pattern:
+        raise asking.RequestError(f"--rename {text!r} is no REGEX=NEW, as in '^module\\.='")
+    return _pattern(pattern, "--rename"), replacement
+
+
+def _pattern(text: str, option: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise asking.RequestError(f"{option} {text!r} is no regular expression: {error}") from error
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(diff)

@@ -1,0 +1,119 @@
+"""Judge all of one checkpoint but its payload: every part of it, and what its names say."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.asking import RequestError
+from ckpt_conformance.fsck import layouts, ranks
+from ckpt_conformance.fsck.dcp_part import dcp_part
+from ckpt_conformance.fsck.findings import Kind, Malformed, Report
+from ckpt_conformance.fsck.parts import (
+    Context,
+    index_part,
+    json_part,
+    safetensors_part,
+    torch_part,
+)
+from ckpt_conformance.fsck.reference_part import reference_part
+from ckpt_conformance.fsck.source import Folder, in_threads
+from ckpt_conformance.fsck.sums import BATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ckpt_conformance.fsck.layouts import Candidate, Found
+    from ckpt_conformance.fsck.sums import Work
+
+_AT_ONCE = 8  # parts whose structure is in memory at once
+
+
+def find(path: Path) -> Found:
+    """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
+    if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
+        raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
+    try:
+        return layouts.find(path)
+    except (OSError, Malformed) as error:
+        raise RequestError(f"{path} cannot be listed: {error}") from error
+
+
+def folder_of(one: Candidate, top: Path) -> Folder:
+    """Give the folder of a checkpoint, its files looked at; nothing outside of `top` is read."""
+    folder = Folder(one.root, top if top.is_dir() else top.parent)
+    folder.fetch(one.files)
+    return folder
+
+
+def examine(
+    found: Found, one: Candidate, folder: Folder, top: Path, batch: int = BATCH
+) -> tuple[Report, list[Work]]:
+    """Judge all of a checkpoint but its payload; give the works of about `batch` bytes left."""
+    report = Report(one.path, one.layout, one.step)
+
+    def judge_part(part: tuple[str, str, str]) -> tuple[Report, list[Work]]:
+        own = Report(one.path, one.layout, one.step)
+        return own, _part(Context(folder, own, batch), one, *part)
+
+    works: list[Work] = []
+    for own, more in in_threads(judge_part, one.parts, _AT_ONCE):
+        report.take(own)
+        works += more
+    _ranks(one, report)
+    report.size = sum(_sizes(folder, one.files))
+    _links(found, top, report, one)
+    return report, works
+
+
+def _part(context: Context, one: Candidate, kind: str, base: str, name: str) -> list[Work]:
+    """Judge one part."""
+    works: list[Work] = []
+    match kind:
+        case "reference":
+            works = reference_part(context, base, name, one)
+        case "dcp":
+            works = dcp_part(context, base)
+        case "index":
+            works = index_part(context, base, name)
+        case "safetensors":
+            safetensors_part(context, base + name)
+        case "json":
+            json_part(context, base + name)
+        case "stranger":
+            what = "nothing refers to this file: another program left it?"
+            context.report.say(Kind.NOTE, base + name, what)
+        case _:
+            works = torch_part(context, base + name)
+    return works
+
+
+def _ranks(one: Candidate, report: Report) -> None:
+    """Say which files of a numbered set are missing, unless an index said so."""
+    told = {each.file for each in report.findings}
+    for name, total in ranks.missing(one.files):
+        if name not in told:
+            what = f"the file is missing: one of {total} that belong together"
+            report.say(Kind.MISSING, name, what)
+    if report.world_size is None:
+        report.world_size = ranks.world_size(one.files)
+
+
+def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:
+    """Give the size of each file; what is missing or refused has none."""
+    for name in names:
+        with contextlib.suppress(OSError, Malformed):
+            yield folder.size(name)
+
+
+def _links(found: Found, top: Path, report: Report, one: Candidate) -> None:
+    """Say which files are links out of the folder: nobody here can vouch for what they show."""
+    files = set(one.files) if found.links else set[str]()
+    for name, target in sorted(found.links.items()):
+        path = top / name
+        short = str(path.relative_to(one.root)) if path.is_relative_to(one.root) else ""
+        if short in files:
+            report.findings = [each for each in report.findings if each.file != short]
+            what = f"a symbolic link to {target}, out of {top}: not followed"
+            report.say(Kind.DAMAGED, short, what)

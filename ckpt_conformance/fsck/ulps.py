@@ -1,0 +1,164 @@
+"""How far apart numbers are that differ in their bits: absolute, and in units in the last place.
+
+A unit is one step to the next number of the dtype, so 1 means neighbours. Signed zeros are 0 apart.
+NaNs have no distance: they are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+# exponent bits, mantissa bits, bias, and which magnitudes are special
+_EIGHT = {
+    "float8_e4m3fn": (4, 3, 7),
+    "float8_e5m2": (5, 2, 15),
+    "float8_e4m3fnuz": (4, 3, 8),
+    "float8_e5m2fnuz": (5, 2, 16),
+}
+_NUMPY = {"float16": "f2", "float32": "f4", "float64": "f8"}
+_PARTS = {"complex32": ("float16", "u2"), "complex64": ("float32", "u4")}
+_PARTS["complex128"] = ("float64", "u8")
+_SIGNED = {"int8", "int16", "int32", "int64", "qint8", "qint32"}
+_UNSIGNED = {"bool", "uint8", "uint16", "uint32", "uint64", "quint8"}
+FLOATS = {*_EIGHT, *_NUMPY, *_PARTS, "bfloat16", "float8_e8m0fnu"}
+"""The dtypes that have NaNs."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far the elements of two tensors are apart.
+
+    Attributes:
+        most: the largest absolute difference; None where the dtype has no numbers.
+        ulps: the largest distance in units in the last place; None for anything but floats.
+        nans: pairs of which at least one is NaN; they are in neither number.
+
+    """
+
+    most: float | None
+    ulps: int | None
+    nans: int = 0
+
+    def __or__(self, other: Apart) -> Apart:
+        """Join what was found in two tiles."""
+        return Apart(
+            _larger(self.most, other.most), _larger(self.ulps, other.ulps), self.nans + other.nans
+        )
+
+
+NONE = Apart(None, None)
+
+
+def _larger(one: Any, other: Any) -> Any:  # noqa: ANN401  numbers, or None
+    return other if one is None else one if other is None else max(one, other)
+
+
+def apart(dtype: str, one: Array, other: Array) -> Apart:
+    """Measure elements that differ; both arrays carry bits, as `tiles` reads them."""
+    if dtype in _PARTS:
+        return _complex(dtype, one, other)
+    if dtype in FLOATS:
+        return _floats(dtype, one, other)
+    if dtype in _SIGNED | _UNSIGNED:
+        return Apart(_integers(one, other, signed=dtype in _SIGNED), None)
+    return NONE
+
+
+def nan_inf(dtype: str, bits: Array) -> tuple[int, int]:
+    """Count NaNs and infinities; of complex numbers, those with either in a part."""
+    if dtype in _PARTS:
+        part, carrier = _PARTS[dtype]
+        values = numbers(part, np.ascontiguousarray(bits).view(carrier)).reshape(-1, 2)
+        nan = np.isnan(values).any(1)
+        return int(nan.sum()), int((np.isinf(values).any(1) & ~nan).sum())
+    values = numbers(dtype, bits)
+    return int(np.isnan(values).sum()), int(np.isinf(values).sum())
+
+
+def numbers(dtype: str, bits: Array) -> Array:
+    """Give the numbers that bits of a float dtype stand for, in a float that holds them all."""
+    if dtype in _NUMPY:
+        return bits.view(_NUMPY[dtype])
+    if dtype == "bfloat16":
+        return (bits.astype("u4") << 16).view("f4")
+    values: Array = _TABLES[dtype][bits]
+    return values
+
+
+def _table(dtype: str) -> Array:
+    """Decode all 256 numbers of a float of 8 bits."""
+    bits = np.arange(256)
+    if dtype == "float8_e8m0fnu":  # an exponent alone; its last number is the one NaN
+        return np.where(bits == bits[-1], np.nan, np.exp2(bits - 127.0))
+    exponent_bits, mantissa_bits, bias = _EIGHT[dtype]
+    mantissa = bits & ((1 << mantissa_bits) - 1)
+    exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    normal = np.exp2(exponent - float(bias)) * (1 + mantissa / (1 << mantissa_bits))
+    small = np.exp2(1.0 - bias) * mantissa / (1 << mantissa_bits)
+    values: Array = np.where(bits >> 7, -1.0, 1.0) * np.where(exponent == 0, small, normal)
+    if dtype.endswith("fnuz"):  # no infinity, no negative zero: its bits are the one NaN
+        values[0x80] = np.nan
+    elif dtype == "float8_e4m3fn":
+        values[[0x7F, 0xFF]] = np.nan
+    else:
+        values[[0x7C, 0xFC]] = (np.inf, -np.inf)
+        values[[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]] = np.nan
+    return values
+
+
+_TABLES = {dtype: _table(dtype) for dtype in (*_EIGHT, "float8_e8m0fnu")}
+
+
+def _floats(dtype: str, one: Array, other: Array) -> Apart:
+    """Measure real numbers."""
+    with np.errstate(all="ignore"):  # signalling NaNs, and inf less inf
+        a, b = numbers(dtype, one), numbers(dtype, other)
+        real = ~(np.isnan(a) | np.isnan(b))
+        nans = int(len(real) - real.sum())
+        if nans == len(real):
+            return Apart(None, None, nans)
+        wide = "f8" if a.dtype.itemsize < 8 else a.dtype  # noqa: PLR2004  bytes of a double
+        most = float(np.abs(a[real].astype(wide) - b[real].astype(wide)).max())
+    return Apart(most, _steps(dtype, one[real], other[real]), nans)
+
+
+def _steps(dtype: str, one: Array, other: Array) -> int:
+    """Count the steps between numbers: bits are a sign and a magnitude that grows with them."""
+    width = one.dtype.itemsize * 8
+    sign = np.uint64(0 if dtype == "float8_e8m0fnu" else 1 << (width - 1))
+    a, b = one.astype("u8"), other.astype("u8")
+    magnitude_a, magnitude_b = a & ~sign, b & ~sign
+    far = np.maximum(magnitude_a, magnitude_b) - np.minimum(magnitude_a, magnitude_b)
+    return int(np.where((a & sign) == (b & sign), far, magnitude_a + magnitude_b).max())
+
+
+def _complex(dtype: str, one: Array, other: Array) -> Apart:
+    """Measure complex numbers: the distance in the plane, and the most steps of a part."""
+    part, carrier = _PARTS[dtype]
+    a, b = (np.ascontiguousarray(bits).view(carrier) for bits in (one, other))
+    differ = a != b
+    steps = _floats(part, a[differ], b[differ]).ulps
+    with np.errstate(all="ignore"):
+        gaps = numbers(part, a).astype("f8") - numbers(part, b).astype("f8")
+        gaps[~differ] = 0  # the same infinity twice is no difference
+        distance = np.hypot(gaps[::2], gaps[1::2])
+    lost = np.isnan(distance)
+    most = None if lost.all() else float(distance[~lost].max())
+    return Apart(most, steps, int(lost.sum()))
+
+
+def _integers(one: Array, other: Array, *, signed: bool) -> int:
+    """Give the largest difference of whole numbers, exactly."""
+    if signed:
+        form = f"i{one.dtype.itemsize}"
+        one, other = one.view(form).astype("i8"), other.view(form).astype("i8")
+    high, low = np.maximum(one, other), np.minimum(one, other)
+    return int((high.astype("u8") - low.astype("u8")).max())

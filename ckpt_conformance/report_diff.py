@@ -1,0 +1,80 @@
+"""What `diff` says of two checkpoints, in lines for people. Names come from files: escaped."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck.compare import Difference, Status
+from ckpt_conformance.report import count
+from ckpt_conformance.report_fsck import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpt_conformance.fsck.diff import Compared, Side
+
+MOST = 20
+_WORDS = {
+    Status.SAME: "same",
+    Status.DIFFERS: "of other bits or values",
+    Status.DTYPE: "of another dtype",
+    Status.SHAPE: "of another shape",
+    Status.KIND: "a tensor on one side only",
+    Status.ONLY_A: "only in A",
+    Status.ONLY_B: "only in B",
+}
+
+
+def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
+    """Tell both sides, the differences, and how many there are of each sort."""
+    yield from _side("A", compared.a)
+    yield from _side("B", compared.b)
+    shown = compared.differences if show_all else compared.differences[:MOST]
+    for one in shown:
+        yield f"  {one_line(_told(one))}"
+    left = len(compared.differences) - len(shown)
+    if left:
+        yield f"  and {count(left, 'more difference')} (--all shows them, --json has them)"
+    if not compared.is_judged:
+        yield "not judged: repair or leave out what is damaged (`ckpt-conformance fsck` says more)"
+        return
+    found = {Status(name): number for name, number in compared.counts.items() if number}
+    parts = [f"{number:,} {_WORDS[status]}" for status, number in found.items()]
+    yield f"{', '.join(parts) or 'nothing to compare'} ({compared.nbytes:,} bytes of tensors)"
+    yield "different" if compared.differences else "the same, bit for bit"
+
+
+def _side(letter: str, side: Side) -> Iterator[str]:
+    step = "" if side.step is None else f", step {side.step}"
+    yield f"{letter}  {one_line(side.path)}  ({side.layout}{step})"
+    for problem in side.problems[:MOST]:
+        yield f"  damaged  {one_line(problem)}"
+    if len(side.problems) > MOST:
+        yield f"  and {len(side.problems) - MOST} more (--json has all)"
+
+
+def _told(one: Difference) -> str:
+    """Tell one difference."""
+    match one.status:
+        case Status.ONLY_A:
+            return f"only in A  {one.name}: {one.a}"
+        case Status.ONLY_B:
+            return f"only in B  {one.name}: {one.b}"
+        case Status.DIFFERS if one.count is not None:
+            return f"differs  {one.name}: {one.a}: {_numbers(one)}"
+        case _:
+            return f"differs  {one.name}: {one.a} and {one.b}"
+
+
+def _numbers(one: Difference) -> str:
+    """Tell how many elements differ, the first of them, and how far they are apart."""
+    share = 100 * (one.count or 0) / (one.elements or 1)
+    told = f"{one.count:,} of {one.elements:,} ({share:.3g} %), first at {list(one.first or ())}"
+    apart = one.apart
+    if apart.most is not None:
+        most = f"{apart.most:,}" if isinstance(apart.most, int) else f"{apart.most:.6g}"
+        told += f", max abs {'infinite' if math.isinf(apart.most) else most}"
+    if apart.ulps is not None:
+        told += f", max ULPs {apart.ulps:,}"
+    return told + (f", {apart.nans:,} with NaN" if apart.nans else "")
