@@ -111,7 +111,7 @@ def test_a_missing_shard_is_never_passed_over(subject: Subject) -> None:
     """
     subject.need("ranks")
     gold, names = files(subject)
-    never_served(subject, gold, damaged(subject, gold, subject.sample(names, 5), at_rest.remove))
+    never_served(subject, gold, damaged(subject, gold, subject.sample(names, 8), at_rest.remove))
 
 
 @check("CKC-SHRD-015")
@@ -124,7 +124,7 @@ def test_a_torn_shard_is_never_served(subject: Subject) -> None:
     """
     subject.need("ranks")
     gold, names = files(subject)
-    never_served(subject, gold, damaged(subject, gold, subject.sample(names, 5), at_rest.truncate))
+    never_served(subject, gold, damaged(subject, gold, subject.sample(names, 8), at_rest.truncate))
 
 
 @check("CKC-SHRD-016")
@@ -166,7 +166,7 @@ def test_a_stale_shard_is_never_served(subject: Subject) -> None:
     cases = damaged(
         subject,
         gold,
-        subject.sample(list(sources), 3),
+        subject.sample(list(sources), 8),
         lambda folder, name: at_rest.replace_file(folder, name, sources[name]),
     )
     never_served(subject, gold, cases)
@@ -179,7 +179,7 @@ def test_a_stale_shard_is_never_served(subject: Subject) -> None:
     cases = damaged(
         subject,
         gold,
-        subject.sample(theirs, 3),
+        subject.sample(theirs, 8),
         lambda folder, name: at_rest.replace_file(
             folder, name, other.snapshot(NEWEST) / name, "other-run"
         ),

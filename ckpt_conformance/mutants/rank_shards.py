@@ -39,17 +39,17 @@ class MissingIsRank0s(CheckpointManager):
 
     _here: frozenset[str] = frozenset()
 
-    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint, allowed: set[str]) -> None:
+    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> None:
         """Verify what is there."""
         folder = opened.reference.directory
         self._here = frozenset(path.name for path in folder.iterdir())
-        super().verify_on_rank(ranks, opened, allowed)
+        super().verify_on_rank(ranks, opened)
 
-    def share(self, ranks: Ranks, manifest: Manifest) -> list[str]:
+    def share(self, ranks: Ranks, opened: OpenCheckpoint) -> list[str]:
         """Leave train states out that are not there."""
         extras = {layout.dcp_extra_name(rank) for rank in range(1, ranks.size)}
         gone = extras - self._here
-        return [name for name in super().share(ranks, manifest) if name not in gone]
+        return [name for name in super().share(ranks, opened) if name not in gone]
 
     def source_rank(self, ranks: Ranks, manifest: Manifest) -> int:
         """Give the own rank, or rank 0 where the own file is gone."""
@@ -105,10 +105,10 @@ class AnyDigestWillDo(_ReadsOn):
 
     _known: frozenset[str] = frozenset()
 
-    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint, allowed: set[str]) -> None:
+    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> None:
         """Verify against the set of digests."""
         self._known = frozenset(one.blake3 for one in opened.manifest.files.values())
-        super().verify_on_rank(ranks, opened, allowed)
+        super().verify_on_rank(ranks, opened)
 
     def open_on_rank(self, opened: OpenCheckpoint, name: str) -> None:
         """Open; sizes are not compared."""

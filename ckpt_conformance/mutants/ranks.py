@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
@@ -13,17 +15,16 @@ from ckpt_conformance.reference_impl.layout import Refusal
 from ckpt_conformance.reference_impl.manifest import parse_manifest
 from ckpt_conformance.reference_impl.opened import OpenCheckpoint
 from ckpt_conformance.reference_impl.ranks_loading import Planned, or_damaged
-from ckpt_conformance.reference_impl.ranks_saving import check_agreement
+from ckpt_conformance.reference_impl.ranks_state import check_agreement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from ckpt_conformance.reference_impl import CheckpointReference
     from ckpt_conformance.reference_impl.loading import Destinations
     from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.ranks_loading import Asked
-    from ckpt_conformance.reference_impl.ranks_saving import Begun, Own
+    from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 # -- in a save -------------------------------------------------------------------------------------
@@ -76,11 +77,22 @@ class ErrorStaysOnItsRank(CheckpointManager):
     """Keeps a flag that no other rank reads."""
 
     def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
-        """Write; of an error nothing is told."""
+        """Write; of an error nothing is told, but what the files would have been."""
         try:
             return super().write_own(rank, state, own, begun)
         except OSError:
-            return {"files": {}, "parts": [], "extra": {}, "replicas": {}}
+            return self.write_elsewhere(rank, state, own, begun)
+
+    def write_elsewhere(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write into a directory that nobody will look into."""
+        root = self.root
+        with tempfile.TemporaryDirectory() as name:
+            self.root = Path(name)
+            self.staged(layout.directory_name(state.step), begun.save_id).mkdir()
+            try:
+                return super().write_own(rank, state, own, begun)
+            finally:
+                self.root = root
 
 
 @mutant(
@@ -183,7 +195,7 @@ class OwnListing(CheckpointManager):
         )
         opened = OpenCheckpoint(one, parse_manifest(manifest.to_bytes(), one.path.name))
         verify, plan = self.verify_on_rank, self.plan_on_rank
-        ranks.together("verify", lambda: or_damaged(lambda: verify(ranks, opened, allowed)))
+        ranks.together("verify", lambda: or_damaged(lambda: verify(ranks, opened)))
         found, _ = ranks.together(
             "plan", lambda: or_damaged(lambda: plan(ranks, opened, job, allowed))
         )

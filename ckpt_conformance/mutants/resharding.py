@@ -8,15 +8,24 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager
-from ckpt_conformance.reference_impl.encode import walk
+from ckpt_conformance.reference_impl import (
+    CheckpointManager,
+    CheckpointMismatch,
+    LoadResult,
+    durable,
+    layout,
+    resolve,
+    torch_zip,
+)
+from ckpt_conformance.reference_impl.encode import decode, walk
 from ckpt_conformance.reference_impl.model_state import bare, plain_key
 from ckpt_conformance.reference_impl.opened import read_dcp_documents
-from ckpt_conformance.reference_impl.shards import layout_of, local_of
+from ckpt_conformance.reference_impl.shards import layout_of, local_of, shard_of, whole_box
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ckpt_conformance.reference_impl import CheckpointReference
     from ckpt_conformance.reference_impl.fill import ReadPlan
     from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
     from ckpt_conformance.reference_impl.ranks import Ranks
@@ -51,8 +60,16 @@ def same_world(ranks: Ranks, planned: Planned) -> bool:
 
 
 def layouts(planned: Planned, job: Destinations) -> tuple[set[str], set[str]]:
-    """Give the layouts of the saved tensors, and of the job's."""
-    return set(planned.opened.manifest.layout.values()), set(map(layout_of, parameters(job)))
+    """Give the layouts of the saved parameters, and of the job's."""
+    words = planned.opened.manifest.layout
+    saved = {words[key] for key in words if key.startswith("model.")}
+    return saved, set(map(layout_of, parameters(job)))
+
+
+def same_layout(planned: Planned, job: Destinations) -> bool:
+    """Tell whether the job is shared out as it was at the save."""
+    saved, live = layouts(planned, job)
+    return saved == live
 
 
 def is_plain(words: set[str]) -> bool:
@@ -66,7 +83,7 @@ def is_plain(words: set[str]) -> bool:
 @mutant(
     "I02",
     url="pytorch/pytorch#108869",
-    change="on the ranks that saved it a tensor with fewer rows than ranks is not loaded",
+    change="in the layout that saved it a tensor with fewer rows than ranks is not loaded",
     violates={"CKC-SHRD-004", "CKC-RSUM-013"},
     base="reference-dcp",
 )
@@ -78,7 +95,7 @@ class SkipsEmptyShards(CheckpointManager):
         few = [one for one in parameters(job) if one.shape[0] < ranks.size]
         before = [local_of(one).clone() for one in few]
         super().serve_together(ranks, planned, job)
-        if same_world(ranks, planned):
+        if same_layout(planned, job):
             for one, old in zip(few, before, strict=True):
                 local_of(one).copy_(old)
 
@@ -126,17 +143,24 @@ class PositionOfRank0(_OfRank0):
 @mutant(
     "I08",
     url="verl-project/verl#7612",
-    change="on the ranks that saved them the moments of uneven tensors are joined one row off",
+    change="in the layout that saved them the moments of uneven tensors are joined one row off",
     violates={"CKC-SHRD-013", "CKC-RSUM-013"},
     base="reference-dcp",
 )
 class MomentsOneRowOff(CheckpointManager):
     """Shares rows out differently for parameters and for their moments."""
 
+    _moved = False
+
+    def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
+        """Load with the moments' rows moved."""
+        self._moved = same_layout(planned, job)
+        super().serve_together(ranks, planned, job)
+
     def fill_on_rank(self, planned: Planned) -> None:
         """Read, then move the rows of the moments."""
         super().fill_on_rank(planned)
-        if self.ranks is not None and same_world(self.ranks, planned):
+        if self._moved:
             roll(moments(planned))
 
 
@@ -282,3 +306,40 @@ class StepIgnoredOnRanks(CheckpointManager):
     def choose(self, asked: Asked, told: Any) -> Any:  # noqa: ANN401
         """Give all candidates."""
         return super().choose(type(asked)(asked.reference, None, asked.kind, asked.allowed), told)
+
+
+@mutant(
+    "I03",
+    url="deepspeedai/DeepSpeed#3810",
+    change="another number of ranks gets the weights of per-rank files, and begins cold otherwise",
+    violates={"CKC-SHRD-012"},
+    base="reference",
+)
+class ColdOnOtherRanks(CheckpointManager):
+    """Takes what it can use, and says nothing of the rest."""
+
+    def load(self, *given: Any, **named: Any) -> LoadResult:  # noqa: ANN401
+        """Load; where the ranks do not fit, take the weights alone."""
+        try:
+            return super().load(*given, **named)
+        except CheckpointMismatch as error:
+            newest = max(resolve.references(self.root), key=lambda one: one.step)
+            if "per-rank files" not in str(error):
+                raise
+            self.take_weights(newest, named["model"])
+            return LoadResult(newest.step, 0, self.extra_of(newest), newest, [], [])
+
+    def take_weights(self, newest: CheckpointReference, model: Stateful) -> None:
+        """Copy each rank's part of the whole tensors."""
+        saved = torch.load(newest.path, weights_only=True)
+        state: dict[str, Any] = bare(model).state_dict()
+        for key, live in state.items():
+            box = shard_of(live).box if isinstance(live, DTensor) else whole_box(live.shape)
+            local_of(live).copy_(saved[key][box.slices_in(whole_box(live.shape))])
+
+    def extra_of(self, newest: CheckpointReference) -> dict[str, Any]:
+        """Read the user's own dict from rank 0's train state."""
+        with durable.open_regular(self.root / layout.extra_name(newest.step)) as file:
+            tree: Any = decode(torch_zip.read_tree(file, "extra"))
+        found: dict[str, Any] = tree["extra"]
+        return found
