@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 FAMILIES: Mapping[str, str] = {
     "SMOK": "smoke",
@@ -45,6 +45,9 @@ PROFILES: Mapping[str, str] = {
     "security": "a checkpoint is data: it runs no code and leads nowhere else",
 }
 
+# Profiles that cost more than all others together: run where they are named, or at the full budget.
+ON_REQUEST = frozenset({"distributed"})
+
 BASES = ("contract", "promise", "practice")
 
 
@@ -73,6 +76,22 @@ class Invariant:
     def level(self) -> str:
         """MUST for contract and promise, SHOULD for practice."""
         return "SHOULD" if self.basis == "practice" else "MUST"
+
+
+def is_chosen(
+    invariant: Invariant,
+    profiles: Collection[str],
+    only: Collection[str],
+    claims: Collection[str],
+    budget: str,
+) -> bool:
+    """Tell whether a run judges an invariant: by id, by profile, or because nothing was named."""
+    if only and invariant.id not in only:
+        return False
+    if profiles:
+        return bool(set(profiles) & set(invariant.profiles))
+    left_out = ON_REQUEST - set(claims) if budget != "full" and not only else set[str]()
+    return not set(invariant.profiles) <= left_out
 
 
 @dataclass(frozen=True)

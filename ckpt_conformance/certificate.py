@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance import __version__, bundle
 from ckpt_conformance.asking import RequestError, check_names, reproduce
+from ckpt_conformance.catalogue import is_chosen
 from ckpt_conformance.crash import summary
 from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, remarks, worst
 
@@ -67,14 +68,9 @@ def asked_profiles(options: SessionOptions) -> tuple[str, ...]:
 def selected(catalogue: Catalogue, options: SessionOptions) -> list[Invariant]:
     """List the invariants that a run with these options must judge, in catalogue order."""
     pin = catalogue.version if options.catalogue is None else options.catalogue
-    profiles = set(asked_profiles(options))
-    return [
-        invariant
-        for invariant in catalogue.invariants.values()
-        if invariant.since <= pin
-        and (not profiles or profiles.intersection(invariant.profiles))
-        and (not options.only or invariant.id in options.only)
-    ]
+    asked = asked_profiles(options), options.only, options.claims, options.budget
+    found = catalogue.invariants.values()
+    return [one for one in found if one.since <= pin and is_chosen(one, *asked)]
 
 
 def check_request(options: SessionOptions, catalogue: Catalogue, profiles: Collection[str]) -> None:

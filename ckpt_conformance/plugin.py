@@ -243,13 +243,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select checks by profile, id and catalogue version; group what shares golden runs."""
     given = config.option
-    profiles, only = set[str](given.ckpt_profile), set[str](given.ckpt_only)
+    asked = given.ckpt_profile, given.ckpt_only, given.ckpt_claim, given.ckpt_budget
     if not any(invariant_of(item) for item in items):
         return
     from ckpt_conformance.catalogue import load_catalogue
 
     known = load_catalogue(given.ckpt_catalogue).invariants
-    dropped = [item for item in items if not _selected(invariant_of(item), known, profiles, only)]
+    dropped = [item for item in items if not _selected(invariant_of(item), known, asked)]
     gone = set(map(id, dropped))
     items[:] = [item for item in items if id(item) not in gone]
     config.hook.pytest_deselected(items=dropped)
@@ -260,14 +260,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(group))
 
 
-def _selected(name: str | None, known: Any, profiles: set[str], only: set[str]) -> bool:  # noqa: ANN401
+def _selected(name: str | None, known: Any, asked: tuple[Any, ...]) -> bool:  # noqa: ANN401
+    from ckpt_conformance.catalogue import is_chosen
+
     if name is None:
         return True  # a test of the user's own: these options are not about it
-    if name not in known:
-        return False
-    return (not only or name in only) and (
-        not profiles or bool(profiles & set(known[name].profiles))
-    )
+    return name in known and is_chosen(known[name], *asked)
 
 
 def adapter_of(item: pytest.Item) -> str:

@@ -28,6 +28,8 @@ def families() -> dict[str, list[str]]:
     """Map each family to the mutants at home there: where they violate the fewest invariants."""
     found: dict[str, list[str]] = defaultdict(list)
     for info in all_mutants().values():
+        if info.spans_ranks:
+            continue
         counts = Counter(violated.split("-")[1] for violated in info.violates)
         found[min(counts, key=lambda family: (counts[family], family))].append(info.id)
     return dict(sorted(found.items()))
@@ -46,8 +48,20 @@ def run(adapters: list[str], only: list[str]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("family", families())
 def test_the_mutants_of_a_family_violate_exactly_their_ids(family: str) -> None:
-    mutants = families()[family]
     ids = [name for name in load_catalogue().invariants if name.split("-")[1] == family]
+    are_exact(families()[family], ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [i.id for i in all_mutants().values() if i.spans_ranks])
+def test_a_mutant_of_ranks_violates_exactly_its_ids(name: str) -> None:
+    """A world costs as much as ten lives, so these have no place in a quick run."""
+    known = load_catalogue().invariants.values()
+    are_exact([name], [one.id for one in known if "distributed" in one.profiles])
+
+
+def are_exact(mutants: list[str], ids: list[str]) -> None:
+    """Run the checks of some ids on some mutants, and hold the verdicts against what they say."""
     outcomes = run([f"mutant:{name}" for name in mutants], ids)
     for name in mutants:
         got = {

@@ -37,6 +37,7 @@ ONLY = (
 )
 
 
+@pytest.mark.slow
 def test_a_reference_leads_to_what_is_violated() -> None:
     """Run checks on adapters that fail their controls; follow each reference."""
     with pytest.MonkeyPatch.context() as patch:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ckpt_conformance.catalogue import load_catalogue
+from ckpt_conformance.contract import Capability
 from ckpt_conformance.registry import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 T = TypeVar("T")
+OF_RANKS = {Capability.RANKS, Capability.RESHARD}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class MutantInfo:
     base: str  # the adapter it is made from
     violates: frozenset[str]
     broken: type[Any]
+
+    @property
+    def spans_ranks(self) -> bool:
+        """Whether it takes several ranks to see it; a mutant of one process declares no ranks."""
+        known = load_catalogue().invariants
+        return any("distributed" in known[one].profiles for one in self.violates if one in known)
 
 
 _MUTANTS: dict[str, MutantInfo] = {}
@@ -79,6 +88,7 @@ def adapter(name: str) -> Any:  # noqa: ANN401  an Adapter
         return reference_trainer.make(f"mutant:{name}", trainer=found.broken)
     from ckpt_conformance.adapters import reference
 
-    return reference.make(
+    made = reference.make(
         f"mutant:{name}", use_dcp=found.base == "reference-dcp", manager=found.broken
     )
+    return made if found.spans_ranks else replace(made, capabilities=made.capabilities - OF_RANKS)
