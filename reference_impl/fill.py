@@ -72,9 +72,14 @@ class ReadPlan:
             self.wanted.setdefault(place, []).append(target)
 
     def _add_parts(self, source: TensorRef, target: torch.Tensor) -> None:
-        """Plan for each part of the source what of it belongs to the local part of the target."""
-        local, whole = local_of(target), whole_box(source.shape)
+        """Plan to fill the local part of the target."""
+        whole = whole_box(source.shape)
         mine = shard_of(target).box if isinstance(target, DTensor) else whole
+        self._add_box(source, local_of(target), mine)
+
+    def _add_box(self, source: TensorRef, local: torch.Tensor, mine: Box) -> None:
+        """Plan to fill memory that stands for a box of the source."""
+        whole = whole_box(source.shape)
         parts = source.parts if isinstance(source, ShardedRef) else ((whole, source),)
         for box, ref in parts:
             common = box.common(mine)

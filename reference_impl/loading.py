@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import torch
-from torch.distributed import is_initialized
-from torch.distributed.tensor import DTensor
 
 from ckpt_conformance.reference_impl import (
     durable,
@@ -26,8 +24,7 @@ from ckpt_conformance.reference_impl import (
     train_state,
 )
 from ckpt_conformance.reference_impl.base import ManagerBase
-from ckpt_conformance.reference_impl.encode import Path as Path_
-from ckpt_conformance.reference_impl.encode import memory_groups, replace, walk
+from ckpt_conformance.reference_impl.encode import memory_groups, replace
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointMismatch
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
@@ -40,6 +37,7 @@ from ckpt_conformance.reference_impl.opened import (
     OpenCheckpoint,
     check_documents,
     part_of,
+    plan_extra,
     read_dcp_documents,
     read_flat_documents,
 )
@@ -216,26 +214,8 @@ class Loading(ManagerBase):
                 plan.optimizers[component] = self.plan_optimizer(
                     opened, component, optimizer, job.model, plan.reads
                 )
-        plan.extra = self.plan_extra(opened.documents["extra"], job, plan.reads)
+        plan.extra = plan_extra(opened.documents["extra"], job, plan.reads)
         return plan
-
-    def plan_extra(self, saved: Tree, job: Destinations, reads: ReadPlan) -> dict[str, Tree]:
-        """The train state, in new memory; distributed as the live components have it."""
-        live: dict[Path_, torch.Tensor] = {}
-        for component, one in job.stateful.items() if is_initialized() else ():
-            name = component.partition("/")[2]
-            live.update(walk(one.state_dict(), DTensor, ("stateful", name)))
-        cpu = torch.device("cpu")
-        extra: dict[str, Tree] = replace(
-            saved,
-            TensorRef,
-            lambda path, ref: (
-                reads.new_like(ref, live[path], live[path].device)
-                if path in live
-                else reads.new(ref, cpu)
-            ),
-        )
-        return extra
 
     def check_components(
         self,

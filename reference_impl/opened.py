@@ -6,6 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from torch.distributed import is_initialized
+from torch.distributed.tensor import DTensor
+
 from ckpt_conformance.reference_impl import (
     dcp_format,
     dcp_metadata,
@@ -14,7 +17,7 @@ from ckpt_conformance.reference_impl import (
     snapshot,
     torch_zip,
 )
-from ckpt_conformance.reference_impl.encode import DTYPES, decode, is_dict, is_list
+from ckpt_conformance.reference_impl.encode import DTYPES, decode, is_dict, is_list, replace, walk
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 from ckpt_conformance.reference_impl.fill import ReadPlan
 from ckpt_conformance.reference_impl.torch_zip import ShardedRef, TensorRef
@@ -22,7 +25,9 @@ from ckpt_conformance.reference_impl.torch_zip import ShardedRef, TensorRef
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpt_conformance.reference_impl.encode import Tree
+    import torch
+
+    from ckpt_conformance.reference_impl.encode import Path, Tree
     from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
     from ckpt_conformance.reference_impl.manifest import (
         FileEntry,
@@ -151,6 +156,21 @@ class LoadPlan:
     optimizers: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
     extra: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
     cold: list[str] = field(default_factory=list[str])
+
+
+def plan_extra(saved: Tree, job: Destinations, reads: ReadPlan) -> dict[str, Tree]:
+    """Plan the train state into new memory; what a component has distributed, in its layout."""
+    live: dict[Path, torch.Tensor] = {}
+    for component, one in job.stateful.items() if is_initialized() else ():
+        name = component.partition("/")[2]
+        live.update(walk(one.state_dict(), DTensor, ("stateful", name)))
+
+    def memory(path: Path, ref: TensorRef) -> torch.Tensor:
+        like = live.get(path)
+        return reads.new(ref) if like is None else reads.new_like(ref, like, like.device)
+
+    extra: dict[str, Tree] = replace(saved, TensorRef, memory)
+    return extra
 
 
 def part_of(state: Tree, component: str) -> Tree:

@@ -49,7 +49,7 @@ class FlatSaving(Retention):
         Not by a collective of the job's: only the first rank's memory holds the whole, and never
         that of a GPU.
         """
-        whole: dict[str, torch.Tensor] = {}
+        whole = {key: part.data for key, part in own.parts.items()}
         for key, boxes in begun.parted.items():
             part = own.parts[key]
             if ranks.leads:

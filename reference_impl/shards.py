@@ -124,10 +124,29 @@ def why_not_covered(shape: Sequence[int], boxes: Iterable[Box]) -> str:
     whole = whole_box(shape)
     if any(box.common(whole) != box for box in found):
         return f"a part lies outside of its shape {tuple(shape)}"
-    if any(one.common(other) for at, one in enumerate(found) for other in found[:at]):
+    if _overlap(found):
         return "its parts overlap"
     missing = whole.volume - sum(box.volume for box in found)
     return f"{missing} of {whole.volume} elements are in no part" if missing else ""
+
+
+def _overlap(boxes: list[Box]) -> bool:
+    """Whether two boxes share an element; of a thousand ranks' boxes only near ones are compared.
+
+    They are sorted by the dimension in which most of them begin at a place of their own.
+    """
+    dimensions = range(len(boxes[0].begin) if boxes else 0)
+    by = max(dimensions, key=lambda at: len({box.begin[at] for box in boxes}), default=None)
+    if by is None:
+        return len(boxes) > 1
+    boxes = sorted(boxes, key=lambda box: box.begin[by])
+    for at, one in enumerate(boxes):
+        for other in boxes[at + 1 :]:
+            if other.begin[by] >= one.ends[by]:
+                break
+            if one.common(other):
+                return True
+    return False
 
 
 class Held(NamedTuple):

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 DEADLINE = 60.0
 """Seconds that a world may take."""
@@ -35,7 +35,6 @@ class Worlds:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **one_thread, "TORCH_CPP_LOG_LEVEL": "FATAL"},
-            text=True,
         )
 
     def run(self, size: int, case: str, **given: object) -> list[dict[str, Any]]:
@@ -44,33 +43,40 @@ class Worlds:
         An outcome has `result`, or `error` with `kind`, `message` and `trace`, or `signal`;
         and `late` if the rank was ended at the deadline.
         """
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([size, case, given]) + "\n")
-        self._server.stdin.flush()
-        ready, _, _ = select.select([self._server.stdout], [], [], DEADLINE + 30)
-        assert ready, "the server of the worlds does not answer"
-        outcomes: list[dict[str, Any]] = json.loads(self._server.stdout.readline())
+        requests, answers = self._pipes
+        requests.write(json.dumps([size, case, given]).encode() + b"\n")
+        requests.flush()
+        if not select.select([answers], [], [], DEADLINE + 30)[0]:
+            raise TimeoutError("the server of the worlds does not answer")
+        outcomes: list[dict[str, Any]] = json.loads(answers.readline())
         return outcomes
 
     def results(self, size: int, case: str, **given: object) -> list[Any]:
         """Run a case that succeeds on every rank."""
         outcomes = self.run(size, case, **given)
         for rank, one in enumerate(outcomes):
-            assert "result" in one, f"rank {rank}: {one.get('trace') or one}"
+            if "result" not in one:
+                raise RuntimeError(f"rank {rank}: {one.get('trace') or one}")
         return [one["result"] for one in outcomes]
 
     def close(self) -> None:
         """End the server."""
-        assert self._server.stdin is not None
-        self._server.stdin.close()
+        requests, answers = self._pipes
+        requests.close()
         try:
             self._server.wait(10)
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
-        assert self._server.stdout is not None
-        self._server.stdout.close()
+        answers.close()
+
+    @property
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """To the server, and from it."""
+        requests, answers = self._server.stdin, self._server.stdout
+        if requests is None or answers is None:
+            raise RuntimeError("the server has no pipes")
+        return requests, answers
 
 
 def serve() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from rank_worlds import Worlds
 
+from ckpt_conformance.reference_impl import CheckpointManager, rehydrate
 from ckpt_conformance.reference_impl.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -163,3 +165,100 @@ def test_groups_save_at_the_same_time(worlds: Worlds, tmp_path: Path) -> None:
     found: list[Any] = worlds.results(4, "rank_faults:in_subgroups", root=str(tmp_path))
     assert [one["step"] for one in found] == [2, 2, 3, 3]
     assert all(one["same"] for one in found)
+
+
+@pytest.mark.parametrize(
+    ("size", "layout"), [(2, "plain"), (3, "3:S0"), (4, "2x2:S0,S1"), (4, "2x2:R,S0")]
+)
+def test_per_rank_files_come_back(worlds: Worlds, tmp_path: Path, size: int, layout: str) -> None:
+    """The model is one whole file, moments and generators each rank's own; all come back."""
+    given = {"root": str(tmp_path), "layout": layout, "use_dcp": False}
+    saved = worlds.results(size, "rank_cases:save", **given)
+    ranks = range(size)
+    own = {f"optim_000003_rank{rank}.pt" for rank in ranks}
+    own |= {f"extra_000003_rank{rank}.pt" for rank in ranks[1:]} | {"extra_000003.pt"}
+    rest = {"run_id", "latest", "model_000003.pt", "meta_000003.json"}
+    assert {one.name for one in tmp_path.iterdir()} == own | rest
+    loaded = worlds.results(size, "rank_cases:load", **given)
+    for rank, (one, other) in enumerate(zip(saved, loaded, strict=True)):
+        assert not other["wrong"]
+        assert (one["draws"], one["at"]) == (other["draws"], other["at"])
+        assert (other["extra"], other["resharded"]) == ({"rank": rank, "at": 3}, None)
+
+
+def test_the_gathered_model_is_the_model(worlds: Worlds, tmp_path: Path) -> None:
+    """Plain torch reads it, ties are kept, and it is bit for bit that of one process (I08)."""
+    models: list[dict[str, torch.Tensor]] = []
+    for size, layout in ((1, "plain"), (3, "3:S0"), (4, "2x2:S0,S1")):
+        root = tmp_path / str(size)
+        given = {"root": str(root), "layout": layout, "use_dcp": False}
+        worlds.results(size, "rank_cases:save", **given)
+        models.append(torch.load(root / "model_000003.pt", weights_only=True))
+    for model in models:
+        assert list(model) == list(models[0])
+        assert all(torch.equal(model[key], models[0][key]) for key in model)
+        assert model["tied"].data_ptr() == model["wide"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("size", "layout", "words"),
+    [
+        (2, "2:S0", "holds the per-rank files of 3 ranks, this is 2"),
+        (1, "plain", "holds the per-rank files of 3 ranks, this is 1"),
+        (3, "3:S1", "'[0, 1, 2] S(0)' and is as '[0, 1, 2] S(1)' here"),
+        (3, "plain", "'[0, 1, 2] S(0)' and is as 'one tensor' here"),
+    ],
+)
+def test_per_rank_files_refuse_another_world(
+    worlds: Worlds, tmp_path: Path, size: int, layout: str, words: str
+) -> None:
+    """Another number of ranks or layout is refused before anything is touched (I03, M034)."""
+    root = str(tmp_path)
+    worlds.results(3, "rank_cases:save", root=root, layout="3:S0", use_dcp=False)
+    found: list[Any] = worlds.results(size, "rank_faults:load_faulty", root=root, layout=layout)
+    for one in found:
+        assert "CheckpointMismatch" in one["bases"]
+        assert words in one["message"]
+        assert "use_dcp=True" in one["message"]
+        assert one["untouched"]
+
+
+def test_per_rank_files_of_fewer_ranks_replace_those_of_more(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    """Saving a step again with two ranks leaves nothing of the four, and it loads (J12)."""
+    for size in (4, 2):
+        given = {"root": str(tmp_path), "layout": f"{size}:S0", "use_dcp": False}
+        worlds.results(size, "rank_cases:save", **given)
+    names = [one.name for one in tmp_path.iterdir() if "rank" in one.name]
+    assert sorted(names) == [
+        "extra_000003_rank1.pt",
+        "optim_000003_rank0.pt",
+        "optim_000003_rank1.pt",
+    ]
+    for one in worlds.results(2, "rank_cases:load", **given):
+        assert not one["wrong"]
+    assert CheckpointManager(tmp_path).steps() == [3]
+
+
+def test_per_rank_files_rotate_whole(worlds: Worlds, tmp_path: Path) -> None:
+    """Every rank's file of a step goes with it."""
+    given = {"root": str(tmp_path), "layout": "2:S0", "use_dcp": False, "keep_last": 1}
+    for step in (2, 3):
+        worlds.results(2, "rank_cases:save", steps=step, **given)
+    assert not [one.name for one in tmp_path.iterdir() if "000002" in one.name]
+    assert len([one.name for one in tmp_path.iterdir() if "000003" in one.name]) == 6
+
+
+def test_a_directory_of_ranks_becomes_files_of_one_process(worlds: Worlds, tmp_path: Path) -> None:
+    """`rehydrate` converts it; one process and plain torch read the result (M045)."""
+    worlds.results(3, "rank_cases:save", root=str(tmp_path / "from"), layout="3:S0")
+    rehydrate(tmp_path / "from" / "dcp_000003", tmp_path / "to")
+    given = {"root": str(tmp_path / "to"), "layout": "plain", "use_dcp": False}
+    found = worlds.results(1, "rank_cases:load", **given)[0]
+    assert not found["wrong"]
+    worlds.results(1, "rank_cases:save", **{**given, "root": str(tmp_path / "one")})
+    one, other = (
+        torch.load(tmp_path / name / "model_000003.pt", weights_only=True) for name in ("to", "one")
+    )
+    assert all(torch.equal(one[key], other[key]) for key in {**one, **other})

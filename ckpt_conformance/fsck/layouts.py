@@ -42,7 +42,7 @@ _OF_A_STEP = re.compile(
     re.IGNORECASE,
 )
 _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
-_FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|optim_(\d{6,18})_rank\d+\.pt")
+_FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.fsck import cover
 from ckpt_conformance.fsck.dtypes import clip, count
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.guards import is_dict, is_list
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_BYTES = 128 << 20
+ALONE, RANKS = 1, 2
+"""Versions of the schema: what one process writes, and what several ranks write."""
 _SELF = "manifest_digest"
 _HEX = 64
 SIGNS = (b'"manifest_digest"', b'"schema_version"', b'"save_id"')
@@ -36,7 +39,10 @@ class Listed:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint of the reference manager consists of."""
+    """What a checkpoint of the reference manager consists of.
+
+    A tensor that several ranks wrote stands under each of its parts.
+    """
 
     step: int
     kind: str
@@ -64,10 +70,9 @@ def read(data: bytes) -> Manifest:
     if not isinstance(digest, str) or len(digest) != _HEX:
         raise Malformed("it has no digest of itself")
     _check_digest(body, digest, data)
-    if body.get("schema_version") != 1:
-        raise Malformed(
-            f"its schema version is {clip(body.get('schema_version'))}: 1 is known here"
-        )
+    version = body.get("schema_version")
+    if version not in (ALONE, RANKS):
+        raise Malformed(f"its schema version is {clip(version)}: {ALONE} and {RANKS} are known")
     kind = body.get("kind")
     if kind not in ("model", "dcp"):
         raise Malformed(f"its kind is {clip(kind)}")
@@ -76,6 +81,9 @@ def read(data: bytes) -> Manifest:
     for name, one in _object(body, "tensors").items():
         file, start, end = _place(name, one, files)
         tensors.setdefault(file, []).append((start, end, name))
+    for name, one in _object(body, "sharded").items() if version == RANKS else ():
+        for file, start, end in _parts(name, one, files):
+            tensors.setdefault(file, []).append((start, end, name))
     step, world = count(body.get("step"), "step"), count(body.get("world_size"), "world_size")
     return Manifest(step, str(kind), world, files, tensors, _ties(body.get("ties", [])))
 
@@ -137,3 +145,26 @@ def _place(name: str, entry: Any, files: dict[str, Listed]) -> tuple[str, int, i
     if end > files[file].size:
         raise Malformed(f"it places {clip(name)} at {start}..{end} of {file}, which is shorter")
     return file, start, end
+
+
+def _parts(name: str, entry: Any, files: dict[str, Listed]) -> list[tuple[str, int, int]]:  # noqa: ANN401
+    """Give the places of the parts of a tensor, which cover it exactly once."""
+    known = entry if is_dict(entry) else {}
+    shape = _numbers(known.get("shape"), name)
+    found: list[tuple[str, int, int]] = []
+    boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    parts = known.get("parts")
+    for one in parts if is_list(parts) else []:
+        found.append(_place(name, one, files))
+        part = one if is_dict(one) else {}
+        boxes.append((_numbers(part.get("begin"), name), _numbers(part.get("sizes"), name)))
+    why = cover.why_not(shape, boxes)
+    if why:
+        raise Malformed(f"the parts of {clip(name)} are not the whole of it: {why}")
+    return found
+
+
+def _numbers(values: Any, name: str) -> tuple[int, ...]:  # noqa: ANN401  JSON
+    if not is_list(values):
+        raise Malformed(f"a shape or place of {clip(name)} is no list")
+    return tuple(count(value, f"a dimension of {clip(name)}") for value in values)

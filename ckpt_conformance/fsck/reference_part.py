@@ -37,7 +37,8 @@ def reference_part(context: Context, base: str, name: str, one: Candidate) -> li
         context.refuse(base + name, error)
         return []
     report = context.report
-    report.step, report.tensors = found.step, sum(map(len, found.tensors.values()))
+    names = {name for places in found.tensors.values() for _, _, name in places}
+    report.step, report.tensors = found.step, len(names)
     if step is not None and step != found.step:
         what = f"the manifest is of step {found.step}, and the name says {step}: another's bytes?"
         report.say(Kind.DAMAGED, base + name, what)
