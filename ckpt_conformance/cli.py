@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import traceback
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ckpt_conformance import __version__, asking, bundle, environment, registry, stopping
+from ckpt_conformance import __version__, asking, bundle, environment, registry
 from ckpt_conformance.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
@@ -31,6 +30,7 @@ try:
         cli_explore,
         cli_fsck,
         cli_progress,
+        cli_running,
         report,
     )
     from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed, Spending, whole
@@ -341,25 +341,7 @@ cli_diff.register(app)
 
 def main() -> None:
     """Run the command line; a fault of the harness must not look like a violation."""
-    # An adapter beside the user is named as `my_adapter:make`, as `python -m` would find it.
-    sys.path.insert(0, str(Path.cwd()))
-    stop = stopping.Stop()
-    try:
-        with stop:
-            app()
-    except SystemExit:
-        if stop.status:  # whatever it left with: 1, as typer has it, would mean "violations"
-            raise SystemExit(stop.status) from None
-        raise
-    except USAGE_ERRORS as error:
-        report.say(f"error: {report.shown(error)}", error=True)
-        raise SystemExit(certificate.USAGE) from None
-    except Exception:  # noqa: BLE001  Python itself would leave with 1, which means "violations"
-        traceback.print_exc()
-        sys.stderr.write(
-            "error: the harness failed; this says nothing about the manager. Please report it.\n"
-        )
-        raise SystemExit(certificate.UNDECIDED) from None
+    cli_running.run(app, USAGE_ERRORS)
 
 
 if __name__ == "__main__":

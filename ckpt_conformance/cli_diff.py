@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance import asking, environment, report
+from ckpt_conformance import asking, report_terminal
 from ckpt_conformance.cli_fsck import Progress
 from ckpt_conformance.cli_options import Jobs, Names  # noqa: TC001  as above
 
@@ -41,6 +41,7 @@ def diff(  # noqa: PLR0913  one parameter for each option
 
     Exit status: 0 the same, 1 different, 2 usage error, or one of them is damaged.
     """
+    from ckpt_conformance import environment
     from ckpt_conformance.fsck.diff import Options
     from ckpt_conformance.fsck.diff import diff as compare
 
@@ -60,7 +61,7 @@ def _say(compared: Compared, *, show_all: bool) -> None:
     from ckpt_conformance import report_diff
 
     for line in report_diff.lines(compared, show_all=show_all):
-        report.say(line)
+        report_terminal.say(line)
 
 
 def _status(compared: Compared) -> int:

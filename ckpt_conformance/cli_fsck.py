@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance import asking, cli_progress, environment, report
+from ckpt_conformance import asking, cli_progress, report_terminal
 from ckpt_conformance.cli_options import Jobs, Seed  # noqa: TC001  as above
 from ckpt_conformance.verdicts import Unknown
 
@@ -67,6 +67,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     jobs: Jobs = None,
 ) -> None:
     """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
+    from ckpt_conformance import environment
     from ckpt_conformance.fsck.judge import Options, judge, judge_newest
 
     if not path.exists():
@@ -89,7 +90,7 @@ def _say_all(judged: Judged) -> None:
     from ckpt_conformance import report_fsck
 
     for line in report_fsck.lines(judged):
-        report.say(line)
+        report_terminal.say(line)
 
 
 def _say_newest(judged: Judged) -> None:
@@ -100,11 +101,11 @@ def _say_newest(judged: Judged) -> None:
     for one in judged.reports:
         if one is not newest:
             why = report_fsck.told(one.findings[0]) if one.findings else ""
-            report.say(f"passed over: {one.path}: {one.state}: {why}", error=True)
+            report_terminal.say(f"passed over: {one.path}: {one.state}: {why}", error=True)
     if newest:
         typer.echo(str(newest.path))
     else:
-        report.say(f"no whole checkpoint in {judged.path}", error=True)
+        report_terminal.say(f"no whole checkpoint in {judged.path}", error=True)
 
 
 def _gate(judged: Judged) -> int:
@@ -148,7 +149,9 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
         typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
         return
     at = "" if damage.offset is None else f" at byte {damage.offset}"
-    report.say(f"{out}: {damage.fault} in {damage.file}{at}: {damage.detail or damage.after}")
+    report_terminal.say(
+        f"{out}: {damage.fault} in {damage.file}{at}: {damage.detail or damage.after}"
+    )
 
 
 def _check_request(path: Path, out: Path, file: str | None) -> None:

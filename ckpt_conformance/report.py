@@ -12,12 +12,10 @@ import re
 import textwrap
 import xml.etree.ElementTree as ET
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
-from rich.console import Console
-from rich.text import Text
 
 from ckpt_conformance import bundle
 from ckpt_conformance.catalogue import FAMILIES
@@ -32,6 +30,7 @@ from ckpt_conformance.certificate import (
 )
 from ckpt_conformance.environment import MARK
 from ckpt_conformance.report_incidents import incident
+from ckpt_conformance.report_terminal import WORDS, count, open_console, say, shown
 from ckpt_conformance.report_words import OWNERS, called, lines, linked, outcomes_in, profile_shown
 from ckpt_conformance.verdicts import SEVERITY, Verdict
 
@@ -41,36 +40,11 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.certificate import Json
 
+__all__ = ["WORDS", "count", "open_console", "say", "shown"]  # of report_terminal, as its own
+
 CLIP = 4000
 ONE_LINE = 72
 BRIEF = 200  # characters of a reason in the list of what to look at first
-
-
-class Word(NamedTuple):
-    """How a verdict is written for people: never by colour alone."""
-
-    glyph: str
-    ascii: str
-    label: str
-    meaning: str
-
-
-WORDS = {
-    Verdict.VIOLATION: Word("✗", "X", "violated", "a promise was broken, with evidence"),
-    Verdict.UNKNOWN: Word("?", "?", "unknown", "the harness or an assumption failed; not a pass"),
-    Verdict.NOT_MET: Word("○", "o", "SHOULD not met", "good practice, not followed, not claimed"),
-    Verdict.WAIVED: Word("⚑", "w", "waived", "a violation that was accepted, with a reason"),
-    Verdict.PASS: Word("✓", "+", "kept", "every check of the promise passed"),
-    Verdict.NOT_APPLICABLE: Word("·", "-", "not applicable", "the manager does not declare it"),
-}
-
-
-def shown(text: object) -> str:
-    """Make untrusted text safe to show: control, bidi and other invisible characters escaped."""
-    return "".join(
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
-        for one in str(text)
-    )
 
 
 def clip(text: str, limit: int = CLIP) -> str:
@@ -93,21 +67,6 @@ def percent(rate: Sequence[int]) -> str:
     """Write (bad, tried) as "40 of 64 (62.5 %)"."""
     bad, tried = rate
     return f"{bad:,} of {tried:,} ({100 * bad / tried:.3g} %)" if tried else f"{bad:,} of 0"
-
-
-def count(number: int, noun: str) -> str:
-    """Write "1 invariant", "2 invariants"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-STYLES = {
-    Verdict.VIOLATION: "bold red",
-    Verdict.UNKNOWN: "magenta",
-    Verdict.NOT_MET: "yellow",
-    Verdict.WAIVED: "cyan",
-    Verdict.PASS: "green",
-    Verdict.NOT_APPLICABLE: "dim",
-}
 
 
 def bundle_path(key: str, value: object) -> str:
@@ -362,29 +321,6 @@ def write_certificate(result: Json, folder: Path) -> None:
     write_text(folder / "summary.md", render_summary(result))
     write_text(folder / "junit.xml", junit_xml(result))
     bundle.remove(folder / "bundles", sorted(stale))
-
-
-def open_console(*, error: bool = False, file: TextIO | None = None) -> Console:
-    """Open a console that takes all text as it is; a log gets a fixed width."""
-    console = Console(stderr=error, file=file, markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 100
-    return console
-
-
-def say(line: str, *, error: bool = False) -> None:
-    """Print text: lines that begin with the sign of a verdict take its colour."""
-    console = open_console(error=error)
-    if not console.encoding.lower().startswith("utf"):
-        line = line.translate({ord(word.glyph): word.ascii for word in WORDS.values()})
-        line = line.encode(console.encoding, "backslashreplace").decode(console.encoding)
-    text = Text(line)
-    for verdict, word in WORDS.items():
-        signs = f"[{re.escape(word.glyph + word.ascii)}]"
-        cell = rf"(?<!\S){re.escape(word.glyph)}\d*(?!\S)"
-        text.highlight_regex(rf"(?m)^ {{0,2}}{signs} \S+|{cell}", STYLES[verdict])
-    text.highlight_regex(r"(?m)^error:|^ +(MISSED|EXTRA)\b", STYLES[Verdict.VIOLATION])
-    console.print(text, soft_wrap=True)
 
 
 def show(template: str, **values: object) -> None:

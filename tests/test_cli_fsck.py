@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NO_TORCH = """
 import sys
-from ckpt_conformance.cli import main
+from ckpt_conformance.__main__ import main
 try:
     main()
 finally:
@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ckpt_conformance.cli", *map(str, words)]
+    command = [sys.executable, "-m", "ckpt_conformance", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -99,6 +99,29 @@ def test_fsck_imports_no_torch(runs: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.endswith("no torch")
+
+
+def test_a_gate_imports_nothing_of_certifying(runs: Path) -> None:
+    """A launch script waits for it: no templates, no explorer, no numpy unless it is asked for."""
+    code = NO_TORCH.replace(
+        '"torch imported" if "torch" in sys.modules else "no torch"',
+        "' '.join(sorted(sys.modules))",
+    )
+    command = [sys.executable, "-c", code, "fsck", str(runs), "--newest-whole"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    loaded = set(done.stderr.splitlines()[-1].split())
+    assert "ckpt_conformance.fsck.judge" in loaded
+    heavy = {"torch", "numpy", "jinja2", "pytest", "hypothesis", "ckpt_conformance.certificate"}
+    assert not loaded & heavy
+    assert not [one for one in loaded if one.startswith("ckpt_conformance.crash")]
+
+
+def test_both_entries_have_the_same_commands(runs: Path) -> None:
+    for entry in ("ckpt_conformance", "ckpt_conformance.cli"):
+        command = [sys.executable, "-m", entry, "fsck", str(runs), "--newest-whole"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, f"{runs / 'dcp_000002'}\n")
 
 
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:

@@ -247,7 +247,10 @@ def entry_points(wheel: Path) -> configparser.ConfigParser:
 
 @pytest.mark.parametrize(
     ("group", "target"),
-    [("console_scripts", "ckpt_conformance.cli:main"), ("pytest11", "ckpt_conformance.plugin")],
+    [
+        ("console_scripts", "ckpt_conformance.__main__:main"),
+        ("pytest11", "ckpt_conformance.plugin"),
+    ],
 )
 def test_the_entry_points_exist(built: Built, group: str, target: str) -> None:
     assert target in entry_points(built.wheel)[group].values()

@@ -9,7 +9,7 @@ exactly if every element is covered once. A hole or an overlap goes unseen with 
 
 from __future__ import annotations
 
-import random
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,15 +52,16 @@ def volume(size: Sequence[int]) -> int:
 
 def _weighs_right(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
     """Compare the sum of the weights with the weight of the whole."""
-    draw = random.SystemRandom().randrange  # nobody can craft chunks for values drawn now
-    values: list[dict[int, int]] = [{} for _ in shape]
+    values: list[dict[int, int]] = [
+        {} for _ in shape
+    ]  # drawn now: nobody can craft chunks for them
 
     def weight(start: tuple[int, ...], size: tuple[int, ...]) -> int:
         product = 1
         for known, at, extent in zip(values, start, size, strict=True):
             for one in (at, at + extent):
                 if one not in known:
-                    known[one] = draw(_PRIME)
+                    known[one] = int.from_bytes(os.urandom(8), "little") % _PRIME
             product = product * (known[at + extent] - known[at]) % _PRIME
         return product
 

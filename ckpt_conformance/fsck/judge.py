@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -167,6 +166,8 @@ def sample(
     """Choose items until they have the share of all bytes; at least one, the same for a seed."""
     if options.sample >= 1:
         return list(items)
+    import random  # only where it is asked for: it takes as long as a small file
+
     order = list(range(len(items)))
     random.Random(f"{options.seed} {name}").shuffle(order)  # noqa: S311  which bytes, no secret
     left = options.sample * sum(sizes)

@@ -1,0 +1,28 @@
+"""`ckpt-conformance`, and `python -m ckpt_conformance`: only what the command needs is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+ON_DISK = ("fsck", "corrupt", "diff")
+
+
+def main() -> None:
+    """Run the command that the first word names."""
+    try:
+        name = "cli_disk" if sys.argv[1:2] and sys.argv[1] in ON_DISK else "cli"
+        command = importlib.import_module(f"ckpt_conformance.{name}")
+    except ModuleNotFoundError as missing:
+        if str(missing.name).startswith("ckpt_conformance"):
+            raise
+        sys.stderr.write(
+            f"error: the command line needs {missing.name}, which is not installed; "
+            "install it with: pip install 'ckpt-conformance[cli]'\n"
+        )
+        raise SystemExit(2) from None
+    command.main()
+
+
+if __name__ == "__main__":
+    main()
