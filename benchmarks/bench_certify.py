@@ -17,27 +17,41 @@ RUNS = [
     ("reference", "quick", ["--profile", "smoke"]),
     ("reference", "full", []),
     ("dcp-per-step", "full", []),
+    ("reference-dcp", "quick", ["--profile", "distributed"]),
+    ("reference-dcp", "full", ["--profile", "distributed"]),
+    ("dcp-per-step", "quick", ["--only", "CKC-SHRD-004"]),
 ]
 
 
-def peak_of_tree(stop: threading.Event, found: list[int]) -> None:
-    """Keep the largest resident set (KiB) that any python process shows, while running."""
-    while not stop.wait(0.2):
-        for path in Path("/proc").glob("[0-9]*/status"):
+def peaks(stop: threading.Event, found: list[int]) -> None:
+    """Keep the largest resident set (KiB) of a python process, and of all of them together.
+
+    Together each page counts once: shared ones in parts (Pss).
+    """
+    while not stop.wait(0.5):
+        together = 0
+        for folder in Path("/proc").glob("[0-9]*"):
             try:
-                text = path.read_text()
+                text = (folder / "status").read_text()
+                if "Name:\tpython" not in text and "Name:\tckpt-conf" not in text:
+                    continue
+                together += field(folder / "smaps_rollup", "Pss:")
+                found[0] = max(found[0], field(folder / "status", "VmHWM:"))
             except OSError:
                 continue
-            if "Name:\tpython" in text or "Name:\tckpt-conf" in text:
-                for line in text.splitlines():
-                    if line.startswith("VmHWM:"):
-                        found[0] = max(found[0], int(line.split()[1]))
+        found[1] = max(found[1], together)
+
+
+def field(path: Path, name: str) -> int:
+    """Give a field of a file of /proc, in KiB."""
+    lines = path.read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
 def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
     """Certify once and print a line."""
-    stop, peak = threading.Event(), [0]
-    watcher = threading.Thread(target=peak_of_tree, args=(stop, peak))
+    stop, peak = threading.Event(), [0, 0]
+    watcher = threading.Thread(target=peaks, args=(stop, peak))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory(prefix="ckc-bench-") as out:
         command = [
@@ -63,7 +77,10 @@ def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     name = f"{adapter} {budget} {' '.join(more)}".strip()
-    print(f"{name:<44}{wall:>8.1f}{cpu:>10.1f}{peak[0] / 2**20:>10.2f}{code:>6}", flush=True)
+    largest, together = (each / 2**20 for each in peak)
+    print(
+        f"{name:<44}{wall:>8.1f}{cpu:>10.1f}{largest:>10.2f}{together:>12.2f}{code:>6}", flush=True
+    )
 
 
 def main() -> None:
@@ -71,7 +88,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     jobs = parser.parse_args().jobs
-    print(f"{jobs} workers\n{'run':<44}{'wall s':>8}{'core s':>10}{'peak GiB':>10}{'exit':>6}")
+    print(
+        f"{jobs} workers\n{'run':<44}{'wall s':>8}{'core s':>10}{'peak GiB':>10}{'all GiB':>12}{'exit':>6}"
+    )
     for adapter, budget, more in RUNS:
         one(adapter, budget, more, jobs)
 

@@ -9,11 +9,15 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ckpt_conformance.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.mutants import all_mutants
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RUN = """
 import json, sys
@@ -71,3 +75,8 @@ def are_exact(mutants: list[str], ids: list[str]) -> None:
         }
         wanted = {violated for violated in all_mutants()[name].violates if violated in ids}
         assert got == wanted, f"{name}: missed {sorted(wanted - got)}, extra {sorted(got - wanted)}"
+
+
+def test_the_readme_counts_the_mutants(repository: Path) -> None:
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    assert f"on {len(all_mutants())} broken managers" in text
