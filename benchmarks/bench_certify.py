@@ -88,9 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     jobs = parser.parse_args().jobs
-    print(
-        f"{jobs} workers\n{'run':<44}{'wall s':>8}{'core s':>10}{'peak GiB':>10}{'all GiB':>12}{'exit':>6}"
-    )
+    head = f"{'wall s':>8}{'core s':>10}{'peak GiB':>10}{'all GiB':>12}{'exit':>6}"
+    print(f"{jobs} workers\n{'run':<44}{head}")
     for adapter, budget, more in RUNS:
         one(adapter, budget, more, jobs)
 
