@@ -127,7 +127,7 @@ def life(
     given.setdefault("deadline", DEADLINE)
     programs = [
         subject.program(
-            *(_of_rank(op, rank) for op in ops if rank in op.get("ranks", [rank])),
+            *ops_of_rank(ops, rank),
             rank=rank,
             layout=dict(layout),
             world={"rank": rank, "size": size, "store": str(store), "timeout": patience},
@@ -137,6 +137,11 @@ def life(
     ]
     endings = subject.send(programs)
     return WorldEnding(tuple(endings), programs[0])
+
+
+def ops_of_rank(ops: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
+    """Give the operations of one rank, each with the faults that strike it."""
+    return [_of_rank(op, rank) for op in ops if rank in op.get("ranks", [rank])]
 
 
 def _of_rank(op: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""The same programs under torchrun: its agent starts the ranks, and starts them again.
+
+`launch` runs on the harness's side; `main` is what torchrun starts as each rank. A rank takes the
+program of the attempt that it is: the first one is struck, the next ones resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import journal, worlds
+from ckpt_conformance.client import FIXED_MACHINE, Ending
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.worlds import WorldEnding
+
+DEADLINE = 120.0  # seconds for all attempts: each starts a new interpreter for every rank
+
+
+def launch(
+    subject: Subject, layout: Mapping[str, int], attempts: Sequence[Sequence[dict[str, Any]]]
+) -> list[WorldEnding]:
+    """Run the operations of each attempt under torchrun; give how the ranks of each ended.
+
+    An attempt that was not reached has ranks that did nothing. Whatever is left of torchrun at the
+    deadline is killed, with all that it started.
+    """
+    size, folder = worlds.size_of(layout), subject.scratch / "elastic"
+    folder.mkdir()
+    found = [_programs(subject, layout, folder, at, ops) for at, ops in enumerate(attempts)]
+    (folder / "attempts").write_text(json.dumps(found))
+    code, output = _torchrun(size, len(attempts) - 1, folder)
+    return [
+        worlds.WorldEnding(tuple(_ending(one, code, output) for one in ranks), ranks[0])
+        for ranks in found
+    ]
+
+
+def _programs(
+    subject: Subject,
+    layout: Mapping[str, int],
+    folder: Path,
+    attempt: int,
+    ops: Sequence[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    made = [
+        subject.program(
+            *worlds.ops_of_rank(ops, rank),
+            rank=rank,
+            layout=dict(layout),
+            seed=worlds.JOB_SEED if attempt == 0 else worlds.OTHER_SEED,
+            world={
+                "rank": rank,
+                "size": worlds.size_of(layout),
+                "store": str(folder / f"rendezvous-{attempt}"),
+                "timeout": worlds.PATIENCE,
+            },
+        )
+        for rank in range(worlds.size_of(layout))
+    ]
+    own = ("journal", "result", "output")
+    named = [
+        {name: str(folder / f"{name}-{attempt}-{at}") for name in own} for at in range(len(made))
+    ]
+    return [{**one, **names} for one, names in zip(made, named, strict=True)]
+
+
+def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--standalone"]
+    command += ["--nproc-per-node", str(size), "--max-restarts", str(restarts)]
+    command += [
+        "--monitor-interval",
+        "0.1",
+        "-m",
+        "ckpt_conformance.elastic",
+        str(folder / "attempts"),
+    ]
+    (folder / "tmp").mkdir()
+    environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(folder / "tmp")}
+    with (folder / "log").open("w+") as log:
+        process = subprocess.Popen(  # noqa: S603  our own module
+            command, stdout=log, stderr=log, env=environment, start_new_session=True, cwd=folder
+        )
+        try:
+            code = process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGALRM
+        finally:
+            end_all(process)
+        log.seek(0)
+        return code, log.read()[-4000:]
+
+
+def end_all(process: subprocess.Popen[Any]) -> None:
+    """Kill torchrun and every process below it; ranks have sessions of their own."""
+    pids = [process.pid]
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _ending(program: dict[str, Any], code: int, output: str) -> Ending:
+    path = Path(program["result"])
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    hang = not report and code == -signal.SIGALRM
+    return Ending(
+        how="ended" if report else "hang" if hang else "killed",
+        results=report.get("results", []),
+        events=journal.read(Path(program["journal"])),
+        output=output,
+        code=code,
+        program=program,
+    )
+
+
+def main() -> None:
+    """Be one rank of one attempt: `python -m ckpt_conformance.elastic ATTEMPTS` under torchrun."""
+    from ckpt_conformance import life
+
+    attempts: list[list[dict[str, Any]]] = json.loads(Path(sys.argv[1]).read_text())
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    program = attempts[attempt][int(os.environ["RANK"])]
+    life.live(program)
+    report = json.loads(Path(program["result"]).read_text())
+    failed = any("error" in result for result in report["results"])
+    sys.stdout.flush()
+    os._exit(1 if failed else 0)  # what torch and the manager left running ends here
+
+
+if __name__ == "__main__":
+    main()
