@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import journal, worlds
 from ckpt_conformance.client import FIXED_MACHINE, Ending
+from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ def _programs(
             *worlds.ops_of_rank(ops, rank),
             rank=rank,
             layout=dict(layout),
-            seed=worlds.JOB_SEED if attempt == 0 else worlds.OTHER_SEED,
+            seed=JOB_SEED if attempt == 0 else OTHER_SEED,
             world={
                 "rank": rank,
                 "size": worlds.size_of(layout),

@@ -21,7 +21,7 @@ from ckpt_conformance.reference_impl.errors import CheckpointDamaged, Checkpoint
 from ckpt_conformance.reference_impl.fill import memory_of
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
 from ckpt_conformance.reference_impl.model_state import retie
-from ckpt_conformance.reference_impl.ranks_state import as_shaped
+from ckpt_conformance.reference_impl.ranks_state import as_shaped, joined_layouts, layout_of_rank
 from ckpt_conformance.reference_impl.retention import Retention
 from ckpt_conformance.reference_impl.shards import Box, layout_of, whole_box
 from ckpt_conformance.reference_impl.torch_zip import LocalRef, TensorRef
@@ -107,7 +107,7 @@ class FlatSaving(Retention):
             self.make_manifest(state, begun.save_id, files, tensors),
             world_size=len(told),
             ties=begun.ties,
-            layout={key: words for one in told for key, words in one["layout"].items()},
+            layout=joined_layouts([one["layout"] for one in told]),
         )
         staged = self.staged(layout.flat_manifest_name(state.step), begun.save_id)
         self.write_bytes(staged, manifest.to_bytes())
@@ -162,7 +162,7 @@ def read_rank_documents(opened: OpenCheckpoint, rank: int) -> dict[str, Tree]:
     return {document: decode(tree) for document, tree in found.items()}
 
 
-def check_layout(manifest: Manifest, model: Mapping[str, Tree]) -> None:
+def check_layout(manifest: Manifest, model: Mapping[str, Tree], rank: int) -> None:
     """The model is distributed as it was at the save: per-rank files hold what that gave a rank.
 
     Raises:
@@ -175,7 +175,7 @@ def check_layout(manifest: Manifest, model: Mapping[str, Tree]) -> None:
     }
     saved = {key: words for key, words in manifest.layout.items() if key.startswith("model.")}
     for key in {**live, **saved}:
-        there, here = saved.get(key, ""), live.get(key, "")
+        there, here = layout_of_rank(saved.get(key, ""), rank), live.get(key, "")
         if there != here:
             raise CheckpointMismatch(
                 f"{key} was distributed as {there or 'one tensor'!r} and is as "

@@ -266,9 +266,8 @@ class RankLoading(Loading):
         allowed: set[str],
     ) -> LoadPlan:
         """Decide where every byte goes that this rank needs, and open what it reads."""
-        del ranks
         if opened.manifest.kind == "model":
-            check_layout(opened.manifest, plain_state(bare(job.model).state_dict()))
+            check_layout(opened.manifest, plain_state(bare(job.model).state_dict()), ranks.rank)
         plan = self.plan(opened, job, allowed)
         for name in plan.reads.files:
             self.open_on_rank(opened, name)

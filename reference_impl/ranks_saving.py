@@ -29,6 +29,7 @@ from ckpt_conformance.reference_impl.ranks_state import (
     as_shaped,
     check_agreement,
     index_extra,
+    joined_layouts,
     joined_ties,
     outline,
     parted,
@@ -231,7 +232,7 @@ class RankSaving(FlatSaving):
             world_size=len(told),
             ties=begun.ties,
             sharded=sharded,
-            layout={key: words for one in told for key, words in one["layout"].items()},
+            layout=joined_layouts([one["layout"] for one in told]),
         )
         self.write_bytes(staged / layout.DCP_MANIFEST, manifest.to_bytes())
         self.fsync_dir(staged)

@@ -26,6 +26,9 @@ _VISIBLE = 30.0
 """Seconds that a new directory may need at most until another machine sees it (N11)."""
 
 
+_EACH = " | "  # between the words of one rank and those of the next
+
+
 @dataclass(frozen=True)
 class Own:
     """What one rank brings to a save.
@@ -209,3 +212,21 @@ def joined_ties(told: Sequence[list[list[str]]]) -> list[list[str]]:
         apart = [one for one in groups if not one & group]
         groups = [*apart, group.union(*(one for one in groups if one & group))]
     return sorted(sorted(group) for group in groups)
+
+
+def joined_layouts(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The layout of each tensor in words; where ranks lie on different meshes, those of each.
+
+    On a 2-D mesh a tensor that is sharded along one dimension has a mesh of its own in every row.
+    """
+    keys = dict.fromkeys(key for one in told for key in one)
+    words = {key: [one.get(key, "") for one in told] for key in keys}
+    return {
+        key: found[0] if len(set(found)) == 1 else _EACH.join(found) for key, found in words.items()
+    }
+
+
+def layout_of_rank(words: str, rank: int) -> str:
+    """What `joined_layouts` has of one rank."""
+    found = words.split(_EACH)
+    return found[rank] if len(found) > 1 else words

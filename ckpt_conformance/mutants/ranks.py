@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -157,6 +158,22 @@ class FixedStagingOfRanks(CheckpointManager):
         """Leave what is there, where there are ranks."""
         if self.ranks is None:
             super().abandon()
+
+
+@mutant(
+    "N10",
+    url="TensorAuto/OpenTau#396",
+    change="every start of the ranks by torchrun has a directory of its own",
+    violates={"CKC-RANK-009"},
+    base="reference-dcp",
+)
+class TreePerRestart(CheckpointManager):
+    """Names its directory by what changes when the agent starts the ranks again."""
+
+    def __init__(self, root: Any, **settings: Any) -> None:  # noqa: ANN401
+        """Manage the directory of this start."""
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+        super().__init__(Path(root) / f"start-{start}" if start else root, **settings)
 
 
 # -- in a load -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ckpt_conformance.mutants import mutant
@@ -20,6 +21,7 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.encode import decode, walk
 from ckpt_conformance.reference_impl.model_state import bare, plain_key
 from ckpt_conformance.reference_impl.opened import read_dcp_documents
+from ckpt_conformance.reference_impl.ranks_state import layout_of_rank
 from ckpt_conformance.reference_impl.shards import layout_of, local_of, shard_of, whole_box
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ def same_world(ranks: Ranks, planned: Planned) -> bool:
 def layouts(planned: Planned, job: Destinations) -> tuple[set[str], set[str]]:
     """Give the layouts of the saved parameters, and of the job's."""
     words = planned.opened.manifest.layout
-    saved = {words[key] for key in words if key.startswith("model.")}
+    rank = dist.get_rank()
+    saved = {layout_of_rank(words[key], rank) for key in words if key.startswith("model.")}
     return saved, set(map(layout_of, parameters(job)))
 
 
