@@ -44,7 +44,7 @@ def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
     result, state = explorer.result, violation.case.state
     target = fresh(folder, name_of(result.workload, violation))
     lay_out(explorer.recording, state, target / "checkpoints")
-    facts = result.facts(state.point)
+    facts = result.facts(state)
     legal = _legal(explorer, facts, target / "legal")
     trees.copy(explorer.recording.folder, target / "recording")
     told = _told(explorer, violation, facts, legal)
