@@ -62,6 +62,7 @@ class Recorded:
     before: list[tuple[int, Path]] = field(default_factory=list[tuple[int, "Path"]])
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     final: Path | None = None  # the real directory after the recorded life
+    layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
 
 
 class Explorer(Exploring):

@@ -78,15 +78,15 @@ class CutWalk(Walk):
             return
         last = self.recording.operations[self.point - 1]
         least = self._least(last)
-        given = {self.cut}
+        given = {self.cut, least}
+        if least != self.cut:
+            yield f"only rank {last.rank} went on", least
         for rank in range(self.size):
             for at in self._lags(rank, least[rank]):
                 cut = self.lowered(rank, at)
                 if cut not in given:
                     given.add(cut)
                     yield f"rank {rank} stopped before operation {self._next(rank, at)}", cut
-        if least not in given:
-            yield f"only rank {last.rank} went on", least
 
     def _least(self, last: Operation) -> Cut:
         """Give the least consistent cut with an operation in it."""
