@@ -52,7 +52,8 @@ class Violation:
     @property
     def where(self) -> str:
         """Say where the crash was and what is to blame, in one line."""
-        after = f"a crash after operation {self.case.state.point}"
+        stops = ", ".join(f"rank {n} at {at}" for n, at in enumerate(self.case.state.cut))
+        after = f"a crash after operation {self.case.state.point}{f' ({stops})' if stops else ''}"
         guilty = f"; guilty: {self.guilty.kind} {self.guilty.path}" if self.guilty else ""
         line = f" ({self.source})" if self.source else ""
         return f"{after}, {self.case.state.why or 'all of it kept'}{guilty}{line}"
@@ -63,6 +64,7 @@ class Violation:
             "model": self.case.model,
             "outcome": str(self.outcome),
             "point": self.case.state.point,
+            "cut": list(self.case.state.cut),
             "why": self.case.state.why,
             "content": self.case.content,
             "told": self.visit.told,

@@ -88,6 +88,13 @@ def usual(subject: Subject) -> tuple[str, ...]:
     return ("first", "rotated" if rotates else "second", "same")
 
 
+def of_ranks(subject: Subject) -> tuple[str, ...]:
+    """Give the workloads of several ranks: with little budget the richest that is declared."""
+    if subject.budget == "full":
+        return ("first", "second", "rotated", "twice", "resumed")
+    return ("rotated" if Capability.RETENTION in subject.info.capabilities else "second",)
+
+
 def record(
     subject: Subject, name: str, layout: Mapping[str, int] | None = None
 ) -> Recorded:
