@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -203,6 +203,21 @@ class Client:
         sent = zip(clients, programs, skips, strict=False)
         return [client.receive(program, skip) for client, program, skip in sent]
 
+    def run_crew(self, program: dict[str, Any]) -> list[Ending]:
+        """Run a life that forks its ranks; give the ending of each, as if it were a life."""
+        skip = self.send(program)
+        answer = self._answer()
+        path = Path(program["result"])
+        codes: dict[str, int] = json.loads(path.read_text())["codes"] if path.exists() else {}
+        path.unlink(missing_ok=True)
+        text = _tail(Path(program["output"]))
+        found: list[Ending] = []
+        for rank, one in enumerate(program["crew"]):
+            ending = _ending(one, answer | {"code": codes.get(str(rank), answer["code"])}, skip)
+            mine = [event for event in ending.events if event.get("rank") == rank]
+            found.append(replace(ending, events=mine, output=ending.output + text))
+        return found
+
     def send(self, program: dict[str, Any]) -> int:
         """Send a program; give the size of its journal so far."""
         start = Path(program["journal"])
@@ -212,11 +227,14 @@ class Client:
 
     def receive(self, program: dict[str, Any], skip: int) -> Ending:
         """Wait for the end of the life that was sent; `skip` is what `send` gave."""
+        return _ending(program, self._answer(), skip)
+
+    def _answer(self) -> dict[str, Any]:
         answer = _parse(self.reader.readline())
         if not answer:
             msg = "the fork server went away"
             raise ServerError(msg)
-        return _ending(program, answer, skip)
+        return answer
 
 
 def _ending(program: dict[str, Any], answer: dict[str, Any], skip: int) -> Ending:

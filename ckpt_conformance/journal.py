@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class LifeJournal:
     """The journal of one life; hooks run after the event is written."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file for appending."""
+    def __init__(self, path: Path, rank: int | None = None) -> None:
+        """Open the file for appending; with `rank` every event says whose it is."""
+        self.whose = {} if rank is None else {"rank": rank}
         self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.on_begun: Callable[[int], None] = lambda _: None
         self.on_acknowledged: Callable[[int], None] = lambda _: None
@@ -29,7 +30,7 @@ class LifeJournal:
 
     def note(self, event: str, **fields: Any) -> None:  # noqa: ANN401  JSON-plain fields
         """Write one event."""
-        line = json.dumps({"event": event, **fields}, default=str)
+        line = json.dumps({"event": event, **fields, **self.whose}, default=str)
         os.write(self.descriptor, line.encode() + b"\n")
 
     def begun(self, step: int) -> None:

@@ -2,7 +2,8 @@
 
 A life runs a program: plain JSON, so that it can be sent to the server, kept in a bundle and run
 again alone. Keys: adapter, root, journal, result, job {kind, seed, variant, layout}, options, ops,
-memory, snapshots, world {rank, size, store, timeout} (one rank of several).
+memory, snapshots, world {rank, size, store, timeout} (one rank of several), rank (which is said in
+every event of the journal), crew (programs of ranks: this life forks one process for each).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckpt_conformance import registry, trees
+from ckpt_conformance import crew, registry, trees
 from ckpt_conformance.contract import OpenOptions
 from ckpt_conformance.crash import sources
 from ckpt_conformance.gate import Gate
@@ -44,7 +45,7 @@ class Life:
         self.program = program
         self.root = Path(program["root"])
         self.adapter = registry.get(program["adapter"])
-        self.journal = LifeJournal(Path(program["journal"]))
+        self.journal = LifeJournal(Path(program["journal"]), program.get("rank"))
         self.gate = Gate()
         self.faults: list[Any] = []
         self.needles: dict[str, Any] = {}
@@ -341,6 +342,9 @@ def memory_kib(field: str) -> int:
 
 def live(program: dict[str, Any]) -> None:
     """Run a program to its end and write its result file."""
+    if "crew" in program:
+        crew.run(program, live)
+        return
     torch.set_num_threads(1)
     baseline = memory_kib("VmRSS")
     limit = memory_kib("VmSize") * 1024 + program.get("memory", MEMORY)

@@ -58,7 +58,7 @@ def import_named(program: Mapping[str, Any]) -> None:
 
     What can't be imported is left to the life, which reports it.
     """
-    if "world" in program:
+    if "world" in program or "crew" in program:
         importlib.import_module("ckpt_conformance.ranks")
     for op in program["ops"]:
         named = [spec["injector"] for spec in op.get("faults", ())] + [op.get("probe", "")]

@@ -33,11 +33,11 @@ def join(world: Mapping[str, Any]) -> None:
 
 def leave(world: Mapping[str, Any], *, well: bool) -> None:
     """Wait for the others, so that no rank sees a peer vanish; one that failed does not wait."""
-    if not well:
-        return
     with contextlib.suppress(dist.DistError, RuntimeError):
         store = PrefixStore("leaving", FileStore(world["store"], world["size"]))
         store.set(str(world["rank"]), "ended")
+        if not well:
+            return
         others = [str(rank) for rank in range(world["size"])]
         store.wait(others, dt.timedelta(seconds=LEAVING))
 

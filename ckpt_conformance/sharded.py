@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -59,8 +59,9 @@ class Layout:
         """The number of ranks."""
         return self.replicate * self.fsdp * self.tp
 
+    @cache  # noqa: B019  one world a life: the jobs of a life share its groups
     def mesh(self) -> DeviceMesh:
-        """Make the mesh; every rank of the world takes part."""
+        """Make the mesh, once a life; every rank of the world takes part."""
         sizes = (self.replicate, self.fsdp, self.tp)
         return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
 

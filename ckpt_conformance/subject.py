@@ -163,6 +163,14 @@ class Subject:
         self.left += [left for ending in endings for left in ending.left]
         return endings
 
+    def send_crew(self, program: dict[str, Any]) -> list[Ending]:
+        """Run one life that forks its ranks, and is recorded; give how each rank ended."""
+        self.lives += 1
+        self.programs.append(program)
+        endings = self.client.run_crew(program)
+        self.left += endings[0].left
+        return endings
+
     def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
         """Train to a step with saves; the fields of the operation are `RUN_FIELDS`."""
         op = {"op": "run", "until": until, "save_at": list(save_at)}

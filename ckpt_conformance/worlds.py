@@ -17,6 +17,7 @@ from ckpt_conformance.verdicts import control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.subject import Subject
@@ -121,11 +122,39 @@ def life(
 
     Fields: seed, variant, options, deadline (s), snapshots, patience (s of a collective).
     """
+    programs = _programs(subject, layout, ops, given)
+    endings = subject.send(programs)
+    return WorldEnding(tuple(endings), programs[0])
+
+
+def recorded(
+    subject: Subject,
+    layout: Mapping[str, int],
+    *ops: dict[str, Any],
+    folder: Path,
+    **given: Any,  # noqa: ANN401
+) -> WorldEnding:
+    """Run operations on every rank of a world in one life, which is recorded into a folder."""
+    programs = _programs(subject, layout, ops, given)
+    journal = programs[0]["journal"]
+    ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(programs)]
+    crew = subject.program(deadline=programs[0]["deadline"], record=str(folder), crew=ranks)
+    own = {name: f"{crew[name]}-crew" for name in ("result", "output")}
+    return WorldEnding(tuple(subject.send_crew(crew | own)), programs[0])
+
+
+def _programs(
+    subject: Subject,
+    layout: Mapping[str, int],
+    ops: Sequence[dict[str, Any]],
+    given: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Make the program of each rank."""
     size = size_of(layout)
     store = subject.scratch / f"rendezvous-{next(_worlds)}"
     patience = given.pop("patience", PATIENCE)
     given.setdefault("deadline", DEADLINE)
-    programs = [
+    return [
         subject.program(
             *ops_of_rank(ops, rank),
             rank=rank,
@@ -135,8 +164,6 @@ def life(
         )
         for rank in range(size)
     ]
-    endings = subject.send(programs)
-    return WorldEnding(tuple(endings), programs[0])
 
 
 def ops_of_rank(ops: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 `violation.json` says what was found, `checkpoints/` is the directory as the crash left it, `legal/`
 holds what may be served, one tree for each version, `recording/` the trace, `operations.txt` the
-same to read with the crash point marked, `repro.py` a script for an upstream report.
+same to read with the crash point marked, `repro.py` a script for an upstream report (of one process).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import bundle, trees
-from ckpt_conformance.crash import repro
-from ckpt_conformance.crash.judging import Facts, is_fine, judge
+from ckpt_conformance.crash import repro, visiting_ranks
+from ckpt_conformance.crash.judging import Facts, Visit, is_fine, judge
 from ckpt_conformance.crash.layout import Layout
 from ckpt_conformance.crash.visit import Item, Task
 from ckpt_conformance.crash.visiting import live, visit_of
@@ -44,14 +44,15 @@ def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
     result, state = explorer.result, violation.case.state
     target = fresh(folder, name_of(result.workload, violation))
     lay_out(explorer.recording, state, target / "checkpoints")
-    facts = result.facts(state.point)
+    facts = result.facts(state)
     legal = _legal(explorer, facts, target / "legal")
     trees.copy(explorer.recording.folder, target / "recording")
     told = _told(explorer, violation, facts, legal)
     (target / "violation.json").write_text(json.dumps(told, indent=2, default=str))
     (target / "operations.txt").write_text(listing(explorer.recording, violation))
     library = explorer.subject.info.library
-    (target / "repro.py").write_text(repro.script(library, explorer.subject.info.name, told))
+    if not told["layout"]:  # a script of one process can't show what several ranks load
+        (target / "repro.py").write_text(repro.script(library, explorer.subject.info.name, told))
     return target
 
 
@@ -99,6 +100,7 @@ def _told(
         "workload": explorer.result.workload,
         "root": explorer.recording.root,
         "options": explorer.recorded.options,
+        "layout": explorer.recorded.layout,
         "seed": explorer.subject.seed,
         **violation.to_json(),
         "facts": asdict(facts),
@@ -115,11 +117,18 @@ def listing(recording: Recording, violation: Violation) -> str:
     point, guilty = violation.case.state.point, violation.guilty
     lines = [f"# {violation.outcome} under {violation.case.model}: {violation.visit.told}"]
     for operation in recording.operations:
+        if recording.ranks > 1:
+            issued = "  " if violation.case.state.has(operation) else "--"
+            sign = ">>" if guilty and operation.index == guilty.index else issued
+            lines.append(f"{sign} rank {operation.rank} {line_of(operation)}")
+            continue
         if operation.index == point:
             lines.append(f"---- crash here: {violation.case.state.why or 'all of it kept'} ----")
         sign = ">>" if guilty and operation.index == guilty.index else "  "
         lines.append(f"{sign} {line_of(operation)}")
-    if point >= len(recording.operations):
+    if recording.ranks > 1:
+        lines.insert(1, f"# {violation.case.state.why}; -- is what had not been issued")
+    elif point >= len(recording.operations):
         lines.append("---- crash here ----")
     return "\n".join(lines) + "\n"
 
@@ -159,7 +168,17 @@ def replay(folder: Path, subject: Subject) -> tuple[Outcome, bool, str]:
         explicit="explicit_step" in subject.info.capabilities,
         fork=subject.info.isolation == "fork",
     )
-    lines = live(subject, task, told["options"])
+    if told.get("layout"):
+        visit = visiting_ranks.alone(subject, told["layout"], task, told["options"])
+    else:
+        visit = _alone(subject, task, told["options"])
+    outcome = judge(visit, facts)
+    return outcome, is_fine(outcome, facts), visit.told
+
+
+def _alone(subject: Subject, task: Task, options: dict[str, Any]) -> Visit:
+    """Recover in one process."""
+    lines = live(subject, task, options)
     for line in lines:
         if "failed" in line or ("legal" in line and line["step"] != line["wanted"]):
             what = line.get("failed") or f"a whole step {line['wanted']} does not load"
@@ -167,9 +186,7 @@ def replay(folder: Path, subject: Subject) -> tuple[Outcome, bool, str]:
     answers = [line for line in lines if "item" in line and "used" not in line]
     if not answers:
         raise Unknown("the recovery gave no answer")
-    visit = replace(visit_of(answers[-1]), alone=True)
-    outcome = judge(visit, facts)
-    return outcome, is_fine(outcome, facts), visit.told
+    return replace(visit_of(answers[-1]), alone=True)
 
 
 def _root(recorded: str, subject: Subject) -> str:

@@ -80,7 +80,7 @@ def _cells(result: Exploration, cases: Mapping[str, Sequence[Case]]) -> dict[str
         if visit is None:
             continue
         point = case.state.point
-        facts = result.facts(point)
+        facts = result.facts(case.state)
         outcome = judge(visit, facts)
         cell = found.setdefault(case.model, {}).setdefault(point, Cell())
         first = (case.model, point, case.content) in kept

@@ -52,7 +52,8 @@ class Violation:
     @property
     def where(self) -> str:
         """Say where the crash was and what is to blame, in one line."""
-        after = f"a crash after operation {self.case.state.point}"
+        stops = ", ".join(f"rank {n} at {at}" for n, at in enumerate(self.case.state.cut))
+        after = f"a crash after operation {self.case.state.point}{f' ({stops})' if stops else ''}"
         guilty = f"; guilty: {self.guilty.kind} {self.guilty.path}" if self.guilty else ""
         line = f" ({self.source})" if self.source else ""
         return f"{after}, {self.case.state.why or 'all of it kept'}{guilty}{line}"
@@ -63,6 +64,7 @@ class Violation:
             "model": self.case.model,
             "outcome": str(self.outcome),
             "point": self.case.state.point,
+            "cut": list(self.case.state.cut),
             "why": self.case.state.why,
             "content": self.case.content,
             "told": self.visit.told,
@@ -136,9 +138,10 @@ class Exploration:
     interrupted: bool = False
     strict: bool = False  # see `Facts`
 
-    def facts(self, point: int) -> Facts:
-        """Give what was promised at a crash point."""
-        return replace(facts_at(self.versions, point), strict=self.strict)
+    def facts(self, place: int | State) -> Facts:
+        """Give what was promised at a crash point, or in a state: ranks stop at points of theirs."""
+        at = (place,) if isinstance(place, int) else (place.point, place.cut)
+        return replace(facts_at(self.versions, *at), strict=self.strict)
 
     def grade(self, case: Case) -> str:
         """Say how good the evidence of a state is.
@@ -148,7 +151,7 @@ class Exploration:
         """
         if case.model == KILL:
             return BY_PROCESS if (case.content, case.state.point) in self.left else BY_MODEL
-        where = self.seen.get((case.content, self.facts(case.state.point)))
+        where = self.seen.get((case.content, self.facts(case.state)))
         return f"observed on {', '.join(where)}, {real_fs.kernel()}" if where else BY_MODEL
 
     @property
@@ -182,7 +185,7 @@ class Exploration:
             if visit is None:
                 continue
             report, point = self.models[case.model], case.state.point
-            facts = self.facts(point)
+            facts = self.facts(case.state)
             outcome = judge(visit, facts)
             report.outcomes[outcome] += 1
             report.points.setdefault(point, Counter())[outcome] += 1

@@ -62,6 +62,7 @@ class Recorded:
     before: list[tuple[int, Path]] = field(default_factory=list[tuple[int, "Path"]])
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     final: Path | None = None  # the real directory after the recorded life
+    layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
 
 
 class Explorer(Exploring):
@@ -170,8 +171,9 @@ class Explorer(Exploring):
 
     def _item(self, case: Case) -> Item:
         """Say what may be served from a content: what every point that allows it allows."""
-        points = {each.state.point for each in self.by_content().get(case.content, [case])}
-        facts = [facts_at(self.versions, point) for point in points]
+        states = [each.state for each in self.by_content().get(case.content, [case])]
+        places = {(state.point, state.cut) for state in states}
+        facts = [facts_at(self.versions, *place) for place in places]
         fine = frozenset(v.number for v in self.versions if all(v.number in f.fine for f in facts))
         last = max(facts, key=lambda each: len(each.older))
         floor = () if last.floor is None else (last.floor,)

@@ -109,7 +109,7 @@ class Exploring:
         near = _near(self.recording)
         order = list(first.values())
         rng.shuffle(order)
-        order.sort(key=lambda case: case.state.point not in near)
+        order.sort(key=lambda case: _far(case.state, near))
         turn: dict[tuple[str, ...], int] = {}
         turns: dict[str, int] = {}
         for case in order:
@@ -181,11 +181,22 @@ def complete(recording: Recording, point: int) -> State:
     return walk.state(walk.live, {}, "everything")
 
 
-def _near(recording: Recording) -> set[int]:
-    """Give the crash points beside what changes names, syncs or promises."""
+def _near(recording: Recording) -> list[set[int]]:
+    """Give, for each rank, where it stops beside what changes names, syncs or promises."""
     wanted = NAMING | SYNCING | {Kind.MARK, Kind.TRUNCATE}
-    at = [operation.index for operation in recording.operations if operation.kind in wanted]
-    return {point for index in at for point in (index, index + 1)}
+    found: list[set[int]] = []
+    for rank in range(recording.ranks):
+        lane = [one for one in recording.operations if one.rank == rank]
+        pairs = itertools.pairwise([None, *lane])
+        near = [(before, one) for before, one in pairs if one and one.kind in wanted]
+        found.append({each.index + 1 if each else 0 for pair in near for each in pair})
+    return found
+
+
+def _far(state: State, near: Sequence[set[int]]) -> int:
+    """Count the ranks that stop elsewhere."""
+    cut = state.cut or (state.point,)
+    return sum(at not in points for at, points in zip(cut, near, strict=True))
 
 
 def run(explorer: Exploring, models: Sequence[str], real: Sequence[str] = ()) -> Exploration:

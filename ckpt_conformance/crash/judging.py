@@ -15,7 +15,7 @@ from ckpt_conformance.verdicts import REFUSALS, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.crash.operations import Operation, Recording
 
 # From best to worst; a crash map shows the worst outcome of a point.
 ORDER = (
@@ -43,12 +43,30 @@ BEFORE = -1  # begun and acknowledged before the recording
 
 @dataclass(frozen=True)
 class Version:
-    """One save of a step; `begun` and `acknowledged` are indices of markers, None: never."""
+    """One save of a step; `begun` and `acknowledged` are indices of markers, None: never.
+
+    On several ranks it is begun when the first rank begins it, and acknowledged when the last one
+    acknowledges it: `ranks` gives both markers of each.
+    """
 
     number: int
     step: int
     begun: int = BEFORE
     acknowledged: int | None = BEFORE
+    ranks: tuple[tuple[int, int | None], ...] = ()
+
+    def is_begun(self, point: int, cut: Sequence[int]) -> bool:
+        """Tell whether a rank had begun it when they stopped."""
+        if not cut or not self.ranks:
+            return self.begun < point
+        return any(begun < at for (begun, _), at in zip(self.ranks, cut, strict=True))
+
+    def is_done(self, point: int, cut: Sequence[int]) -> bool:
+        """Tell whether every rank had acknowledged it when they stopped."""
+        if not cut or not self.ranks:
+            return self.acknowledged is not None and self.acknowledged < point
+        done = zip(self.ranks, cut, strict=True)
+        return all(told is not None and told < at for (_, told), at in done)
 
 
 @dataclass(frozen=True)
@@ -104,20 +122,36 @@ def versions_of(recording: Recording, before: Sequence[int] = ()) -> list[Versio
     """List the versions: steps that were there before, oldest first, then the recorded saves."""
     found = [Version(number, step) for number, step in enumerate(before)]
     marks = [operation for operation in recording.operations if operation.kind is Kind.MARK]
+    if recording.ranks == 1:
+        found += [Version(len(before) + at, *one) for at, one in enumerate(_saves(marks))]
+        return found
+    saves = [_saves([m for m in marks if m.rank == rank]) for rank in range(recording.ranks)]
+    for same in zip(*saves, strict=False):  # the n-th save of a rank is the n-th of each
+        ranks = tuple((begun, told) for _, begun, told in same)
+        told = [at for _, at in ranks if at is not None]
+        last = max(told) if len(told) == len(ranks) else None
+        first = min(begun for begun, _ in ranks)
+        found.append(Version(len(found), same[0][0], first, last, ranks))
+    return found
+
+
+def _saves(marks: Sequence[Operation]) -> list[tuple[int, int, int | None]]:
+    """Give step, begun and acknowledged of each save of one process."""
+    found: list[tuple[int, int, int | None]] = []
     for mark in marks:
         if mark.mark == "begun":
             later = (m for m in marks if m.index > mark.index and m.step == mark.step)
             done = next((m for m in later if m.mark in {"acknowledged", "failed"}), None)
             index = done.index if done and done.mark == "acknowledged" else None
-            found.append(Version(len(found), mark.step, mark.index, index))
+            found.append((mark.step, mark.index, index))
     return found
 
 
-def facts_at(versions: Sequence[Version], point: int) -> Facts:
-    """Give the facts when the first `point` operations had been issued."""
-    done = [v for v in versions if v.acknowledged is not None and v.acknowledged < point]
+def facts_at(versions: Sequence[Version], point: int, cut: Sequence[int] = ()) -> Facts:
+    """Give the facts when the first `point` operations had been issued, or those of a cut."""
+    done = [v for v in versions if v.is_done(point, cut)]
     done.sort(key=lambda v: (v.acknowledged, v.number))
-    begun = [v.number for v in versions if v.begun < point and v not in done]
+    begun = [v.number for v in versions if v.is_begun(point, cut) and v not in done]
     numbers = [v.number for v in done]
     return Facts(numbers[-1] if numbers else None, tuple(numbers[:-1]), tuple(begun))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CUTS = 4  # of one write, in its systematic states
 
 
-def _cuts(operation: Operation) -> list[int]:
+def cuts_of(operation: Operation) -> list[int]:
     """Give where a WRITE can be cut: its first, last and some middle page boundaries."""
     first = (operation.offset // BLOCK + 1) * BLOCK
     cuts = range(first, operation.stop, BLOCK)
@@ -67,7 +67,7 @@ class KillWalk(Walk):
         yield "everything", self.live, {}
         last = self.recording.operations[self.point - 1] if self.point else None
         if last is not None and self.torn is not None:
-            for cut in _cuts(last):
+            for cut in cuts_of(last):
                 content = replay.written(self.torn, last, cut)
                 yield f"write {last.index} cut at {cut}", self.live, {last.object: content}
         if last is not None and self.overlaps:

@@ -88,6 +88,10 @@ class Operation:
     begin: int = 0
     end: int = 0
     source: str = ""  # "saving.py:120 publish": the manager's own line, where it is known
+    rank: int = 0  # of the process, in a recording of several
+    # By rank: its operations below this index had been issued before this one could be. Empty for
+    # one rank; see `ranked`.
+    after: tuple[int, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -137,6 +141,11 @@ class Recording:
     operations: list[Operation]
     unsupported: list[Unsupported] = field(default_factory=list[Unsupported])
     recorder: str = "seccomp"  # or "patched": by replaced Python entry points
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks whose operations these are."""
+        return max((len(operation.after) for operation in self.operations), default=0) or 1
 
     @property
     def remark(self) -> str:
@@ -208,6 +217,7 @@ _PLAIN = Operation(0, Kind.MARK)
 def _long(fields: dict[str, Any]) -> Operation:
     """Make an operation from what `_short` gave."""
     values: dict[str, Any] = {**fields, "kind": Kind(fields["kind"])}
+    values["after"] = tuple(fields.get("after", ()))
     return Operation(**values)
 
 

@@ -85,7 +85,7 @@ def _ends_so(explorer: Exploring, case: Case, outcome: str) -> bool:
     visit = explorer.result.visits.get(case.content)
     if visit is None:
         return False
-    facts = explorer.result.facts(case.state.point)
+    facts = explorer.result.facts(case.state)
     found = judge(visit, facts)
     return found == outcome and not is_fine(found, facts)
 

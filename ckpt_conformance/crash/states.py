@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Mapping
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.crash.operations import Operation, Recording
 
 BEFORE = -1  # `source` of bytes that were there before the first operation, at the same offset
 ZEROS = -2  # `source` of zeros that no operation wrote: allocated, never flushed
@@ -45,7 +45,8 @@ class State:
     `names` maps each path below the root to an object; a path is there only if its directory is.
     `contents` has every regular file that has a name. `changed` gives the index of the operation
     that changed an object last: later ones get later times. `why` says how the state was chosen,
-    in a few words for the report; it is no part of what the state is.
+    in a few words for the report; it is no part of what the state is. `cut` says where each rank
+    stopped: its operations below that index had been issued; empty if all stopped at the point.
     """
 
     point: int
@@ -54,6 +55,11 @@ class State:
     changed: Mapping[int, int] = field(default_factory=dict[int, int], compare=False)
     modes: Mapping[int, int] = field(default_factory=dict[int, int], compare=False)
     why: str = field(default="", compare=False)
+    cut: tuple[int, ...] = ()
+
+    def has(self, operation: Operation) -> bool:
+        """Tell whether an operation had been issued."""
+        return operation.index < (self.cut[operation.rank] if self.cut else self.point)
 
 
 class Model(Protocol):

@@ -1,6 +1,6 @@
 """A life that is recorded or struck at its system calls: its parent becomes the supervisor.
 
-Keys of a life's program: `record` names the folder of the recording. An operation with a fault
+Keys of a life's program: `record` names the folder of the recording; of a `crew` all ranks are in it. An operation with a fault
 `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the life supervised too.
 """
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import notify, syscall_faults
+from ckpt_conformance.crash import notify, ranked, syscall_faults
 from ckpt_conformance.crash.patched import PatchedRecorder
 from ckpt_conformance.crash.recorder import Recorder
 
@@ -48,12 +48,16 @@ def enter(program: dict[str, Any]) -> None:
         recorder.filter_in_child()
         return
     striker = syscall_faults.Striker(main=pid)
+    ranks = ranked.Collector(len(program["crew"])) if "crew" in program else None
 
     def prepare(supervisor: Supervisor) -> None:
-        striker.attach(supervisor)
+        (ranks or striker).attach(supervisor)
 
     try:
-        recorder.supervise(pid, deadline=program.get("deadline", 600.0), prepare=prepare)
+        deadline = program.get("deadline", 600.0)
+        recording = recorder.supervise(pid, deadline=deadline, prepare=prepare)
+        if ranks is not None:
+            ranks.finish(recording)
     except notify.NotAvailableError as error:
         os.waitpid(pid, 0)
         _fall_back(program, error)
@@ -69,7 +73,8 @@ def leave() -> None:
 
 def _fall_back(program: dict[str, Any], error: notify.NotAvailableError) -> None:
     """Record by patched entry points here; a fault at a system call has no such way out."""
-    if INJECTOR in json.dumps(program["ops"]) or program.get("isolation") == "spawn":
+    one = "crew" not in program and program.get("isolation") != "spawn"
+    if INJECTOR in json.dumps(program["ops"]) or not one:
         raise error
     print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
     folder = Path(program["record"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import bundle
-from ckpt_conformance.crash import bundles, reproduced, summary, workloads
+from ckpt_conformance.crash import bundles, explore_ranks, reproduced, summary, workloads
 from ckpt_conformance.crash import explore as engine
+from ckpt_conformance.crash.models import OF_RANKS
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ckpt_conformance.crash.exploration import ModelReport
     from ckpt_conformance.crash.exploration import Violation as Found
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
 SAME = ("same",)
+RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
 CONTROL = "going on without a crash"  # its result, in the subject's notes
 ALL = frozenset(Outcome)
 LOST = frozenset({Outcome.LOST_STEP})  # a whole step is served, and a newer one was acknowledged
@@ -42,8 +44,32 @@ def explored(subject: Subject, name: str) -> Explorer:
         reproduced.reproduce(explorer)
         subject.notes[CONTROL] = explorer.result.control
         subject.notes[key] = explorer
-        carried = subject.notes.setdefault("crash", {})  # to the certificate, by the next outcome
-        carried[name] = summary.of_exploration(explorer.result)
+        carry(subject, name, explorer)
+    return known(subject, key)
+
+
+def explored_of_ranks(subject: Subject, name: str) -> Explorer:
+    """Explore a workload of two ranks, once per subject; raises Unknown as it says."""
+    key = f"explored {name} of ranks"
+    if key not in subject.notes:
+        recorded = workloads.record(subject, name, RANKS)
+        limits = explore_ranks.FULL if subject.budget == "full" else explore_ranks.QUICK
+        explorer = explore_ranks.RanksExplorer(subject, recorded, limits)
+        engine.run(explorer, OF_RANKS)
+        explorer.confirm_worst()
+        subject.notes[key] = explorer
+        carry(subject, f"{name} of ranks", explorer)
+    return known(subject, key)
+
+
+def carry(subject: Subject, name: str, explorer: Explorer) -> None:
+    """Have the next outcome carry what was explored to the certificate."""
+    carried = subject.notes.setdefault("crash", {})
+    carried[name] = summary.of_exploration(explorer.result)
+
+
+def known(subject: Subject, key: str) -> Explorer:
+    """Give an exploration that was made; raises Unknown as it says."""
     found: Explorer = subject.notes[key]
     if found.recording.remark:
         subject.remarks["crash"] = found.recording.remark
@@ -55,13 +81,16 @@ def explored(subject: Subject, name: str) -> Explorer:
 
 
 def reports(
-    subject: Subject, names: Sequence[str], models: Sequence[str]
+    subject: Subject,
+    names: Sequence[str],
+    models: Sequence[str],
+    explore: Callable[[Subject, str], Explorer] = explored,
 ) -> Iterator[tuple[Explorer, ModelReport]]:
     """Give the reports of workloads that apply; raises NotApplicable if none does."""
     reasons: list[str] = []
     for name in names:
         try:
-            explorer = explored(subject, name)
+            explorer = explore(subject, name)
         except NotApplicable as error:
             reasons.append(str(error))
             continue
@@ -76,14 +105,15 @@ def require_clean(
     names: Sequence[str],
     models: Sequence[str],
     bad_ones: Collection[Outcome] = ALL,
+    explore: Callable[[Subject, str], Explorer] = explored,
 ) -> None:
     """Raise Violation for the worst state of any workload and model; the rest is counted.
 
-    `bad_ones` are the outcomes that this check is about.
+    `bad_ones` are the outcomes that this check is about, `explore` is one of the two above.
     """
     found: list[tuple[Explorer, Found]] = []
     bad = total = 0
-    for explorer, report in reports(subject, names, models):
+    for explorer, report in reports(subject, names, models, explore):
         total += sum(report.outcomes.values())
         worst_ones = [each for each in report.worst.values() if each.outcome in bad_ones]
         bad += sum(violation.states for violation in worst_ones)

@@ -11,7 +11,7 @@ import pickle
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,8 @@ class Task:
     control: str | None = None  # what going on gave without a crash, where that is known
     fork: bool = True
     deadline: float = DEADLINE
+    ask: int | None = None  # the step that is asked for; None: the newest
+    known: list[dict[int, tuple[int, Any]]] = field(default_factory=list[dict[int, Any]])  # by rank
 
 
 def visit(life: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Life

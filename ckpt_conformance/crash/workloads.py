@@ -7,9 +7,10 @@ suite shares.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance import trees
+from ckpt_conformance import trees, worlds
 from ckpt_conformance.contract import Capability
 from ckpt_conformance.crash import notify
 from ckpt_conformance.crash.explore import Recorded
@@ -18,11 +19,10 @@ from ckpt_conformance.subject import JOB_SEED
 from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.client import Ended, Ending
+    from ckpt_conformance.subject import Golden, Subject
 
 OTHER = 23  # the seed of a job that saves a step which another job has saved
 
@@ -43,6 +43,7 @@ class Workload:
     keep: int | None = None
     needs: tuple[Capability, ...] = ()
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+    layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
 
 
 WORKLOADS = {
@@ -87,15 +88,24 @@ def usual(subject: Subject) -> tuple[str, ...]:
     return ("first", "rotated" if rotates else "second", "same")
 
 
-def record(subject: Subject, name: str) -> Recorded:
-    """Record a workload, once per subject.
+def of_ranks(subject: Subject) -> tuple[str, ...]:
+    """Give the workloads of several ranks: with little budget the richest that is declared."""
+    if subject.budget == "full":
+        return ("first", "second", "rotated", "twice", "resumed")
+    return ("rotated" if Capability.RETENTION in subject.info.capabilities else "second",)
+
+
+def record(
+    subject: Subject, name: str, layout: Mapping[str, int] | None = None
+) -> Recorded:
+    """Record a workload, once per subject; with a layout, of several ranks.
 
     Raises NotApplicable where the manager does not declare what it needs or does not save a step
     twice, Unknown where a save that nothing disturbs fails.
     """
-    key = f"recorded {name}"
+    key = f"recorded {name} {sorted((layout or {}).items())}"
     if key not in subject.notes:
-        subject.notes[key] = _record(subject, WORKLOADS[name])
+        subject.notes[key] = _record(subject, replace(WORKLOADS[name], layout=dict(layout or {})))
     found: Recorded = subject.notes[key]
     return found
 
@@ -110,7 +120,7 @@ def _record(
     subject: Subject, work: Workload, faults: Sequence[dict[str, Any]] = (), step: int | None = None
 ) -> Recorded:
     subject.need(*work.needs)
-    folder = subject.folder / "recorded" / work.name
+    folder = subject.folder / "recorded" / (f"{work.name}-of-ranks" if work.layout else work.name)
     trees.clear(folder)  # a recording that failed before may be tried again
     before = _lay_out(subject, work)
     ending = _live(subject, work, faults, step, record=str(folder))
@@ -119,20 +129,24 @@ def _record(
         if faults:
             raise Unknown(f"a save that went on after a fault fails when it is recorded: {told}")
         _give_up(work, told)
-    final = subject.folder / "recorded" / f"{work.name}-final"
+    final = folder.with_name(f"{folder.name}-final")
     trees.lay_out(subject.root, final)
-    return Recorded(work.name, Recording.read(folder), before, _options(work), final)
+    recording = Recording.read(folder)
+    return Recorded(work.name, recording, before, _options(work), final, work.layout)
 
 
 def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> Ending:
     """Run a workload once more, with faults; what it leaves stands in the subject's root."""
     _lay_out(subject, WORKLOADS[name])
-    return _live(subject, WORKLOADS[name], faults)
+    ending: Any = _live(subject, WORKLOADS[name], faults)
+    return cast("Ending", ending)
 
 
 def _lay_out(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
     """Make the directory what the workload begins with; give the steps that are there, as trees."""
-    golden = subject.golden() if work.before else None
+    golden: Golden | None = None
+    if work.before:
+        golden = worlds.golden(subject, work.layout) if work.layout else subject.golden()
     if golden is None:
         trees.clear(subject.root)
         return []
@@ -145,12 +159,16 @@ def _live(
     work: Workload,
     faults: Sequence[dict[str, Any]],
     step: int | None = None,
-    **given: Any,  # noqa: ANN401  program fields
-) -> Ending:
+    record: str = "",
+) -> Ended:
     run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": list(faults)}
     run |= {} if step is None else {"fault_step": step}
     ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
-    return subject.life(*ops, {"op": "close"}, seed=work.seed, options=_options(work), **given)
+    ops.append({"op": "close"})
+    given: dict[str, Any] = {"seed": work.seed, "options": _options(work)}
+    if work.layout:
+        return worlds.recorded(subject, work.layout, *ops, folder=Path(record), **given)
+    return subject.life(*ops, **given, **({"record": record} if record else {}))
 
 
 def _options(work: Workload) -> dict[str, Any]:

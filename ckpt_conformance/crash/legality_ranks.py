@@ -1,0 +1,105 @@
+"""The predicates of the models of several ranks: written from the rules alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash.legality import History
+from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.operations import SYNCING, Kind, Operation, Recording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.crash.legality import Name
+    from ckpt_conformance.crash.states import State
+
+
+def killed(recording: Recording, state: State) -> str:
+    """Judge a state after a kill of every rank at a point of its own; empty if it is legal."""
+    stopped = Stopped(recording, state)
+    return stopped.inconsistent() or stopped.wrong_names() or stopped.wrong_contents()
+
+
+def node_lost(recording: Recording, state: State) -> str:
+    """Judge a state after the loss of one node; of one that is not lost all data is there."""
+    stopped = Stopped(recording, state)
+    wrong = stopped.inconsistent() or stopped.wrong_names()
+    if wrong:
+        return wrong
+    found = [stopped.wrong_contents(lost=rank) for rank in range(recording.ranks)]
+    return "" if not all(found) else " and ".join(f"node {n}: {w}" for n, w in enumerate(found))
+
+
+class Stopped:
+    """A recording and a state of it: what had been issued."""
+
+    def __init__(self, recording: Recording, state: State) -> None:
+        """Look at every operation."""
+        self.state, self.ranks = state, recording.ranks
+        self.history = History.of(recording)
+        self.all = recording.operations
+        self.issued = [one for one in self.all if state.has(one)]
+        self.last = {one.rank: one.index for one in self.issued}
+
+    def inconsistent(self) -> str:
+        """Say which operation had been issued before what it waited for."""
+        cut = self.state.cut
+        if cut and (len(cut) != self.ranks or max(cut) != self.state.point):
+            return f"the cut {cut} is none of {self.ranks} ranks up to {self.state.point}"
+        needed = [0] * self.ranks
+        for one in self.issued:
+            for rank, bound in enumerate(one.after):
+                needed[rank] = max(needed[rank], bound)
+        for one in self.all:
+            if one.index < needed[one.rank] and not self.state.has(one):
+                return f"rank {one.rank} stopped before operation {one.index}, and another went on"
+        return ""
+
+    def wrong_names(self) -> str:
+        """Say which name holds what it can't hold."""
+
+        def allowed(name: Name) -> set[int]:
+            events = self.history.names[name]
+            there = [held for index, held in events if index < 0 or self._has(index)]
+            return {there[-1] if there else 0}
+
+        return self.history.wrong_names(self.state, allowed)
+
+    def _has(self, index: int) -> bool:
+        return self.state.has(self.all[index])
+
+    def wrong_contents(self, lost: int = -1) -> str:
+        """Say what of a file can't be there when the node of a rank is lost; -1: of none."""
+        status: Callable[[Operation], str] = partial(self._status, lost=lost)
+        for each, content in self.state.contents.items():
+            mine = [one.index for one in self.history.data.get(each, []) if self._torn(one)]
+            limits = Limits(status, prefix=lost < 0, torn=mine[-1] if mine and lost < 0 else -1)
+            if wrong := self.history.wrong_content(each, content, limits):
+                return wrong
+        return ""
+
+    def _status(self, one: Operation, lost: int) -> str:
+        if not self.state.has(one):
+            return NOT
+        if one.kind is not Kind.WRITE:
+            return MUST
+        loose = one.rank == lost and not self._synced(one)
+        return MAY if loose or self._torn(one) else MUST
+
+    def _torn(self, one: Operation) -> bool:
+        """Whether a write may have been cut: the last of its rank, which nobody waited for."""
+        if one.kind is not Kind.WRITE or self.last.get(one.rank) != one.index:
+            return False
+        return all(other.after[one.rank : one.rank + 1] <= (one.index,) for other in self.issued)
+
+    def _synced(self, one: Operation) -> bool:
+        """Whether the rank that wrote had synced it, and no sync of it had failed before."""
+        if one.sync:
+            return not self._torn(one)
+        for sync in self.issued:
+            mine = sync.rank == one.rank and sync.kind in SYNCING and one.precedes(sync)
+            if mine and (sync.kind is Kind.SYNC or sync.object == one.object):
+                return not sync.error
+        return False

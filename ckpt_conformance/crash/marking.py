@@ -1,0 +1,177 @@
+"""Notes in the journal of a rank what ties it to the others: collectives, stores, looks at files.
+
+Wrapped where Python calls them, for the rest of this process. A collective is left when its work
+was waited for; what it orders then follows from its kind. What a rank sees below the directory
+orders it after what others did there, because it may have waited for it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ckpt_conformance.journal import LifeJournal
+
+FROM_ROOT = ("broadcast", "scatter")  # left after the root came
+TO_ROOT = ("gather", "reduce")  # left by the root after all came, by others at once
+TO_ALL = (
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("all_gather_single", "all_gather_single_coalesced", "allreduce", "allreduce_coalesced"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "barrier", "monitored_barrier"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "_end_coalescing"),
+)
+WAITS = ("wait", "synchronize")
+TELLS = ("set", "append", "multi_set", "queue_push", "delete_key")
+ASKS = ("get", "wait", "multi_get", "check", "queue_pop", "list_keys", "num_keys", "queue_len")
+BOTH = ("add", "compare_set", "barrier")
+LOOKS = ("stat", "lstat", "access", "listdir", "scandir", "open", "readlink")
+
+
+class Marker:
+    """Writes the notes of one rank."""
+
+    def __init__(self, journal: LifeJournal, root: str) -> None:
+        """Start with no collective entered."""
+        self.journal, self.root = journal, root
+        self.rank: int = journal.whose["rank"]
+        self.calls: Counter[str] = Counter()
+        self.under_way: dict[int, tuple[Any, str, list[int]]] = {}  # by id, which the work keeps
+
+    # ---- collectives ----
+
+    def collective(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Wrap a method of a process group."""
+
+        @functools.wraps(original)
+        def call(group: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+            group_name = str(group.group_name)
+            self.calls[group_name] += 1
+            key = f"{group_name} {self.calls[group_name]}"
+            after = self.waits_for(name, _members(group), _root((*given, *more.values())))
+            self.journal.note("enter", call=key)
+            work = original(group, *given, **more)
+            if work is None:
+                self.journal.note("leave", call=key, after=after)
+            else:
+                self.under_way[id(work)] = (work, key, after)
+            return work
+
+        return call
+
+    def waits_for(self, name: str, members: list[int], root: int | None) -> list[int]:
+        """Give the ranks that have come when this one leaves; `root` counts within the group."""
+        if root is None or name in TO_ALL or root >= len(members):
+            return members
+        at = members[root]
+        if name in FROM_ROOT:
+            return [at]
+        return members if at == self.rank else []
+
+    def waiting(self, original: Callable[..., Any], _name: str) -> Callable[..., Any]:
+        """Wrap a method that waits for a work."""
+
+        @functools.wraps(original)
+        def call(work: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+            found = original(work, *given, **more)
+            _, key, after = self.under_way.pop(id(work), (None, "", []))
+            if key:
+                self.journal.note("leave", call=key, after=after)
+            return found
+
+        return call
+
+    # ---- stores, and messages from one rank to another ----
+
+    def store(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Wrap a method that says something to others, or hears it."""
+
+        @functools.wraps(original)
+        def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+            if name in TELLS or name in BOTH or name == "send":
+                self.journal.note("tell")
+            found = original(*given, **more)
+            if name not in TELLS and name != "send":
+                self.journal.note("ask")
+            return found
+
+        return call
+
+    def receiving(self, original: Callable[..., Any], _name: str) -> Callable[..., Any]:
+        """Wrap a method that receives: the message is here when its work was waited for."""
+
+        @functools.wraps(original)
+        def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+            work = original(*given, **more)
+            work.wait()
+            self.journal.note("ask")
+            return work
+
+        return call
+
+    # ---- files ----
+
+    def look(self, original: Callable[..., Any], _name: str) -> Callable[..., Any]:
+        """Wrap a function that sees a path below the directory."""
+
+        @functools.wraps(original)
+        def call(path: Any = ".", *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+            below = self._below(path)
+            try:
+                return original(path, *given, **more)
+            finally:
+                if below is not None:
+                    self.journal.note("look", path=below)
+
+        return call
+
+    def _below(self, path: object) -> str | None:
+        """Give a path relative to the directory; None if it is elsewhere."""
+        if not isinstance(path, str | os.PathLike):
+            return None
+        found = os.path.abspath(os.fspath(path))
+        if found == self.root:
+            return ""
+        return found.removeprefix(self.root + "/") if found.startswith(self.root + "/") else None
+
+
+def _members(group: Any) -> list[int]:  # noqa: ANN401  a ProcessGroup
+    try:
+        return list(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError):
+        return list(range(group.size()))
+
+
+def _root(given: tuple[Any, ...]) -> int | None:
+    """Find the root in the options of a collective; None if it has none."""
+    found = (getattr(one, "rootRank", None) for one in given)
+    return next((int(root) for root in found if root is not None), None)
+
+
+def mark(journal: LifeJournal, root: Path) -> None:
+    """Wrap everything, for good."""
+    marker = Marker(journal, os.path.realpath(root))
+    _wrap(c10d.ProcessGroup, (*FROM_ROOT, *TO_ROOT, *TO_ALL), marker.collective)
+    _wrap(c10d.Work, WAITS, marker.waiting)
+    _wrap(c10d.Store, (*TELLS, *ASKS, *BOTH), marker.store)
+    _wrap(c10d.ProcessGroup, ("send",), marker.store)
+    _wrap(c10d.ProcessGroup, ("recv", "recv_anysource"), marker.receiving)
+    _wrap(os, LOOKS, marker.look)
+    builtins.open = io.open = marker.look(io.open, "open")
+
+
+def _wrap(owner: Any, names: tuple[str, ...], wrap: Callable[..., Any]) -> None:  # noqa: ANN401
+    for name in names:
+        if hasattr(owner, name):  # older versions of torch have fewer
+            setattr(owner, name, wrap(getattr(owner, name), name))

@@ -1,0 +1,124 @@
+"""A node is lost: each rank is one, and all write to one shared file system.
+
+The servers of the file system have every name and size that was asked of them, and the data that
+other nodes wrote. What the lost node had not synced is there or not: the file, or some blocks of
+it. A sync of another node does not reach its cache. The others stop where they are, each at a point
+of its own, as in the model `ranks`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import budget as spread
+from ckpt_conformance.crash import legality_ranks, replay
+from ckpt_conformance.crash.model_ranks import CutWalk, stop_at
+from ckpt_conformance.crash.operations import DATA, SYNCING, Kind, Operation, Recording
+from ckpt_conformance.crash.replay import EMPTY
+from ckpt_conformance.crash.versions import Rules, Version
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from ckpt_conformance.crash.enumerate import Choice
+    from ckpt_conformance.crash.states import Content, State
+
+RULES = Rules("node-loss", holes=True)
+
+
+class NodeLossWalk(CutWalk):
+    """Cuts, and at each the data that one node had not synced."""
+
+    def __post_init__(self) -> None:
+        """Know of no data yet."""
+        super().__post_init__()
+        self.initial = replay.initial_contents(self.recording)
+        self.data: dict[int, list[Operation]] = {}
+        self.known: dict[tuple[int, int], dict[int, list[int]]] = {}
+
+    def step(self, operation: Operation) -> None:
+        """Issue one operation."""
+        super().step(operation)
+        if operation.kind in DATA:
+            self.data.setdefault(operation.object, []).append(operation)
+
+    def loose(self, rank: int, bound: int) -> dict[int, list[int]]:
+        """Give the writes of a rank that it had not synced when it stopped, by file."""
+        if (rank, bound) not in self.known:
+            self.known[rank, bound] = self._loose(rank, bound)
+        return self.known[rank, bound]
+
+    def _loose(self, rank: int, bound: int) -> dict[int, list[int]]:
+        waiting: dict[int, list[int]] = {}
+        doomed: dict[int, list[int]] = {}  # by a sync that failed
+        operations = self.recording.operations
+        for one in (operations[at] for at in self.lanes[rank] if at < bound):
+            if one.kind is Kind.WRITE and not one.sync:
+                waiting.setdefault(one.object, []).append(one.index)
+            elif one.kind in SYNCING:
+                for each in list(waiting) if one.kind is Kind.SYNC else [one.object]:
+                    done = [at for at in waiting.get(each, []) if operations[at].precedes(one)]
+                    waiting[each] = [at for at in waiting.get(each, []) if at not in done]
+                    doomed.setdefault(each, []).extend(done if one.error else [])
+        found = {each: [*doomed.get(each, []), *waiting.get(each, [])] for each in doomed | waiting}
+        return {each: indices for each, indices in found.items() if indices}
+
+    # ---- states ----
+
+    def systematic(self) -> Iterator[Choice]:
+        """Give the choices of this crash point, simplest first."""
+        yield from super().systematic()
+        for why, cut in self.cuts():
+            for rank, bound in enumerate(cut):
+                lost = [at for found in self.loose(rank, bound).values() for at in found]
+                if lost:
+                    told = f"{why}; node {rank} is lost with what it had not synced"
+                    yield told, stop_at(cut, lost=lost), {}
+        for rank, bound in enumerate(self.cut):
+            yield from self._pieces(rank, self.loose(rank, bound))
+
+    def _pieces(self, rank: int, loose: dict[int, list[int]]) -> Iterator[Choice]:
+        """Lose one file of a node, or some of its blocks; or all but one file."""
+        for each, lost in loose.items():
+            for why, content in self._version(each, lost).variants(RULES):
+                told = f"node {rank} is lost: {why} file {each}"
+                yield told, stop_at(self.cut), {each: content}
+            rest = [at for other, found in loose.items() if other != each for at in found]
+            if rest:
+                told = f"node {rank} is lost with all but file {each}"
+                yield told, stop_at(self.cut, lost=rest), {}
+
+    def _version(self, each: int, lost: list[int]) -> Version:
+        """Give a file as it is, and without some writes."""
+        full = safe = self.initial.get(each, EMPTY)
+        for one in self.data.get(each, []):
+            full = replay.changed(full, one)
+            safe = safe if one.index in lost else replay.changed(safe, one)
+        return Version(full, full, safe, safe)
+
+    def drawn(self, rng: random.Random) -> Choice:
+        """Let a node be lost with some of what it had not synced."""
+        rank = rng.randrange(self.size)
+        loose = self.loose(rank, self.cut[rank])
+        if not loose or not rng.randrange(3):
+            return super().drawn(rng)
+        versions = {each: self._version(each, lost) for each, lost in loose.items()}
+        chosen: dict[int, Content] = {
+            each: one.drawn(rng, holes=True) for each, one in versions.items()
+        }
+        return f"random part of the data of node {rank}", stop_at(self.cut), chosen
+
+
+class NodeLoss:
+    """The model."""
+
+    name = "node-loss"
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each."""
+        return spread.explore(NodeLossWalk(recording, RULES), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        return legality_ranks.node_lost(recording, state)

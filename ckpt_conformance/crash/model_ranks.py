@@ -1,0 +1,222 @@
+"""The ranks were killed, each at a point of its own: a consistent cut through their operations.
+
+A cut is consistent if what an operation waited for had been issued, too (`Operation.after`). All
+that was issued is kept; the last write of each rank may be cut at a page, unless somebody saw it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.crash import budget as spread
+from ckpt_conformance.crash import replay
+from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
+from ckpt_conformance.crash import legality_ranks
+from ckpt_conformance.crash.model_kill import cuts_of
+from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
+from ckpt_conformance.crash.replay import EMPTY
+from ckpt_conformance.crash.versions import Rules, Version
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ckpt_conformance.crash.states import Content, State
+
+EVERY = 32  # operations between two places that are kept
+Cut = tuple[int, ...]
+
+
+@dataclass
+class Stop(Position):
+    """Where the ranks stopped; the rest of a position follows from it, see `CutWalk.place`.
+
+    `tears` are last writes and the offsets in the file where they were cut, `lost` are operations
+    that had been issued and are not there.
+    """
+
+    cut: Cut = ()
+    tears: dict[int, int] = field(default_factory=dict[int, int])
+    lost: frozenset[int] = frozenset()
+
+
+def stop_at(cut: Cut, tears: dict[int, int] | None = None, lost: Iterable[int] = ()) -> Stop:
+    """Make a place to stop at."""
+    return Stop(0, {}, {}, {}, {}, {}, cut, tears or {}, frozenset(lost))
+
+
+class CutWalk(Walk):
+    """Walks over the operations of all ranks; at each point one rank leads and others may lag."""
+
+    def __post_init__(self) -> None:
+        """Number the operations of each rank."""
+        super().__post_init__()
+        self.size = self.recording.ranks
+        self.lanes: list[list[int]] = [[] for _ in range(self.size)]
+        self.cut: Cut = (0,) * self.size
+        self.places = [_copy(self.live)]  # after each few operations of all ranks
+
+    def step(self, operation: Operation) -> None:
+        """Issue one operation."""
+        self.point = operation.index + 1
+        self.lanes[operation.rank].append(operation.index)
+        rank = operation.rank
+        self.cut = (*self.cut[:rank], self.point, *self.cut[rank + 1 :])
+        _apply(self.live, operation)
+        self.live.index = self.point
+        if self.point % EVERY == 0:
+            self.places.append(_copy(self.live))
+
+    # ---- cuts ----
+
+    def cuts(self) -> Iterator[tuple[str, Cut]]:
+        """Give the cuts in which the last operation was issued; simplest first."""
+        yield "everything", self.cut
+        if not self.point:
+            return
+        last = self.recording.operations[self.point - 1]
+        least = self._least(last)
+        given = {self.cut, least}
+        if least != self.cut:
+            yield f"only rank {last.rank} went on", least
+        for rank in range(self.size):
+            for at in self._lags(rank, least[rank]):
+                cut = self.lowered(rank, at)
+                if cut not in given:
+                    given.add(cut)
+                    yield f"rank {rank} stopped before operation {self._next(rank, at)}", cut
+
+    def _least(self, last: Operation) -> Cut:
+        """Give the least consistent cut with an operation in it."""
+        bounds = list(last.after) or [0]
+        bounds[last.rank] = self.point
+        return tuple(self._rounded(rank, at) for rank, at in enumerate(bounds))
+
+    def _rounded(self, rank: int, bound: int) -> int:
+        """Give the bound of the last operation of a rank that is below a bound."""
+        lane = self.lanes[rank]
+        below = bisect_left(lane, bound)
+        return lane[below - 1] + 1 if below else 0
+
+    def _lags(self, rank: int, least: int) -> list[int]:
+        """Give earlier bounds of a rank: the last few, the first, and some between."""
+        found = [0, *(at + 1 for at in self.lanes[rank])]
+        found = [at for at in found if least <= at < self.cut[rank]]
+        step = max(1, len(found) // RECENT)
+        chosen = {*found[:1], *found[::step], *found[-RECENT:]}
+        return sorted(chosen, reverse=True)
+
+    def _next(self, rank: int, at: int) -> int:
+        return self._first_missing(rank, at)
+
+    def lowered(self, rank: int, at: int) -> Cut:
+        """Let a rank stop earlier, and with it whoever waited for what is missing then."""
+        cut = [at if each == rank else now for each, now in enumerate(self.cut)]
+        operations, again = self.recording.operations, True
+        while again:
+            again = False
+            for each in range(self.size):
+                while cut[each] and not _stands(operations[cut[each] - 1], cut, self.lanes):
+                    cut[each] = self._rounded(each, cut[each] - 1)
+                    again = True
+        return tuple(cut)
+
+    def tearable(self, cut: Cut) -> Iterator[Operation]:
+        """Give the last writes of ranks that a kill may have cut: nobody went on because of them."""
+        last = [self.recording.operations[at - 1] for at in cut if at]
+        for one in last:
+            seen = (other.after[one.rank] > one.index for other in last if other.rank != one.rank)
+            if one.kind is Kind.WRITE and not any(seen):
+                yield one
+
+    # ---- what is there ----
+
+    def place(self, stop: Stop) -> Position:
+        """Make the names and files that are there when the ranks have stopped."""
+        first = min(self._first_missing(rank, at) for rank, at in enumerate(stop.cut))
+        first = min([first, *stop.tears, *stop.lost])
+        found = _copy(self.places[min(first // EVERY, len(self.places) - 1)])
+        for one in self.recording.operations[found.index : self.point]:
+            if one.index >= stop.cut[one.rank] or one.index in stop.lost:
+                continue
+            version = found.files.get(one.object)
+            if one.index in stop.tears and version is not None:
+                full = replay.written(version.full, one, stop.tears[one.index])
+                found.files[one.object] = Version(full, full, full, full)
+            else:
+                _apply(found, one)
+        found.names = replay.paths(found.slots, self.folders)
+        return found
+
+    def _first_missing(self, rank: int, at: int) -> int:
+        lane = self.lanes[rank]
+        later = bisect_left(lane, at)
+        return lane[later] if later < len(lane) else self.point
+
+    # ---- states ----
+
+    def systematic(self) -> Iterator[Choice]:
+        """Give the choices of this crash point, simplest first."""
+        for why, cut in self.cuts():
+            yield why, stop_at(cut), {}
+            for one in self.tearable(cut):
+                for at in cuts_of(one):
+                    told = f"{why}, write {one.index} of rank {one.rank} cut at {at}"
+                    yield told, stop_at(cut, {one.index: at}), {}
+
+    def drawn(self, rng: random.Random) -> Choice:
+        """Let a rank lag, and cut some of the last writes, at random."""
+        _, cut = rng.choice(list(self.cuts()))
+        torn = [one for one in self.tearable(cut) if cuts_of(one) and rng.randrange(2)]
+        return "random cut", stop_at(cut, {one.index: rng.choice(cuts_of(one)) for one in torn}), {}
+
+    def state(self, position: Position, differs: Mapping[int, Content], why: str) -> State:
+        """Make a state that knows its cut."""
+        cut = position.cut if isinstance(position, Stop) else ()
+        place = self.place(position) if isinstance(position, Stop) else position
+        return replace(super().state(place, differs, why), cut=cut)
+
+
+def _copy(place: Position) -> Position:
+    files, modes, changed = dict(place.files), dict(place.modes), dict(place.changed)
+    return Position(place.index, dict(place.slots), place.names, files, modes, changed)
+
+
+def _apply(place: Position, one: Operation) -> None:
+    """Apply an operation to names and files."""
+    for each in replay.inodes(one):
+        place.changed[each] = one.index
+    if one.kind in {Kind.CREATE, Kind.MKDIR, Kind.CHMOD}:
+        place.modes[one.object] = one.mode
+    if one.kind is Kind.CREATE:
+        place.files[one.object] = Version(EMPTY, EMPTY, EMPTY, EMPTY)
+    if one.kind in DATA and one.object in place.files:
+        full = replay.changed(place.files[one.object].full, one)
+        place.files[one.object] = Version(full, full, full, full)
+    replay.put(place.slots, replay.slot_events(one))
+
+
+def _stands(one: Operation, cut: list[int], lanes: list[list[int]]) -> bool:
+    """Whether all that an operation waited for is in a cut."""
+    for rank, bound in enumerate(one.after):
+        lane = lanes[rank]
+        missing = bisect_left(lane, cut[rank])
+        if rank != one.rank and missing < len(lane) and lane[missing] < bound:
+            return False
+    return True
+
+
+class Ranks:
+    """The model."""
+
+    name = "ranks"
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each."""
+        return spread.explore(CutWalk(recording, Rules(self.name)), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        return legality_ranks.killed(recording, state)

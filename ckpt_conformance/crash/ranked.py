@@ -1,0 +1,185 @@
+"""Whose operation each one is in a recording of several ranks, and what ordered them.
+
+Ranks run on their own. What ties them is noted while they are recorded: collectives, stores, what
+one sees of another's files (see `marking`). From that each operation gets a vector clock: how far
+every rank had come, for certain, before this operation could be issued (`Operation.after`). Where
+it is not known what a call orders, it orders: a cut that can't happen is nobody's fault.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from posixpath import basename, dirname
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind, Operation, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ckpt_conformance.crash.asked import Action, Asked, Result
+    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.crash.supervisor import Supervisor
+
+Clock = tuple[int, ...]  # by rank: one more than the index of its last operation
+Note = tuple[int, dict[str, Any]]  # how many operations there were, and the event
+Key = tuple[str, int, str]  # what operations have in common: an object, or a name in a directory
+
+
+class Collector:
+    """Takes the notes of a recording while it is made, and orders it when it is done."""
+
+    def __init__(self, size: int) -> None:
+        """Know no rank yet."""
+        self.size = size
+        self.notes: list[Note] = []
+        self.ranks: dict[int, int] = {}  # by process
+        self.supervisor: Supervisor | None = None
+
+    def attach(self, supervisor: Supervisor) -> None:
+        """Hear what the ranks' journal says, and see who calls."""
+        self.supervisor = supervisor
+        supervisor.on_event = self.take
+        supervisor.answered = self.see
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Keep an event, with its place among the operations."""
+        if event["event"] == "rank":
+            self.ranks[event["process"]] = event["rank"]
+        elif event["event"] in ORDERING and self.supervisor is not None:
+            self.notes.append((len(self.supervisor.operations), event))
+
+    def see(self, asked: Asked, _action: Action, _result: Result) -> None:
+        """Find out whose helper a process is while it waits for its answer."""
+        process, passed = asked.process, list[int]()
+        while process > 1 and process not in self.ranks:
+            passed.append(process)
+            process = _parent(process)
+        if process in self.ranks:
+            self.ranks |= dict.fromkeys(passed, self.ranks[process])
+
+    def finish(self, recording: Recording) -> None:
+        """Order a recording and write it anew."""
+        strange = [one for one in recording.operations if one.process not in self.ranks]
+        for one in strange:
+            why = "it was done by a process that belongs to no rank"
+            recording.unsupported.append(Unsupported(str(one.kind), one.path, why))
+        recording.operations = order(recording.operations, self.notes, self.ranks, self.size)
+        recording.save()
+
+
+def _parent(process: int) -> int:
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[1])
+
+
+def order(
+    operations: Sequence[Operation], notes: Sequence[Note], ranks: Mapping[int, int], size: int
+) -> list[Operation]:
+    """Give the operations with their ranks and clocks; of an unknown process rank 0's."""
+    clocks = Clocks(size)
+    found: list[Operation] = []
+    waiting = list(reversed(notes))
+    for one in operations:
+        while waiting and waiting[-1][0] <= one.index:
+            clocks.hear(waiting.pop()[1])
+        found.append(clocks.stamp(one, ranks.get(one.process, 0)))
+    return found
+
+
+class Clocks:
+    """How far each rank knows each other rank to have come."""
+
+    def __init__(self, size: int) -> None:
+        """Start with nothing issued."""
+        self.now: list[Clock] = [(0,) * size] * size
+        self.entered: dict[tuple[str, int], Clock] = {}  # (call, rank)
+        self.told: Clock = (0,) * size  # what stores were told by anybody
+        # By what is touched and by rank: the clock after the last operation on it.
+        self.changed: dict[Key, dict[int, Clock]] = defaultdict(dict)
+        self.used: dict[Key, dict[int, Clock]] = defaultdict(dict)
+        self.paths: dict[str, dict[int, Clock]] = defaultdict(dict)
+        self.lists: dict[str, dict[int, Clock]] = defaultdict(dict)
+
+    def _learn(self, rank: int, clocks: Iterable[Clock]) -> None:
+        for clock in clocks:
+            self.now[rank] = tuple(map(max, self.now[rank], clock))
+
+    # ---- what ranks say to each other ----
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take a note into account."""
+        getattr(self, f"_{event['event']}")(event["rank"], event)
+
+    def _enter(self, rank: int, event: Mapping[str, Any]) -> None:
+        self.entered[event["call"], rank] = self.now[rank]
+
+    def _leave(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Come out of a collective: after the entry of the ranks that it waited for."""
+        found = (self.entered.get((event["call"], other)) for other in event["after"])
+        self._learn(rank, (clock for clock in found if clock is not None))
+
+    def _tell(self, rank: int, _event: Mapping[str, Any]) -> None:
+        self.told = tuple(map(max, self.told, self.now[rank]))
+
+    def _ask(self, rank: int, _event: Mapping[str, Any]) -> None:
+        self._learn(rank, [self.told])
+
+    def _look(self, rank: int, event: Mapping[str, Any]) -> None:
+        """See a path: after all that was done there, and to the directories above it."""
+        path: str = event["path"]
+        self._learn(rank, self.lists[path].values())
+        self._learn(rank, self.paths[path].values())
+        while path:
+            path = dirname(path)
+            self._learn(rank, self.paths[path].values())
+
+    # ---- what they do ----
+
+    def stamp(self, one: Operation, rank: int) -> Operation:
+        """Give an operation its rank and clock: after those of others that it depends on."""
+        changes, uses = _changes(one), _uses(one)
+        for key in changes:
+            self._learn(rank, [*self.changed[key].values(), *self.used[key].values()])
+        for key in uses:
+            self._learn(rank, self.changed[key].values())
+        after = self.now[rank]
+        clock = (*after[:rank], one.index + 1, *after[rank + 1 :])
+        self.now[rank] = clock
+        for key in changes:
+            self.changed[key][rank] = clock
+        for key in uses:
+            self.used[key][rank] = clock
+        for path in {one.path, one.target} - {""} if one.kind is not Kind.MARK else ():
+            self.paths[path][rank] = clock
+            if one.kind in NAMING:
+                self.lists[dirname(path)][rank] = clock
+        return replace(one, rank=rank, after=after)
+
+
+def _changes(one: Operation) -> list[Key]:
+    """Give what an operation changes: objects, and names in directories."""
+    if one.kind in SYNCING or one.kind is Kind.MARK:
+        return []
+    found: list[Key] = [("object", each, "") for each in (one.object, one.replaced) if each]
+    if one.kind in NAMING and one.path:
+        found.append(("name", one.parent, basename(one.path)))
+    if one.kind in NAMING and one.new_parent:
+        found.append(("name", one.new_parent, basename(one.target)))
+    return found
+
+
+def _uses(one: Operation) -> list[Key]:
+    """Give what has to be there as it is: the directories of its names; the file of a sync."""
+    found: list[Key] = [("object", one.object, "")] if one.kind in SYNCING and one.object else []
+    if one.kind in NAMING:
+        found += [("object", each, "") for each in (one.parent, one.new_parent) if each]
+    return found
+
+
+ORDERING = frozenset({"enter", "leave", "tell", "ask", "look"})

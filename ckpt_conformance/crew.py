@@ -1,0 +1,65 @@
+"""Ranks as children of one life, so that one recorder follows them all.
+
+The life forks while it has one thread; then each rank joins the world and runs its program. They
+share one journal, and each event says whose it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ckpt_conformance.journal import LifeJournal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Live = Callable[[dict[str, Any]], None]
+
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def run(program: dict[str, Any], live: Live) -> None:
+    """Fork a process for each program of the crew, wait for all, and write their exit codes.
+
+    A rank that does not start leaves the others without a peer: they give up in their rendezvous.
+    """
+    ranks: dict[int, int] = {}
+    for one in program["crew"]:
+        pid = os.fork()
+        if pid == 0:
+            _child(one, live)
+        ranks[pid] = one["rank"]
+    codes: dict[int, int] = {}
+    while len(codes) < len(ranks):
+        pid, status = os.wait()
+        codes[ranks[pid]] = os.waitstatus_to_exitcode(status)
+    Path(program["result"]).write_text(json.dumps({"results": [], "codes": codes}))
+
+
+def _child(program: dict[str, Any], live: Live) -> NoReturn:
+    code = 70
+    try:
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+        out = os.open(program["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        journal = LifeJournal(Path(program["journal"]), program["rank"])
+        journal.note("rank", process=os.getpid())
+        marking: Any = importlib.import_module("ckpt_conformance.crash.marking")
+        marking.mark(journal, Path(program["root"]))
+        live(program)
+        code = 0
+    except BaseException:  # noqa: BLE001  a child must never return into its parent's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

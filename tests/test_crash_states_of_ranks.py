@@ -1,0 +1,156 @@
+"""Saves of several ranks: recorded in one life, ordered, explored by worlds, replayed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ckpt_conformance import facts, worlds
+from ckpt_conformance.client import Client, Server
+from ckpt_conformance.crash import bundles, ranked, verdicts, workloads
+from ckpt_conformance.crash.exploring import complete
+from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.subject import Subject
+from ckpt_conformance.verdicts import Outcome, Unknown, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckpt_conformance.client import Ending
+
+TWO = {"fsdp": 2}
+RECIPES = ("dcp-per-step", "dcp-overwrite")
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
+    found: dict[str, Subject] = {}
+    with Server(RECIPES) as server, closing(Client(server.socket)) as client:
+
+        def subject(name: str) -> Subject:
+            if name not in found:
+                info = facts.read(client, name, server.folder)
+                found[name] = Subject(info, client, tmp_path_factory.mktemp(name))
+            return found[name]
+
+        yield subject
+
+
+def test_one_recording_has_the_operations_of_all_ranks_in_order(
+    subjects: Callable[[str], Subject],
+) -> None:
+    recording = workloads.record(subjects("dcp-per-step"), "second", TWO).recording
+    assert recording.ranks == 2
+    assert not recording.unsupported
+    ones = recording.operations
+    shard = {one.rank: one for one in ones if one.kind == "fsync" and "distcp" in one.path}
+    index = next(one for one in ones if one.kind == "rename" and one.target.endswith(".metadata"))
+    assert shard.keys() == {0, 1}
+    other = 1 - index.rank
+    assert index.after[other] > shard[other].index, "a collective stands between them"
+    assert shard[0].after[1] <= min(one.index for one in ones if one.path == shard[1].path)
+    marks = {(one.rank, one.mark) for one in ones if one.mark}
+    assert marks == {(rank, mark) for rank in (0, 1) for mark in ("begun", "acknowledged")}
+    done = [one for one in ones if one.mark == "acknowledged"]
+    assert all(one.after[index.rank] > index.index for one in done)
+
+
+def test_a_recording_keeps_its_order(subjects: Callable[[str], Subject]) -> None:
+    recording = workloads.record(subjects("dcp-per-step"), "second", TWO).recording
+    assert Recording.read(recording.folder).operations == recording.operations
+
+
+def test_the_last_state_is_what_stands_there(subjects: Callable[[str], Subject]) -> None:
+    recorded = workloads.record(subjects("dcp-per-step"), "second", TWO)
+    whole = complete(recorded.recording, len(recorded.recording.operations))
+    assert recorded.final is not None
+    there = {path.relative_to(recorded.final).as_posix() for path in recorded.final.rglob("*")}
+    assert set(whole.names) == there
+    for model in ("ranks", "node-loss"):
+        assert not MODELS[model].illegal(recorded.recording, whole)
+
+
+def apart(store: Path, patience: float) -> Callable[[Subject, dict[str, Any]], list[Ending]]:
+    """Send a crew whose second rank looks for the others elsewhere."""
+    honest = Subject.send_crew
+
+    def send(self: Subject, program: dict[str, Any]) -> list[Ending]:
+        for one in program["crew"]:
+            one["world"]["timeout"] = patience
+        program["crew"][1]["world"]["store"] = str(store)
+        return honest(self, program)
+
+    return send
+
+
+def test_a_rank_that_does_not_start_ends_the_life(
+    subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Why: the others wait in their rendezvous; a recording that hangs stops the whole run."""
+    monkeypatch.setattr(Subject, "send_crew", apart(tmp_path / "no folder" / "store", 0.5))
+    with pytest.raises(Unknown):
+        workloads.record(subjects("dcp-per-step"), "first", TWO)
+
+
+def test_a_crew_past_its_deadline_is_ended_with_all_its_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Subject, "send_crew", apart(tmp_path / "store", 60.0))
+    with Server(("dcp-per-step",)) as server, closing(Client(server.socket)) as client:
+        info = facts.read(client, "dcp-per-step", server.folder)
+        subject = Subject(info, client, tmp_path / "late")
+        train = {"op": "run", "until": 1}
+        ending = worlds.recorded(subject, TWO, train, folder=tmp_path / "record", deadline=2.0)
+        assert ending.how == "hang"
+        pid = server.process.pid
+        assert not Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+def test_shards_of_two_saves_side_by_side_are_found(subjects: Callable[[str], Subject]) -> None:
+    subject = subjects("dcp-overwrite")
+    with pytest.raises(Violation, match="SILENT_WRONG after ranks") as caught:
+        verdicts.require_clean(subject, ["second"], ["ranks"], explore=verdicts.explored_of_ranks)
+    assert caught.value.evidence["differs"]
+    explorer = verdicts.explored_of_ranks(subject, "second")
+    worst = explorer.result.models["ranks"].worst[Outcome.SILENT_WRONG]
+    assert worst.visit.alone
+    assert len(set(worst.case.state.cut)) == 2
+    assert not MODELS["ranks"].illegal(explorer.recording, worst.case.state)
+
+
+def test_a_bundle_of_ranks_replays(subjects: Callable[[str], Subject], tmp_path: Path) -> None:
+    subject = subjects("dcp-overwrite")
+    explorer = verdicts.explored_of_ranks(subject, "second")
+    worst = explorer.result.models["ranks"].worst[Outcome.SILENT_WRONG]
+    folder = bundles.write(tmp_path, explorer, worst)
+    outcome, fine, _ = bundles.replay(folder, subject)
+    assert (outcome, fine) == (Outcome.SILENT_WRONG, False)
+    lines = (folder / "operations.txt").read_text().splitlines()
+    assert any(line.startswith("-- rank 1") or line.startswith("-- rank 0") for line in lines)
+
+
+def test_an_index_that_waits_for_all_shards_is_clean(subjects: Callable[[str], Subject]) -> None:
+    subject = subjects("dcp-per-step")
+    for model in ("ranks", "node-loss"):
+        verdicts.require_clean(subject, ["second"], [model], explore=verdicts.explored_of_ranks)
+    explorer = verdicts.explored_of_ranks(subject, "second")
+    assert {"NEW", "PREVIOUS"} == set(explorer.result.models["ranks"].outcomes)
+
+
+def test_without_the_collectives_an_impossible_cut_is_blamed(
+    subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why: the order is what keeps a right manager from blame; a marking that misses it is seen."""
+    subject = subjects("dcp-per-step")
+    fresh = Subject(subject.info, subject.client, subject.folder / "unmarked", seed=subject.seed)
+    recorded = workloads.record(fresh, "second", TWO)
+    ones = recorded.recording.operations
+    loose = ranked.order(ones, [], {one.process: one.rank for one in ones}, 2)
+    monkeypatch.setattr(recorded.recording, "operations", loose)
+    recorded.recording.save()
+    with pytest.raises(Violation):
+        verdicts.require_clean(fresh, ["second"], ["ranks"], explore=verdicts.explored_of_ranks)
