@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import hugepages
-from ckpt_conformance.crash import notify, recorder, script_child
+from ckpt_conformance.crash import notify, recorder, script_child, script_ranks
 from ckpt_conformance.crash.script import Start, start_of
 from ckpt_conformance.crash.script_watch import Watch
 
@@ -83,7 +83,7 @@ class Host:
 
         def work() -> None:
             if isinstance(start, Start):
-                script_child.become(start, seeded)
+                script_ranks.become(start, seeded)
             script_child.execute(words)
 
         watcher = Watch(Path(watch)) if watch else None
@@ -97,7 +97,7 @@ class Host:
 
         def work() -> None:
             if isinstance(start, Start):
-                script_child.become(start)
+                script_ranks.become(start)
             script_child.execute(words)
 
         ran = self._run(work, deadline, "result", "errors")

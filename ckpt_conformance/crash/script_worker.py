@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
-from ckpt_conformance.crash import notify, script_child, script_progress, script_results
+from ckpt_conformance.crash import (
+    notify,
+    script_child,
+    script_progress,
+    script_ranks,
+    script_results,
+)
 from ckpt_conformance.crash.layout import Layout
 from ckpt_conformance.crash.memory import mount_memory
 from ckpt_conformance.crash.operations import Kind, Recording
@@ -73,7 +79,7 @@ class Worker:
             stream = os.open(output, os.O_WRONLY | os.O_APPEND)
             script_child.take_place(stream, stream, self.script.cwd)
             if isinstance(start, Start):
-                script_child.become(start)
+                script_ranks.become(start)
             script_child.execute(words)
 
         def prepare(supervisor: Any) -> None:  # noqa: ANN401  a Supervisor
