@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import os
+import select
 import selectors
 import signal
 import time
@@ -124,6 +125,13 @@ class Host:
             os._exit(0)
         how = "hang" if not timely else "killed" if code < 0 else "ended"
         return Ran(how, code, tail(path), time.monotonic() - begun)
+
+    def is_wanted(self) -> bool:
+        """Tell whether anybody waits for an answer."""
+        if self.master < 0:
+            return True
+        ready, _, _ = select.select([self.master], [], [], 0)
+        return not ready
 
     def _wait(self, pid: int, deadline: float) -> bool | None:
         """Wait for an end: True; False past the deadline, None if nobody wants to know."""

@@ -32,7 +32,11 @@ LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.l
 # What an interpreter and its libraries read when they start, and never again.
 AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_")
 PLAIN: dict[str, Any] = {  # of a start that a fork can stand for
-    **{"preexec_fn": None, "shell": False, "close_fds": True, "umask": -1, "process_group": -1},
+    "preexec_fn": None,
+    "shell": False,
+    "close_fds": True,
+    "umask": -1,
+    "process_group": -1,
     **dict.fromkeys(("uid", "gid", "gids", "cwd"), None),
     **dict.fromkeys(("p2cwrite", "c2pread", "errread"), -1),  # no pipes
 }
@@ -102,7 +106,9 @@ class _Nursery:
         """Ask for a rank; gives its pid, 0 if it has to be started in the usual way."""
         environment = asked.get("env")
         request = {
-            **{"target": start.target, "arguments": start.arguments, "module": start.module},
+            "target": start.target,
+            "arguments": start.arguments,
+            "module": start.module,
             "environment": dict(os.environ if environment is None else environment),
             "cwd": str(Path.cwd()),
             "session": bool(asked.get("start_new_session")),

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import shutil
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -85,11 +86,15 @@ class Worker:
         def prepare(supervisor: Any) -> None:  # noqa: ANN401  a Supervisor
             supervisor.events_of = script_progress.Lines(patterns)
 
+        begun = time.monotonic()
         try:
-            found = recorder.function(work, deadline=WEEK, prepare=prepare)
+            found = recorder.function(
+                work, deadline=WEEK, prepare=prepare, is_wanted=self.host.is_wanted
+            )
         except notify.NotAvailableError as error:
             return {"failed": f"system calls can't be recorded here: {error}"}
         told: Line = {"code": recorder.code, "output": tail(output)}
+        told["seconds"] = time.monotonic() - begun
         told["result_file"] = self.script.result_file or last_written(found, self.root)
         expected = Path(folder) / f"expected{Path(told['result_file']).suffix}"
         return told | {"expected": str(expected)} | self._keep(told["result_file"], expected)
