@@ -145,12 +145,13 @@ def explore(run: Run, script: Script) -> dict[str, Any]:
 def _rehearse(
     run: Run, script: Script, folder: Path, stack: contextlib.ExitStack, progress: Progress
 ) -> Rehearsal:
-    from ckpt_conformance.crash import script_rehearsal
+    from ckpt_conformance.crash import memory, script_rehearsal
 
-    work = folder / "work"
-    work.mkdir()
+    work, place = folder / "work", folder / "run"
+    for each in (work, place, place / memory.TEMPORARY):
+        each.mkdir()
     stage = script_rehearsal.Stage(
-        script=script.at(str(folder / "out")),
+        script=script.at(str(place / "out")),
         folder=work,
         jobs=run.limits.jobs,
         tell=lambda what: progress.begin(script.name, what),

@@ -99,10 +99,10 @@ def _note_moved_in(asked: Asked, new: Place, flags: int) -> None:
     tree, parent = asked.tree, new.parent or 0
     target = tree.join(parent, new.plain)
     number = tree.find(os.stat(new.plain, dir_fd=new.folder, follow_symlinks=False))
+    replaced = tree.unname(parent, new.plain)
     if number is None or number not in tree.outside or flags & ~NOREPLACE:
         asked.cannot(target, MOVED_IN)
         return
-    replaced = tree.unname(parent, new.plain)
     _take_in(asked, number, new)
     asked.make(Kind.RENAME, object=number, replaced=replaced, target=target, new_parent=parent)
 

@@ -27,7 +27,7 @@ from ckpt_conformance.crash import (
     script_results,
 )
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.memory import mount_memory
+from ckpt_conformance.crash.memory import mount_place, use_temporary
 from ckpt_conformance.crash.operations import Kind, Recording
 from ckpt_conformance.crash.recorder import Recorder
 from ckpt_conformance.crash.script import TENSOR_FILES, Script, Start, start_of
@@ -48,6 +48,7 @@ class Worker:
         self.script, self.folder = script, folder
         self.root = Path(script.root)
         self.host = Host(folder, script.cwd, master)
+        self.temporary: Path | None = None  # that no other worker sees
         self.layout: Layout | None = None
         self.recording: Recording | None = None
         self.expected = script_results.Result(script_results.ABSENT)
@@ -71,6 +72,7 @@ class Worker:
         """Record a run in `folder`, and keep what it produced beside it."""
         output = self.folder / "output"
         output.write_bytes(b"")
+        use_temporary(self.root)
         recorder = Recorder(self.root, Path(folder) / "recording", journal=output)
         words = self.script.filled(resume=False)
         patterns = script_progress.patterns(self.script.step_regex, self.script.checkpoint_glob)
@@ -118,9 +120,10 @@ class Worker:
 
     def do_begin(self) -> Line:
         """Have the directory in memory of its own."""
-        private = mount_memory(self.root)
+        private = mount_place(self.root)
         if private:
             self.root.chmod(0o755)
+            self.temporary = use_temporary(self.root)
         return {"private": private}
 
     def do_expect(self, recording: str, expected: str, result_file: str) -> Line:
@@ -160,6 +163,8 @@ class Worker:
         return self._compare(self.ran, deadline) if self.ran else {}
 
     def _lay_out(self, place: str) -> None:
+        if self.temporary is not None:
+            trees.empty(self.temporary)
         if place and not place.startswith("/") and self.recording is not None:
             state: State = pickle.loads(base64.b64decode(place))  # noqa: S301  our own
             if self.layout is None:
