@@ -210,6 +210,8 @@ def test_ranks_of_torchrun_that_save_in_place_lose_everything(tmp_path: Path) ->
         (("--result-file", "/etc/x"), ("python", "{out}"), "leads out of {out}"),
         (("--workload", "first"), ("python", "{out}"), "--workload goes with an adapter"),
         (("--no-fork",), ("reference",), "--no-fork goes with a command"),
+        (("--resume-cmd", "a"), ("reference",), "--resume-cmd goes with a command"),
+        (("--resume-cmd", "'a"), ("python", "{out}"), "No closing quotation"),
         (("--result-file", "a", "--result-cmd", "b"), ("python", "{out}"), "not both"),
     ],
 )
