@@ -104,12 +104,16 @@ def explore(  # noqa: PLR0913  one parameter for each option
     """
     from ckpt_conformance.crash import exploring as engine
 
-    with_command = cli_scripts.Asked(
-        *(resume_cmd, result_file, result_cmd, step_regex, checkpoint_glob),
-        fork=not no_fork,
-        preload=tuple(preload or ()),
-        deadline=float(deadline),
-    )
+    with_command: dict[str, Any] = {
+        "resume": resume_cmd,
+        "result_file": result_file,
+        "result_cmd": result_cmd,
+        "step_regex": step_regex,
+        "checkpoint_glob": checkpoint_glob,
+        "fork": not no_fork,
+        "preload": tuple(preload or ()),
+        "deadline": float(deadline),
+    }
     every = budget is Budget.FULL
     _check(model or (), workload or (), real or ())
     script = cli_scripts.script_of(what, with_command, workload, out)

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 KIND = "script-state"
 PANEL = "With a command"
+OPTIONS = {"fork": "no-fork", "resume": "resume-cmd"}  # whose names are not those of the fields
 
 ResumeCmd = Annotated[
     str,
@@ -83,39 +84,33 @@ Deadline = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The options that go with a command."""
+def script_of(
+    what: Sequence[str], options: Mapping[str, Any], workload: object, out: Path
+) -> Script | None:
+    """Make the script of a command, None if an adapter is named; raises RequestError.
 
-    resume_cmd: str = ""
-    result_file: str = ""
-    result_cmd: str = ""
-    step_regex: str = ""
-    checkpoint_glob: str = ""
-    fork: bool = True
-    preload: tuple[str, ...] = ()
-    deadline: float = 0.0
-
-
-def script_of(what: Sequence[str], asked: Asked, workload: object, out: Path) -> Script | None:
-    """Make the script of a command, None if an adapter is named; raises RequestError."""
+    `options` are fields of `Script`; what a user types after --resume-cmd is one text.
+    """
     if OUT in str(out):
         raise RequestError(
             f"--out is the folder of the reports, and it is {str(out)!r}: put -- before the "
             f"command, so that its options are its own: explore -- python train.py --out {OUT}"
         )
     if len(what) == 1 and OUT not in what[0] and not what[0].endswith((".py", ".sh")):
-        given = [name for name, value in asdict(asked).items() if value != getattr(Asked(), name)]
+        usual = {field.name: field.default for field in fields(Script)}
+        given = [name for name, value in options.items() if bool(value) != bool(usual[name])]
         if given:
-            name = "no-fork" if given[0] == "fork" else given[0].replace("_", "-")
+            name = OPTIONS.get(given[0], given[0].replace("_", "-"))
             raise RequestError(f"--{name} goes with a command: explore -- CMD {OUT}")
         return None
     if workload:
         raise RequestError("--workload goes with an adapter, not with a command")
-    fields = asdict(asked) | {"resume": tuple(shlex.split(asked.resume_cmd))}
-    del fields["resume_cmd"]
     try:
-        return checked(what, root="", cwd=str(Path.cwd()), **fields)
+        resume = tuple(shlex.split(options["resume"]))
+    except ValueError as error:
+        raise RequestError(f"--resume-cmd {options['resume']!r}: {error}") from None
+    try:
+        return checked(what, root="", cwd=str(Path.cwd()), **{**options, "resume": resume})
     except ScriptError as error:
         raise RequestError(str(error)) from None
 
@@ -145,12 +140,13 @@ def explore(run: Run, script: Script) -> dict[str, Any]:
 def _rehearse(
     run: Run, script: Script, folder: Path, stack: contextlib.ExitStack, progress: Progress
 ) -> Rehearsal:
-    from ckpt_conformance.crash import script_rehearsal
+    from ckpt_conformance.crash import memory, script_rehearsal
 
-    work = folder / "work"
-    work.mkdir()
+    work, place = folder / "work", folder / "run"
+    for each in (work, place, place / memory.TEMPORARY):
+        each.mkdir()
     stage = script_rehearsal.Stage(
-        script=script.at(str(folder / "out")),
+        script=script.at(str(place / "out")),
         folder=work,
         jobs=run.limits.jobs,
         tell=lambda what: progress.begin(script.name, what),

@@ -11,8 +11,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ckpt_conformance import cli
+from ckpt_conformance import cli, cli_explore
 from ckpt_conformance.crash import explore
+from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.environment import OutputError
 
 IN_PLACE = "torch-save-inplace"
 
@@ -42,6 +44,28 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
         check=False,
     )
     return done.returncode, done.stdout + done.stderr, out
+
+
+def test_keep_replaces_a_recording_and_nothing_else(tmp_path: Path) -> None:
+    """What stands where a recording would be kept may be somebody's only checkpoint."""
+    keep = getattr(cli_explore, "_keep")  # noqa: B009  what --keep calls
+    recording = Recording(str(tmp_path), tmp_path / "new", [], [])
+    recording.folder.mkdir()
+    recording.save()
+    target = tmp_path / "out" / "recordings" / "second"
+    target.mkdir(parents=True)
+    for foreign in ({}, {"recording.json": "{}"}, {"model.pt": "weights"}):
+        for name, text in foreign.items():
+            (target / name).write_text(text)
+        with pytest.raises(OutputError, match=r"holds no recording of explore.*--out"):
+            keep(recording.folder, target)
+        assert {path.name: path.read_text() for path in target.iterdir()}.items() >= foreign.items()
+    for path in target.iterdir():
+        path.unlink()
+    (target / "recording.json").write_text((recording.folder / "recording.json").read_text())
+    (target / "data").write_bytes(b"of an earlier run")
+    keep(recording.folder, target)
+    assert [path.name for path in target.iterdir()] == ["recording.json"]
 
 
 def bundle_of(out: Path) -> Path:

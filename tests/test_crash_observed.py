@@ -18,7 +18,8 @@ from ckpt_conformance.client import Client
 from ckpt_conformance.crash import explore, observed, real_fs, real_states
 from ckpt_conformance.crash.exploration import BY_MODEL
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
-from ckpt_conformance.crash.operations import Kind, Operation, Recording
+from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
 from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Unknown
 
@@ -130,10 +131,49 @@ def test_a_file_without_a_name_is_unknown(
     if real_fs.unavailable("ext4"):
         pytest.skip(real_fs.unavailable("ext4"))
     trace = Trace(tmp_path / "recording", tmp_path / "root")
-    trace.operations.append(Operation(0, Kind.CREATE, object=9))
+    trace.operations.append(Operation(0, Kind.CREATE, object=9, parent=ROOT))
     explorer = Explorer(subjects(PER_STEP), Recorded("first", trace.finish()), LIMITS)
-    with pytest.raises(Unknown, match="without a name"):
+    with pytest.raises(Unknown, match=r"without a name \(O_TMPFILE\); leave --real ext4 out"):
         explore.run(explorer, [], ["ext4"])
+
+
+def test_what_is_larger_than_the_image_is_unknown(
+    subjects: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    if real_fs.unavailable("ext4"):
+        pytest.skip(real_fs.unavailable("ext4"))
+    trace = Trace(tmp_path / "recording", tmp_path / "root")
+    trace.create("large")
+    trace.say(Kind.WRITE, "large", size=real_fs.SIZES["ext4"])  # zeros
+    explorer = Explorer(subjects(PER_STEP), Recorded("first", trace.finish()), LIMITS)
+    with pytest.raises(Unknown, match=r"image of 64 MiB is too small.*leave --real ext4 out"):
+        explore.run(explorer, [], ["ext4"])
+
+
+@pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_file_that_is_moved_in_is_seen_on_images(
+    tmp_path: Path, filesystem: str, *, sync: bool
+) -> None:
+    """As the models have it: none of what is seen breaks their rules."""
+    if real_fs.unavailable(filesystem):
+        pytest.skip(real_fs.unavailable(filesystem))
+    trace = Trace(tmp_path / "recording", tmp_path / "root")
+    made = {"object": 9, "parent": 0}
+    trace.say(Kind.CREATE, **made, mode=0o644)
+    trace.say(Kind.WRITE, **made, size=9000, data=0)
+    trace.data += b"staged" * 1500
+    if sync:
+        trace.say(Kind.FSYNC, **made)
+    trace.say(Kind.RENAME, **made, target="here", new_parent=ROOT)
+    recording = trace.finish()
+    points = range(len(recording.operations) + 1)
+    sizes: set[int] = set()
+    for state in real_states.real_states(recording, filesystem, points, rounds=1):
+        assert MODELS[filesystem].illegal(recording, state) == ""
+        sizes |= {state.contents[9].size for name in state.names if name == "here"}
+    assert sizes <= {9000} if sync else sizes <= {0, 9000}
+    assert sizes
 
 
 def test_ctrl_c_leaves_nothing_mounted_and_keeps_what_was_seen(

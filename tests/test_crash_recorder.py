@@ -178,7 +178,15 @@ with open(root / "m", "w+b") as f:
     with mmap.mmap(f.fileno(), 4096) as m: m[:3] = b"abc"
 """,
     "rename": """
-Path(root.parent / "outside").write_bytes(b"x"); os.rename(root.parent / "outside", root / "m")
+os.rename(__file__, root / "m")
+""",
+    "linkat": """
+os.link(__file__, root / "m", follow_symlinks=False)
+""",
+    "renameat2": """
+Path(root.parent / "outside").write_bytes(b"x"); (root / "m").write_bytes(b"y")
+old, new = os.fsencode(root.parent / "outside"), os.fsencode(root / "m")
+assert libc.renameat2(-100, old, -100, new, 2) == 0
 """,
     "splice": """
 r, w = os.pipe(); os.write(w, b"abc"); os.splice(r, os.open(root / "m", W | C), 3)

@@ -210,6 +210,8 @@ def test_ranks_of_torchrun_that_save_in_place_lose_everything(tmp_path: Path) ->
         (("--result-file", "/etc/x"), ("python", "{out}"), "leads out of {out}"),
         (("--workload", "first"), ("python", "{out}"), "--workload goes with an adapter"),
         (("--no-fork",), ("reference",), "--no-fork goes with a command"),
+        (("--resume-cmd", "a"), ("reference",), "--resume-cmd goes with a command"),
+        (("--resume-cmd", "'a"), ("python", "{out}"), "No closing quotation"),
         (("--result-file", "a", "--result-cmd", "b"), ("python", "{out}"), "not both"),
     ],
 )
@@ -277,3 +279,40 @@ def test_a_script_that_prints_nothing_is_measured_by_its_checkpoints(tmp_path: P
     assert "LOST_ALL" in told.worst("kill")
     assert "told by its checkpoints" in told.text
     assert set(tmp_path.iterdir()) == {tmp_path / "train.py", tmp_path / "out"}
+
+
+STAGED = """
+import os, sys, tempfile, torch
+out = sys.argv[1]
+torch.manual_seed(0)
+value, step = torch.zeros(3000), 0
+if os.path.exists(out + "/latest.pt"):
+    found = torch.load(out + "/latest.pt")
+    value, step = found["value"], found["step"]
+    print("resumed from step", step)
+while step < 3:
+    value, step = value + step, step + 1
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        torch.save({"value": value, "step": step}, file)
+        file.flush()
+        SYNC
+    os.rename(file.name, out + "/latest.pt")
+    folder = os.open(out, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    print("step", step)
+"""
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_script_that_stages_in_tmpdir_is_followed(*, sync: bool, tmp_path: Path) -> None:
+    """A rename from there works in a resume too; without a sync a power cut takes the bytes."""
+    text = STAGED.replace("SYNC", "os.fsync(file.fileno())" if sync else "pass")
+    (tmp_path / "train.py").write_text(text)
+    command = (sys.executable, "train.py", "{out}")
+    options = ("--model", "kill", "--model", "xfs")
+    told = run(tmp_path / "out", *options, command=command, cwd=tmp_path)
+    assert told.code == (0 if sync else 1), told.text
+    assert not told.worst("kill")
+    assert bool(told.worst("xfs")) is not sync
+    assert told.body["explorations"][0]["unknown"] == []

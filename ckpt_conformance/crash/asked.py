@@ -153,6 +153,13 @@ class Asked:
         """Note that what this call does can't be followed."""
         self.foreign.append((path, why))
 
+    def cannot_object(self, number: int, why: str) -> None:
+        """Note the same of one file; of one elsewhere it matters only if it is moved in."""
+        if number in self.tree.outside:
+            self.tree.unclear[number] = why
+        else:
+            self.cannot(self.tree.path(number), why)
+
     def sunk(self, view: memoryview | bytes) -> int:
         """Keep bytes that were written; gives where they begin."""
         return self.sink.append(view) if self.sink is not None else 0

@@ -61,6 +61,7 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "splice": (275, 76),
     "mmap": (9, 222),
     "io_submit": (209, 2),
+    "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "open_by_handle_at": (304, 265),
     "ioctl": (16, 29),
@@ -80,6 +81,7 @@ UNSUPPORTED = {
     "splice": "bytes that come through a pipe are not seen",
     "mmap": "bytes written through a shared mapping are not seen",
     "io_submit": "asynchronous writes are not seen",
+    "io_uring_setup": "what an io_uring of this kind does is not seen",
     "io_uring_enter": "what an io_uring does is not seen",
     "open_by_handle_at": "a file that is opened by its handle is not seen",
 }

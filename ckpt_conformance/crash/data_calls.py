@@ -15,7 +15,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import calls, notify
+from ckpt_conformance.crash import calls, notify, rings
 from ckpt_conformance.crash.asked import AT_FDCWD, Action, Asked, Result
 from ckpt_conformance.crash.operations import Kind
 
@@ -256,7 +256,7 @@ def prepare_fallocate(asked: Asked) -> Action | None:
         if value < 0:
             return value
         if mode & (_COLLAPSE | _INSERT):
-            asked.cannot(path, "fallocate moved the bytes behind a range")
+            asked.cannot_object(number, "fallocate moved the bytes behind a range")
             return value
         fields = {"object": number, "path": path, "parent": asked.tree.parent(number)}
         keeps = mode & _KEEP_SIZE
@@ -316,10 +316,12 @@ def _do_sync(
 
 
 def prepare_foreign(asked: Asked) -> Action | None:
-    """mmap, splice, io_submit, io_uring_enter, open_by_handle_at: named, done by the kernel."""
+    """mmap, splice, io_submit, an io_uring, open_by_handle_at: named, done by the kernel."""
     why = calls.UNSUPPORTED[asked.name]
     if asked.name == "io_uring_enter":
-        asked.cannot("", why)
+        rings.enter(asked)
+    elif asked.name == "io_uring_setup":
+        rings.setup(asked)
     elif asked.name == "open_by_handle_at":
         if os.fstat(asked.take(0)).st_dev == asked.tree.device:
             asked.cannot("", why)
@@ -328,7 +330,7 @@ def prepare_foreign(asked: Asked) -> Action | None:
     else:
         found = _opened(asked, 4 if asked.name == "mmap" else 2)
         if found is not None and _may_write(asked, found[0]):
-            asked.cannot(asked.tree.path(found[2]), why)
+            asked.cannot_object(found[2], why)
     return None
 
 
@@ -345,13 +347,16 @@ def _foreign_submit(asked: Asked, why: str) -> None:
         taken = asked.keep(asked.processes.take(asked.thread, descriptor))
         number = asked.tree.find(os.fstat(taken), f"/proc/self/fd/{taken}")
         if number is not None and operation not in {0, 7}:  # PREAD, PREADV
-            asked.cannot(asked.tree.path(number), why)
+            asked.cannot_object(number, why)
 
 
 def prepare_clone(asked: Asked) -> Action | None:
     """Handle FICLONE and its like: refused, as by a file system without them; callers copy."""
     found = _opened(asked, 0)
     if found is None:
+        return None
+    if found[2] in asked.tree.outside:
+        asked.cannot_object(found[2], "its bytes were cloned from another file")
         return None
     return Action(asked.tree.path(found[2]), lambda _: -errno.EOPNOTSUPP, found[2])
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import tempfile
 from pathlib import Path
 
 NEW_NAMESPACE, NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
+TEMPORARY = "tmp"  # the name of a temporary directory beside the root
 PRIVATE, RECURSIVE = 1 << 18, 1 << 14  # MS_PRIVATE, MS_REC
 
 
@@ -23,6 +25,32 @@ def mount_memory(root: Path) -> bool:
     if libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
         return False
     return bool(libc.mount(b"none", os.fsencode(root), b"tmpfs", 0, b"mode=0755") == 0)
+
+
+def mount_place(root: Path) -> bool:
+    """Mount a tmpfs over the folder of `root`, where nothing else is in it; otherwise at `root`.
+
+    With the folder comes a temporary directory: to rename a file from there is no move between
+    file systems, as it was none on the disk. False where mounting is not allowed.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    alone = {path.name for path in root.parent.iterdir()} <= {root.name, TEMPORARY}
+    if not mount_memory(root.parent if alone else root):
+        return False
+    if alone:
+        root.mkdir()
+        (root.parent / TEMPORARY).mkdir()
+        use_temporary(root)
+    return True
+
+
+def use_temporary(root: Path) -> Path | None:
+    """Have this process and its children use the temporary directory beside `root`, if there."""
+    beside = root.parent / TEMPORARY
+    if not beside.is_dir():
+        return None
+    os.environ["TMPDIR"] = tempfile.tempdir = str(beside)
+    return beside
 
 
 def _as_own_user(libc: ctypes.CDLL) -> bool:

@@ -50,17 +50,12 @@ class Replay:
         for slot in now:
             displaced = slots.get(slot, 0)
             slots[slot] = each
-            if displaced not in {0, each}:
-                self.displaced(displaced)
+            if displaced not in {0, each} and self.slots_of(self.live, displaced):
+                self.file(displaced)  # where it went whose name was taken; it has one
             if slot[0] not in self.position.slots.values() and slot[0] in self.live.slots.values():
                 self.file(slot[0])
         if each in self.live.files:
             self.position.files.setdefault(each, Version(EMPTY, EMPTY, EMPTY, EMPTY))
-
-    def displaced(self, each: int) -> None:
-        """Log where an object went whose name was taken; drop it if it has none any more."""
-        if self.slots_of(self.live, each):
-            self.file(each)
 
     def directory(self, folder: int) -> None:
         """Log every entry of a directory."""
@@ -81,6 +76,8 @@ class BtrfsWalk(Walk):
         """Start with an empty log."""
         super().__post_init__()
         self.logged: dict[int, int] = {}  # by object: the latest sync that logged it
+        made = (one for one in self.recording.operations if one.kind is Kind.CREATE)
+        self.nameless = {one.object for one in made if not one.path}  # when they were made
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation; a new name of what was logged goes into the log at once (seen)."""
@@ -129,7 +126,7 @@ class BtrfsWalk(Walk):
             safe = self.live.files[sync.object].safe
             position.files[sync.object] = Version(safe, safe, safe, safe)
         position.names = paths(position.slots, self.folders)
-        alive = {*position.slots.values(), *self.live.slots.values()}
+        alive = {*position.slots.values(), *self.live.slots.values(), *self.nameless}
         position.files = {each: one for each, one in position.files.items() if each in alive}
         self.logged = {each: at for each, at in self.logged.items() if each in alive | {ROOT}}
         return not log.whole

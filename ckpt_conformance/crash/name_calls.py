@@ -1,4 +1,4 @@
-"""Calls that open, name, rename and remove: done by the supervisor in place of the caller.
+"""Calls that open, name and remove: done by the supervisor in place of the caller.
 
 Each function prepares: it finds out what the call is about and gives an Action, or None for a call
 that is not about the directory.
@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import calls, notify
 from ckpt_conformance.crash.asked import (
-    AT_EMPTY_PATH,
     AT_FDCWD,
     AT_REMOVEDIR,
-    AT_SYMLINK_FOLLOW,
     AT_SYMLINK_NOFOLLOW,
     Action,
     Asked,
@@ -31,10 +29,7 @@ if TYPE_CHECKING:
 
 _TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY if hasattr(os, "O_TMPFILE") else 0
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-NOREPLACE, EXCHANGE = 1, 2
-MOVED_IN = "it was moved or linked in from outside of the directory, with content that was not seen"
 ITSELF = "the directory itself was removed or renamed"
-MOVED_OUT = "a directory was moved out of the directory"
 
 
 def call_at(name: str, *arguments: object) -> int:
@@ -67,13 +62,44 @@ def _open(asked: Asked, dirfd: int, path: bytes, flags: int, mode: int) -> Actio
         return _reopen(asked, place, flags)
     if _TMPFILE and flags & _TMPFILE:
         return _nameless(asked, place, flags, mode)
-    if place.parent is None or (place.info is not None and not _is_regular(place.info)):
+    if place.parent is None:
+        return _open_outside(asked, place, flags, mode)
+    return _open_inside(asked, place, place.parent, flags, mode)
+
+
+def _open_inside(asked: Asked, place: Place, parent: int, flags: int, mode: int) -> Action | None:
+    if place.info is not None and not _is_regular(place.info):
         return None
-    shown = asked.tree.join(place.parent, place.plain)
+    shown = asked.tree.join(parent, place.plain)
     if not flags & _WRITES:
         return Action(shown, None)
-    parent = place.parent
     return Action(shown, lambda _: _do_open(asked, place, parent, flags, mode))
+
+
+def _open_outside(asked: Asked, place: Place, flags: int, mode: int) -> Action | None:
+    """Follow a file that is made on the same disk: a rename or a link may take it in."""
+    tree, info = asked.tree, place.info
+    if info is None:
+        makes = flags & os.O_CREAT and asked.sink is not None
+        if not makes or os.fstat(place.folder).st_dev != tree.device:
+            return None
+        return Action("", lambda _: _do_open_outside(asked, place, flags, mode))
+    number = tree.numbers.get((info.st_dev, info.st_ino), 0)
+    if number in tree.outside and flags & os.O_TRUNC and info.st_size:
+        tree.unclear[number] = "it was opened anew and emptied"
+    return None
+
+
+def _do_open_outside(asked: Asked, place: Place, flags: int, mode: int) -> Result:
+    """Make a file that has no name below the root, as O_TMPFILE does."""
+    try:
+        descriptor = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    info = os.fstat(asked.keep(descriptor))
+    number = asked.tree.add_outside(info)
+    asked.make(Kind.CREATE, object=number, mode=stat.S_IMODE(info.st_mode))
+    return Given(descriptor, flags & os.O_CLOEXEC)
 
 
 def _do_open(asked: Asked, place: Place, parent: int, flags: int, mode: int) -> Result:
@@ -208,6 +234,7 @@ def prepare_unlink(asked: Asked) -> Action | None:
     if place.parent is None:
         if asked.is_root(place):
             asked.cannot("", ITSELF)
+        asked.tree.leave(place.info)
         return None
     parent, path = place.parent, asked.tree.join(place.parent, place.plain)
 
@@ -219,114 +246,6 @@ def prepare_unlink(asked: Asked) -> Action | None:
         return value
 
     return Action(path, perform, asked.tree.at(parent, place.plain))
-
-
-# -- moving -----------------------------------------------------------------------------------
-
-
-def prepare_rename(asked: Asked) -> Action | None:
-    """rename, renameat, renameat2."""
-    at = asked.name != "rename"
-    flags = asked.number(4) if asked.name == "renameat2" else 0
-    old = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
-    new = asked.place(
-        asked.number(2) if at else AT_FDCWD, asked.string(3 if at else 1), follow=False
-    )
-    if old.parent is None and new.parent is None:
-        if asked.is_root(old) or asked.is_root(new):
-            asked.cannot("", ITSELF)
-        return None
-    path = asked.tree.join(*_inside(new if old.parent is None else old))
-
-    def perform(_: int | None) -> Result:
-        value = call_at("renameat2", old.folder, old.name, new.folder, new.name, flags)
-        if value == -errno.ENOSYS and not flags:
-            value = call_at("renameat", old.folder, old.name, new.folder, new.name)
-        if value >= 0:
-            _note_rename(asked, old, new, flags)
-        return value
-
-    number = asked.tree.at(old.parent, old.plain) if old.parent is not None else 0
-    return Action(path, perform, number)
-
-
-def _inside(place: Place) -> tuple[int, str]:
-    return place.parent or 0, place.plain
-
-
-def _note_rename(asked: Asked, old: Place, new: Place, flags: int) -> None:
-    tree = asked.tree
-    if old.parent is None:
-        asked.cannot(tree.join(*_inside(new)), MOVED_IN)
-        return
-    path = tree.join(*_inside(old))
-    if new.parent is None:
-        number = tree.unname(old.parent, old.plain)
-        asked.make(Kind.UNLINK, object=number, path=path, parent=old.parent)
-        if flags or number in tree.children:
-            asked.cannot(path, MOVED_OUT)
-        return
-    target = tree.join(*_inside(new))
-    number, replaced = tree.at(old.parent, old.plain), tree.at(new.parent, new.plain)
-    if flags & ~(NOREPLACE | EXCHANGE):
-        asked.cannot(path, f"renameat2 with flags {flags:#x}")
-    if number == replaced and number:
-        return  # two names of one file: rename does nothing
-    tree.unname(old.parent, old.plain)
-    if replaced:
-        tree.unname(new.parent, new.plain)
-    if number:
-        tree.name(number, new.parent, new.plain)
-    if flags & EXCHANGE and replaced:
-        tree.name(replaced, old.parent, old.plain)
-    kind = Kind.EXCHANGE if flags & EXCHANGE else Kind.RENAME
-    fields = {"path": path, "target": target, "parent": old.parent, "new_parent": new.parent}
-    asked.make(kind, object=number, replaced=replaced, **fields)
-
-
-def prepare_link(asked: Asked) -> Action | None:
-    """link, linkat; also of a file that has no name yet."""
-    at = asked.name == "linkat"
-    flags = asked.number(4) if at else 0
-    new = asked.place(
-        asked.number(2) if at else AT_FDCWD, asked.string(3 if at else 1), follow=False
-    )
-    if new.parent is None:
-        return None
-    source = asked.string(at)
-    if not source and flags & AT_EMPTY_PATH:
-        taken = asked.take(0)
-        folder, name, flags = AT_FDCWD, b"/proc/self/fd/%d" % taken, AT_SYMLINK_FOLLOW
-        info = os.fstat(taken)
-    else:
-        old = asked.place(
-            asked.number(0) if at else AT_FDCWD, source, follow=bool(flags & AT_SYMLINK_FOLLOW)
-        )
-        folder, name = old.folder, old.name
-        info = os.stat(name, dir_fd=folder, follow_symlinks=old.magic)
-        flags = AT_SYMLINK_FOLLOW if old.magic else 0
-    number, parent = asked.tree.find(info), new.parent
-    path = asked.tree.join(parent, new.plain)
-
-    def perform(_: int | None) -> Result:
-        value = call_at("linkat", folder, name, new.folder, new.name, flags)
-        if value >= 0:
-            _note_link(asked, number, new)
-        return value
-
-    return Action(path, perform, number or 0)
-
-
-def _note_link(asked: Asked, number: int | None, new: Place) -> None:
-    tree, parent = asked.tree, new.parent or 0
-    path = tree.join(parent, new.plain)
-    if number is None:
-        asked.cannot(path, MOVED_IN)
-        return
-    before = tree.path(number) if tree.names[number] else ""
-    above = tree.parent(number)
-    tree.name(number, parent, new.plain)
-    asked.make(Kind.LINK, object=number, path=before, target=path, parent=above, new_parent=parent)
 
 
 # -- modes and times --------------------------------------------------------------------------
@@ -392,8 +311,6 @@ PREPARE: dict[str, Callable[[Asked], Action | None]] = {
     **dict.fromkeys(("mknod", "mknodat"), prepare_mknod),
     **dict.fromkeys(("symlink", "symlinkat"), prepare_symlink),
     **dict.fromkeys(("unlink", "unlinkat", "rmdir"), prepare_unlink),
-    **dict.fromkeys(("rename", "renameat", "renameat2"), prepare_rename),
-    **dict.fromkeys(("link", "linkat"), prepare_link),
     **dict.fromkeys(("chmod", "fchmod", "fchmodat", "fchmodat2"), prepare_chmod),
     **dict.fromkeys(("utime", "utimes", "futimesat", "utimensat"), prepare_utime),
 }

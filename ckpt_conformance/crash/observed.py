@@ -65,9 +65,11 @@ def enumerate_states(explorer: Exploring, filesystem: str) -> list[Case]:
                 if told:
                     _doubt(explorer, f"{state.why}, after operation {state.point}: {told}")
     except OSError as error:
-        full = "; the image is too small for it" if error.errno == errno.ENOSPC else ""
+        size = f"the image of {real_fs.SIZES[filesystem] >> 20} MiB is too small for what was saved"
+        why = f"{size} ({error.strerror})" if error.errno == errno.ENOSPC else str(error)
         raise Unknown(
-            f"the recorded operations do not replay on {filesystem}: {error}{full}"
+            f"the recorded operations do not replay on {filesystem}: {why}; leave "
+            f"--real {filesystem} out: the models need no image"
         ) from (error)
     report.candidates = len(cases)
     report.distinct = len({case.content for case in cases})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMBINATIONS = 32  # of objects that may stand at the same inode numbers
 STRANGE = -3  # `source` of bytes that nobody wrote: no model allows them
 FOLDER = "ckpt"  # the manager's directory in the image
+ELSEWHERE = "elsewhere"  # beside it, on the same image
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
@@ -95,6 +96,7 @@ class Replay:
         self.source = Source(recording)
         self.inodes: dict[int, list[int]] = {}  # inode number: the objects that had it, in order
         self.born: dict[int, int] = {}  # object: the operation that made it
+        self.outside: dict[int, Path] = {}  # files that were made elsewhere, and come in later
         self.called = {(one.object, Path(one.path).name): -1 for one in recording.initial}
         self.data: dict[int, list[Operation]] = {}
         for one in recording.operations:
@@ -123,6 +125,7 @@ class Replay:
 
     def _begin(self, root: Path) -> None:
         root.mkdir()
+        (root.parent / ELSEWHERE).mkdir()
         for entry in sorted(self.recording.initial, key=lambda one: one.path):
             path, old = root / entry.path, self.recording.folder / "initial" / entry.path
             if entry.kind == "dir":
@@ -154,7 +157,7 @@ class Replay:
             (real_fs.commit_transaction if whole else real_fs.commit_by_other)(mount)
 
     def _do(self, root: Path, one: Operation) -> None:
-        path, target = root / one.path, root / one.target
+        path, target = self.outside.get(one.object, root / one.path), root / one.target
         acts: dict[Kind, Callable[[], object]] = {
             Kind.LINK: lambda: os.link(path, target),
             Kind.RENAME: lambda: path.replace(target),
@@ -170,13 +173,17 @@ class Replay:
             self._make(root, one)
         elif one.kind in acts:
             acts[one.kind]()
+            if one.target:
+                self.outside.pop(one.object, None)
         else:
             self._on_file(path, one)
 
     def _make(self, root: Path, one: Operation) -> None:
-        if not one.path:
-            raise OSError(f"operation {one.index}: a file without a name can't be replayed")
+        if not one.path and one.parent:
+            raise OSError(f"operation {one.index}: a file without a name (O_TMPFILE)")
         path = root / one.path
+        if not one.path:
+            path = self.outside[one.object] = root.parent / ELSEWHERE / str(one.object)
         if one.kind is Kind.CREATE:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, one.mode or 0o644))
         elif one.kind is Kind.MKDIR:

@@ -17,18 +17,19 @@ import sys
 import tempfile
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_conformance import trees
 from ckpt_conformance.crash import calls, notify, sources
 from ckpt_conformance.crash.asked import Sink
-from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.crash.operations import Operation, Recording
 from ckpt_conformance.crash.supervisor import LOCKED, Supervisor
 from ckpt_conformance.crash.tracked import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
 
 class Recorder:
@@ -74,11 +75,12 @@ class Recorder:
         deadline: float = 600.0,
         outlive: bool = False,
         prepare: Callable[[Supervisor], None] = lambda _: None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Recording:
         """Answer until the child has ended; its descendants end then, unless they may `outlive` it.
 
         `self.code` is the child's exit code, minus the signal that ended it. `prepare` sees the
-        supervisor before the first call.
+        supervisor before the first call. When it is not wanted any more, all end: SystemExit.
         """
         self.child.close()
         notify.adopt_orphans()
@@ -93,13 +95,15 @@ class Recorder:
                 status.append(os.waitpid(pid, 0)[1])
             if status:
                 reap(ours, kill=not outlive)
+            if not is_wanted():
+                raise SystemExit(0)
             return (bool(status) and not outlive) or time.monotonic() > end
 
         try:
             supervisor.run(is_over)
         except BaseException:
             os.close(supervisor.listener.descriptor)  # what still waits fails
-            os.kill(pid, signal.SIGKILL)
+            reap(ours, kill=True)  # the child is one of them
             raise
         if not status:  # past its deadline, or without the filter's last user but not reaped
             if time.monotonic() > end:
@@ -127,7 +131,7 @@ class Recorder:
             root=self.tree.root,
             folder=self.folder or Path(),
             initial=self.tree.initial,
-            operations=supervisor.operations,
+            operations=_of_the_tree(supervisor.operations, self.tree.outside),
             unsupported=supervisor.unsupported,
         )
         if supervisor.sink is not None:
@@ -162,6 +166,14 @@ class Recorder:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+def _of_the_tree(operations: list[Operation], outside: Container[int]) -> list[Operation]:
+    """Leave out what happened to files elsewhere that never came in."""
+    kept = [one for one in operations if one.object not in outside]
+    if len(kept) == len(operations):
+        return operations
+    return [replace(one, index=index) for index, one in enumerate(kept)]
 
 
 def _has_ended(watch: int, milliseconds: int) -> bool:

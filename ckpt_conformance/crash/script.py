@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 OUT = "{out}"
 # A line that tells a step; what stands before the number tells "resumed from step 4" from "step 4".
 USUAL_STEPS = r"(?i)^.*?\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,3}(\d+)"
-# Of every run, unless the user set it. What an io_uring does can't be recorded: torchrun's store
-# would use one.
+# Of every run, unless the user set it. What an io_uring does to files can't be recorded.
 FIXED = {**FIXED_MACHINE, "PYTHONUNBUFFERED": "1", "UV_USE_IO_URING": "0"}
 TENSOR_FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy")
 

@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import os
+import select
 import selectors
 import signal
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import hugepages
-from ckpt_conformance.crash import notify, recorder, script_child
+from ckpt_conformance.crash import notify, recorder, script_child, script_ranks
 from ckpt_conformance.crash.script import Start, start_of
 from ckpt_conformance.crash.script_watch import Watch
 
@@ -83,7 +84,7 @@ class Host:
 
         def work() -> None:
             if isinstance(start, Start):
-                script_child.become(start, seeded)
+                script_ranks.become(start, seeded)
             script_child.execute(words)
 
         watcher = Watch(Path(watch)) if watch else None
@@ -97,7 +98,7 @@ class Host:
 
         def work() -> None:
             if isinstance(start, Start):
-                script_child.become(start)
+                script_ranks.become(start)
             script_child.execute(words)
 
         ran = self._run(work, deadline, "result", "errors")
@@ -124,6 +125,13 @@ class Host:
             os._exit(0)
         how = "hang" if not timely else "killed" if code < 0 else "ended"
         return Ran(how, code, tail(path), time.monotonic() - begun)
+
+    def is_wanted(self) -> bool:
+        """Tell whether anybody waits for an answer."""
+        if self.master < 0:
+            return True
+        ready, _, _ = select.select([self.master], [], [], 0)
+        return not ready
 
     def _wait(self, pid: int, deadline: float) -> bool | None:
         """Wait for an end: True; False past the deadline, None if nobody wants to know."""

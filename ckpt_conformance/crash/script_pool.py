@@ -31,8 +31,10 @@ class WorkerProcess:
 
     def __init__(self, folder: Path, script: Script) -> None:
         """Start it; it answers when it has what it needs."""
-        folder.mkdir(parents=True)
+        (folder / "tmp").mkdir(parents=True)
         self.log = folder / "log"
+        # What runs put into a temporary folder must not meet, nor stay.
+        environment = environment_of_runs() | {"TMPDIR": str(folder / "tmp")}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ckpt_conformance.crash.script_worker"],
@@ -40,7 +42,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment_of_runs(),
+                env=environment,
                 start_new_session=True,  # Ctrl-C is for us: what was found is told
             )
         self._send({"folder": str(folder), "script": script.to_json()})
@@ -64,14 +66,18 @@ class WorkerProcess:
             raise Unknown(answer["failed"])
         return answer
 
+    def abandon(self) -> None:
+        """Ask for no more: it ends what it runs, and itself; an answer that is due is not given."""
+        with contextlib.suppress(OSError):
+            self.process.stdin.close() if self.process.stdin else None
+
     def __enter__(self) -> Self:
         """Give itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ask for no more: it ends what it runs, and itself."""
-        with contextlib.suppress(OSError):
-            self.process.stdin.close() if self.process.stdin else None
+        """Abandon it, and wait for its end."""
+        self.abandon()
         try:
             self.process.wait(ENDING)
         except subprocess.TimeoutExpired:

@@ -187,8 +187,13 @@ def _both(
         return record(), plain()
     with ThreadPoolExecutor(2 + len(others)) as threads:
         one, other = threads.submit(record), threads.submit(plain)
-        _ = list(threads.map(prepare, others))
-        return one.result(), other.result()
+        try:
+            _ = list(threads.map(prepare, others))
+            return one.result(), other.result()
+        except BaseException:  # the threads have to end first, and they wait for answers
+            for worker in stage.workers:
+                worker.abandon()
+            raise
 
 
 def _check_end(line: Line, what: str) -> None:
@@ -268,10 +273,12 @@ def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
     meter = script_progress.Meter(patterns, outputs, plain["files"])
     recording.operations = script_progress.with_marks(recording, patterns)
     recording.save()
-    deadline = script.deadline or max(SHORTEST, FACTOR * plain["seconds"])
+    forks = not stage.why_not
+    seconds = (recorded if forks else plain)["seconds"]
+    deadline = script.deadline or max(SHORTEST, FACTOR * seconds)
     expected = Path(stage.expected)
     found = Rehearsal(script, Pool([]), recording, meter, patterns, deadline, expected)
-    found.forks = not stage.why_not
+    found.forks, found.seconds = forks, seconds
     if stage.why_not:
         found.notes.append(f"started anew for each state: {stage.why_not}")
     if not (script.result_cmd or script.result_file):
@@ -315,8 +322,8 @@ def _resume_from_whole(found: Rehearsal) -> None:
     wholes = {one.index: complete(found.recording, one.index + 1) for one in marks}
     contents = {index: digest(found.recording, state) for index, state in wholes.items()}
     first = {content: index for index, content in reversed(contents.items())}
-    chosen = sorted(first.values())
-    chosen = _evenly(chosen, CONTROLS)
+    room = int(PATIENCE * len(found.pool.workers) / found.seconds)
+    chosen = _evenly(sorted(first.values()), min(CONTROLS, max(FEWEST, room)))
     ask = {"deadline": found.deadline}
     for number, line in found.pool.map(
         len(chosen), lambda n: {"place": placed(wholes[chosen[n]]), **ask}, "visit"

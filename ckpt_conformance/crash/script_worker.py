@@ -12,15 +12,22 @@ import json
 import os
 import pickle
 import shutil
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
-from ckpt_conformance.crash import notify, script_child, script_progress, script_results
+from ckpt_conformance.crash import (
+    notify,
+    script_child,
+    script_progress,
+    script_ranks,
+    script_results,
+)
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.memory import mount_memory
+from ckpt_conformance.crash.memory import mount_place, use_temporary
 from ckpt_conformance.crash.operations import Kind, Recording
 from ckpt_conformance.crash.recorder import Recorder
 from ckpt_conformance.crash.script import TENSOR_FILES, Script, Start, start_of
@@ -41,6 +48,7 @@ class Worker:
         self.script, self.folder = script, folder
         self.root = Path(script.root)
         self.host = Host(folder, script.cwd, master)
+        self.temporary: Path | None = None  # that no other worker sees
         self.layout: Layout | None = None
         self.recording: Recording | None = None
         self.expected = script_results.Result(script_results.ABSENT)
@@ -64,6 +72,7 @@ class Worker:
         """Record a run in `folder`, and keep what it produced beside it."""
         output = self.folder / "output"
         output.write_bytes(b"")
+        use_temporary(self.root)
         recorder = Recorder(self.root, Path(folder) / "recording", journal=output)
         words = self.script.filled(resume=False)
         patterns = script_progress.patterns(self.script.step_regex, self.script.checkpoint_glob)
@@ -73,17 +82,21 @@ class Worker:
             stream = os.open(output, os.O_WRONLY | os.O_APPEND)
             script_child.take_place(stream, stream, self.script.cwd)
             if isinstance(start, Start):
-                script_child.become(start)
+                script_ranks.become(start)
             script_child.execute(words)
 
         def prepare(supervisor: Any) -> None:  # noqa: ANN401  a Supervisor
             supervisor.events_of = script_progress.Lines(patterns)
 
+        begun = time.monotonic()
         try:
-            found = recorder.function(work, deadline=WEEK, prepare=prepare)
+            found = recorder.function(
+                work, deadline=WEEK, prepare=prepare, is_wanted=self.host.is_wanted
+            )
         except notify.NotAvailableError as error:
             return {"failed": f"system calls can't be recorded here: {error}"}
         told: Line = {"code": recorder.code, "output": tail(output)}
+        told["seconds"] = time.monotonic() - begun
         told["result_file"] = self.script.result_file or last_written(found, self.root)
         expected = Path(folder) / f"expected{Path(told['result_file']).suffix}"
         return told | {"expected": str(expected)} | self._keep(told["result_file"], expected)
@@ -107,9 +120,10 @@ class Worker:
 
     def do_begin(self) -> Line:
         """Have the directory in memory of its own."""
-        private = mount_memory(self.root)
+        private = mount_place(self.root)
         if private:
             self.root.chmod(0o755)
+            self.temporary = use_temporary(self.root)
         return {"private": private}
 
     def do_expect(self, recording: str, expected: str, result_file: str) -> Line:
@@ -149,6 +163,8 @@ class Worker:
         return self._compare(self.ran, deadline) if self.ran else {}
 
     def _lay_out(self, place: str) -> None:
+        if self.temporary is not None:
+            trees.empty(self.temporary)
         if place and not place.startswith("/") and self.recording is not None:
             state: State = pickle.loads(base64.b64decode(place))  # noqa: S301  our own
             if self.layout is None:

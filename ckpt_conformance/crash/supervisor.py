@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import calls, data_calls, name_calls, notify
+from ckpt_conformance.crash import calls, data_calls, move_calls, name_calls, notify
 from ckpt_conformance.crash.asked import Action, Asked, Given, Result, Sink
 from ckpt_conformance.crash.operations import MARKS, Kind, Operation, Unsupported
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.tracked import Tree
 
 LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
-PREPARE = {**name_calls.PREPARE, **data_calls.PREPARE}
+PREPARE = {**name_calls.PREPARE, **move_calls.PREPARE, **data_calls.PREPARE}
 SOON = 1  # milliseconds; a stack is dumped in less
 POLL = 100  # milliseconds between looks at whether the caller's tree is still there
 

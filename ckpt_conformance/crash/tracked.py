@@ -24,6 +24,9 @@ class Tree:
         self.names: dict[int, list[tuple[int, str]]] = {ROOT: []}  # (parent, name), oldest first
         self.last: dict[int, str] = {ROOT: ""}  # the path that a nameless object had
         self.next = ROOT + 1
+        # Files that were made elsewhere on the same disk: they may be moved or linked in yet.
+        self.outside: set[int] = set()
+        self.unclear: dict[int, str] = {}  # of those: why their bytes are not known
         self.initial: list[Entry] = []
         self._scan("", ROOT)
 
@@ -55,6 +58,8 @@ class Tree:
         number = self.numbers.get((info.st_dev, info.st_ino))
         if number is None or number == ROOT or self.names[number] or not link:
             return number
+        if number in self.outside:
+            return number
         leads = os.readlink(link)  # noqa: PTH115  a string is wanted
         return number if leads.startswith(self.root + "/") else None
 
@@ -68,6 +73,18 @@ class Tree:
         if name:
             self.name(number, parent, name)
         return number
+
+    def add_outside(self, info: os.stat_result) -> int:
+        """Number a file that was made elsewhere; it has no name here."""
+        number = self.add(info, 0, "")
+        self.outside.add(number)
+        return number
+
+    def leave(self, info: os.stat_result | None) -> None:
+        """Forget a file elsewhere whose last name is about to go: its inode may be used again."""
+        number = self.numbers.get((info.st_dev, info.st_ino)) if info is not None else None
+        if info is not None and number in self.outside and info.st_nlink <= 1:
+            del self.numbers[info.st_dev, info.st_ino]
 
     def name(self, number: int, parent: int, name: str) -> None:
         """Give an object a name."""

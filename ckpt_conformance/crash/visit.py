@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle, trees
 from ckpt_conformance.crash import children
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.memory import mount_memory
+from ckpt_conformance.crash.memory import mount_place
 from ckpt_conformance.crash.operations import Recording
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def visit(life: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Life
     """Run a task file; results go line by line to its `out`, so that a death loses none."""
     with Path(task).open("rb") as file:
         given: Task = pickle.load(file)  # noqa: S301  our own, of this session
-    private = mount_memory(Path(given.root))
+    private = mount_place(Path(given.root))
     begun = time.monotonic()
     with Path(given.out).open("a") as out:
         visitor = Visitor(life, given, children.put_into(out))

@@ -45,8 +45,8 @@ class CopiesOverTheOld(CheckpointManager):
 @mutant(
     "A01-tmpdir",
     url="Lightning-AI/pytorch-lightning#21253",
-    change="files are staged in TMPDIR and moved: between file systems, a copy over the old one",
-    violates={"CKC-ATOM-006"},
+    change="a copy is staged in TMPDIR, never synced, and moved: between file systems over the old",
+    violates={"CKC-ATOM-006", "CKC-DURA-001", "CKC-DURA-004"},
 )
 class StagesInTmpdir(CheckpointManager):
     """Atomic as long as TMPDIR is on the file system of the checkpoints."""

@@ -1,0 +1,180 @@
+"""Ranks of torchrun, forked from a process that has torch imported instead of started anew.
+
+A launcher starts an interpreter for each rank, and most of what a tiny run takes is the import of
+torch in each of them. Here the launcher is a fork already; before it starts any thread it forks a
+nursery, a process with one thread. Where the launcher asks for an interpreter that runs a script,
+the nursery forks it, and the launcher becomes its parent: it waits for it and ends it as ever.
+Whatever is asked for in another way is started as the launcher meant it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ckpt_conformance.crash import notify, script_child
+from ckpt_conformance.crash.script import Start, start_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    Words = Mapping[str, Any]  # the arguments of Popen, by name
+
+LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+# What an interpreter and its libraries read when they start, and never again.
+AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_")
+PLAIN: dict[str, Any] = {  # of a start that a fork can stand for
+    "preexec_fn": None,
+    "shell": False,
+    "close_fds": True,
+    "umask": -1,
+    "process_group": -1,
+    **dict.fromkeys(("uid", "gid", "gids", "cwd"), None),
+    **dict.fromkeys(("p2cwrite", "c2pread", "errread"), -1),  # no pipes
+}
+MOST = 1 << 20  # bytes of one request
+
+
+def become(start: Start, seeded: Collection[str] = ()) -> NoReturn:
+    """Run a script as the main program of this process; ranks of a launcher are forked, too."""
+    if (start.target if start.module else Path(start.target).name) in LAUNCHERS:
+        _Nursery(seeded).serve_this()
+    script_child.become(start, seeded)
+
+
+class _Nursery:
+    """A process that forks ranks, as the launcher sees it."""
+
+    def __init__(self, seeded: Collection[str]) -> None:
+        """Fork it; the launcher becomes the parent of what it leaves behind."""
+        notify.adopt_orphans()
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
+        if os.fork() == 0:
+            ours.close()
+            _serve(its, seeded)
+        its.close()
+        self.channel, self.lock = ours, threading.Lock()
+        self.environment = dict(os.environ)
+
+    def serve_this(self) -> None:
+        """Have `subprocess.Popen` of this process fork what can be forked."""
+        name = "_execute_child"
+        real: Callable[..., None] = getattr(subprocess.Popen, name)
+        signature = inspect.signature(real)
+
+        def execute(process: Any, *given: Any, **named: Any) -> None:  # noqa: ANN401  as Popen has it
+            asked = signature.bind(process, *given, **named).arguments
+            start = self._start_of(process, asked)
+            pid = self._fork(start, asked) if start else 0
+            if not pid:
+                real(process, *given, **named)
+                return
+            process.pid, process._child_created = pid, True  # noqa: SLF001  what Popen does
+
+        setattr(subprocess.Popen, name, execute)
+
+    def _start_of(self, process: object, asked: Words) -> Start | None:
+        """Give the start that a fork can stand for; None if it has to be a real one."""
+        words, executable = asked.get("args"), asked.get("executable")
+        if isinstance(words, str | bytes | os.PathLike) or words is None:
+            return None
+        unusual = [name for name, value in PLAIN.items() if asked.get(name, value) != value]
+        if unusual or asked.get("pass_fds") or hasattr(process, "_devnull"):
+            return None
+        words = [os.fsdecode(word) for word in words]
+        if executable not in {None, words[0]} or self._differs_at_start(asked.get("env")):
+            return None
+        found = start_of(words)
+        return found if isinstance(found, Start) else None
+
+    def _differs_at_start(self, environment: Mapping[str, str] | None) -> bool:
+        asked = os.environ if environment is None else environment
+        names = {name for name in {*asked, *self.environment} if name.startswith(AT_START)}
+        return any(asked.get(name) != self.environment.get(name) for name in names)
+
+    def _fork(self, start: Start, asked: Words) -> int:
+        """Ask for a rank; gives its pid, 0 if it has to be started in the usual way."""
+        environment = asked.get("env")
+        request = {
+            "target": start.target,
+            "arguments": start.arguments,
+            "module": start.module,
+            "environment": dict(os.environ if environment is None else environment),
+            "cwd": str(Path.cwd()),
+            "session": bool(asked.get("start_new_session")),
+        }
+        ends = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+        streams = [own if end == -1 else end for own, end in enumerate(ends)]
+        with self.lock:
+            try:
+                socket.send_fds(self.channel, [json.dumps(request).encode()], streams)
+                return int(self.channel.recv(32) or 0)
+            except (OSError, TypeError, ValueError):
+                return 0
+
+
+def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
+    """Be the nursery, until the launcher is gone."""
+    ctypes.CDLL(None).prctl(script_child.DIES_WITH_PARENT, signal.SIGKILL)
+    while True:
+        data, streams, _, _ = socket.recv_fds(channel, MOST, 3)
+        if not data:
+            os._exit(0)
+        pid = _deliver(json.loads(data), streams, channel, seeded)
+        for stream in streams:
+            os.close(stream)
+        channel.send(str(pid).encode())
+
+
+def _deliver(
+    asked: dict[str, Any], streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
+) -> int:
+    """Fork a rank by way of a process that ends at once, so that the launcher is its parent."""
+    wait, go = os.pipe()
+    told, tell = os.pipe()
+    between = os.fork()
+    if between == 0:
+        pid = os.fork()
+        if pid:
+            os.write(tell, str(pid).encode())
+            os._exit(0)
+        for unneeded in (go, told, tell):
+            os.close(unneeded)
+        os.read(wait, 1)  # nothing comes: it ends when the launcher is the parent
+        os.close(wait)
+        channel.close()
+        _be(asked, streams, seeded)
+    os.waitpid(between, 0)
+    for unneeded in (wait, tell, go):
+        os.close(unneeded)
+    pid = int(os.read(told, 32))
+    os.close(told)
+    return pid
+
+
+def _be(asked: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
+    """Be the rank."""
+    code = 70
+    try:
+        if asked["session"]:
+            os.setsid()
+        for to, stream in enumerate(streams):
+            os.dup2(stream, to)
+            os.close(stream)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        os.chdir(asked["cwd"])
+        start = Start(asked["target"], tuple(asked["arguments"]), module=asked["module"])
+        script_child.become(start, seeded)
+    finally:
+        os._exit(code)

@@ -1,0 +1,137 @@
+"""Files that are made elsewhere on the same disk, then renamed or linked in, are followed."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from recording import Witness, needs_strace, plain, record, replay, tree
+from test_crash_recorder import HEAD
+
+from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.operations import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.crash.operations import Recording
+
+START = (
+    HEAD
+    + """
+import tempfile
+elsewhere = root.parent / "elsewhere"
+elsewhere.mkdir()
+def stage(data, sync=False, name=None):
+    path = elsewhere / (name or "staged")
+    with open(path, "wb") as f:
+        f.write(data)
+        if sync:
+            f.flush(); os.fsync(f.fileno())
+    return path
+"""
+)
+MOVES = {
+    "a new name": "os.rename(stage(b'new'), root / 'a')",
+    "over an old name": """
+(root / 'a').write_bytes(b'old'); os.rename(stage(b'new', True), root / 'a')
+""",
+    "a second name": """
+staged = stage(b'one file'); os.link(staged, root / 'a'); staged.unlink()
+""",
+    "written on after it came in": """
+with open(elsewhere / 'x', 'wb') as f:
+    f.write(b'before'); f.flush(); os.rename(elsewhere / 'x', root / 'a'); f.write(b' and after')
+""",
+    "renamed elsewhere first": """
+os.rename(stage(b'new'), elsewhere / 'y'); os.rename(elsewhere / 'y', root / 'a')
+""",
+    "a name that is used again": """
+stage(b'first').unlink(); os.rename(stage(b'second'), root / 'a')
+os.rename(stage(b'third'), root / 'b'); stage(b'never comes in')
+""",
+    "as tempfile and shutil do": """
+import shutil
+(root / 'source').write_bytes(b'payload' * 1000)
+with tempfile.TemporaryDirectory(dir=elsewhere) as folder:
+    staged = shutil.copyfile(root / 'source', folder + '/staged'); shutil.move(staged, root / 'a')
+with tempfile.NamedTemporaryFile(dir=elsewhere, delete=False) as f:
+    f.write(b'named'); f.flush(); os.fsync(f.fileno())
+shutil.move(f.name, root / 'd')
+""",
+}
+
+
+@needs_strace
+@pytest.mark.parametrize("name", MOVES)
+def test_what_comes_in_equals_what_strace_says(name: str, tmp_path: Path) -> None:
+    """Of what comes in strace tells the name; bytes from before show in the replay."""
+    recording = record(tmp_path, START + MOVES[name], by="strace")
+    seen = Witness(tmp_path / "root").read(tmp_path / "strace")
+    mine = plain(recording)
+    assert [one for one in mine if one[1] or one[2]] == [one for one in seen if one[1] or one[2]]
+    assert recording.unsupported == []
+    replay(recording, tmp_path / "replayed")
+    assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+
+
+NOT_SEEN = {
+    "a directory": "(elsewhere / 'd').mkdir(); os.rename(elsewhere / 'd', root / 'm')",
+    "bytes through a mapping": """
+import mmap
+with open(elsewhere / 'x', 'w+b') as f:
+    f.truncate(4096)
+    with mmap.mmap(f.fileno(), 4096) as m: m[:3] = b'abc'
+os.rename(elsewhere / 'x', root / 'm')
+""",
+    "emptied and filled again": """
+stage(b'first'); os.rename(stage(b'second'), root / 'm')
+""",
+    "a file of somebody else": """
+os.rename(root.parent / 'script.py', root / 'm')
+""",
+}
+
+
+@pytest.mark.parametrize("name", NOT_SEEN)
+def test_content_that_was_not_seen_is_named(name: str, tmp_path: Path) -> None:
+    recording = record(tmp_path, START + NOT_SEEN[name])
+    assert [one.path for one in recording.unsupported] == ["m"]
+
+
+def test_what_never_comes_in_leaves_no_trace(tmp_path: Path) -> None:
+    script = START + "stage(b'x' * 9000, True); (root / 'a').write_bytes(b'a')\n"
+    script += "import mmap; f = open(stage(b'y', name='z'), 'r+b'); mmap.mmap(f.fileno(), 1)\n"
+    recording = record(tmp_path, script)
+    assert recording.unsupported == []
+    assert {one.path for one in recording.operations} == {"a"}
+    assert [one.index for one in recording.operations] == list(range(len(recording.operations)))
+
+
+def _outcomes(recording: Recording, model: str, folder: Path) -> set[bytes]:
+    """Give what the name `a` may hold after a crash, where it is there; each state is legal."""
+    found: set[bytes] = set()
+    layout, rng = Layout(recording, folder), random.Random(0)  # noqa: S311
+    for state in MODELS[model].states(recording, rng, 2000):
+        for judge in (MODELS[model], MODELS["posix"]):
+            assert judge.illegal(recording, state) == ""
+        layout.apply(state)
+        if (folder / "a").exists():
+            found.add((folder / "a").read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_sync_before_it_comes_in_counts(model: str, *, sync: bool, tmp_path: Path) -> None:
+    """With it the name never shows fewer bytes; without it a power cut may take them."""
+    script = START + f"os.rename(stage(b'new' * 3000, {sync}), root / 'a'); os.fsync(here)"
+    recording = record(tmp_path, script)
+    assert recording.operations[-1].kind is Kind.FSYNC
+    found = _outcomes(recording, model, tmp_path / "laid")
+    if sync or model == "kill":
+        assert found == {b"new" * 3000}
+    else:
+        assert len(found) > 1, "a power cut may leave fewer bytes"
