@@ -1,11 +1,15 @@
-"""How fast fsck reads: digests and CRCs against `cat` on the same warm files, and metadata alone.
+"""How fast fsck is: digests and CRCs against `cat` and against their parts, metadata, start-up.
 
-python benchmarks/bench_fsck.py [--mib 1024] [--chunks 100000] [--jobs 4] [--folder DIR]
+The parts of a rate are reading alone and the sum alone, both in one thread: a thread that does one
+after the other reaches 1 / (1 / read + 1 / sum), and so many threads so many times that.
+
+python benchmarks/bench_fsck.py [--mib 1024] [--chunks 1000000] [--jobs 4] [--folder DIR]
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import pickle
 import resource
 import subprocess
@@ -23,6 +27,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 
 from ckpt_conformance.fsck.judge import Options, judge
+from ckpt_conformance.fsck.source import CHUNK
 from ckpt_conformance.reference_impl import CheckpointManager
 
 if TYPE_CHECKING:
@@ -32,17 +37,41 @@ MIB = 1 << 20
 PARTS = 8
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """Time the second of two runs: the files are warm then."""
+def seconds(action: Callable[[], object], runs: int = 4) -> float:
+    """Time the best of some runs after the first: the files are warm then."""
     action()
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+    found: list[float] = []
+    for _ in range(runs - 1):
+        start = time.perf_counter()
+        action()
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
-def line(what: str, size: float, took: float, base: float) -> None:
-    """Print a rate, and its share of that of cat."""
-    print(f"{what:<34}{size / took:8.0f} MiB/s {100 * base / took:6.0f} % of cat")
+def line(what: str, size: float, took: float, base: float, bound: float) -> None:
+    """Print a rate, and its shares of that of cat and of what the parts allow."""
+    shares = f"{100 * base / took:6.0f} % of cat {100 * bound / took:6.0f} % of the parts' bound"
+    print(f"{what:<34}{size / took:8.0f} MiB/s {shares}")
+
+
+def read_all(files: list[str]) -> None:
+    """Read files through one buffer, as fsck does, and sum nothing."""
+    buffer = memoryview(bytearray(CHUNK))
+    for name in files:
+        with io.FileIO(name, "rb") as file:
+            while file.readinto(buffer):
+                pass
+
+
+def sums_alone() -> dict[str, float]:
+    """Time a MiB of each sum over bytes that are in a core's cache; print the rates."""
+    block, rounds = bytes(CHUNK), 400
+    found: dict[str, float] = {}
+    for name, action in (("CRC-32", zlib.crc32), ("BLAKE3", blake3().update)):
+        took = seconds(lambda: [action(block) for _ in range(rounds)])  # noqa: B023
+        found[name] = took / (rounds * CHUNK / MIB)
+        print(f"{name + ' alone, one thread':<34}{1 / found[name]:8.0f} MiB/s")
+    return found
 
 
 def write(folder: Path, mib: int) -> dict[str, Path]:
@@ -61,19 +90,20 @@ def write(folder: Path, mib: int) -> dict[str, Path]:
 
 def compare(folder: Path, mib: int, jobs: int) -> None:
     """Compare each format with cat and with the sums alone."""
+    alone = sums_alone()
     for name, path in write(folder, mib).items():
         files = [str(one) for one in path.rglob("*") if one.is_file()]
         size = sum(Path(one).stat().st_size for one in files) / MIB
         with Path("/dev/null").open("wb") as nothing:
             base = seconds(lambda: subprocess.run(["cat", *files], stdout=nothing, check=True))  # noqa: B023, S603, S607
-        line(f"{name}: cat, {size:.0f} MiB", size, base, base)
+        print(f"{f'{name}: cat, {size:.0f} MiB':<34}{size / base:8.0f} MiB/s")
+        reading = seconds(lambda: read_all(files))  # noqa: B023
+        print(f"{f'{name}: read alone, one thread':<34}{size / reading:8.0f} MiB/s")
+        summing = size * alone["BLAKE3" if name == "reference" else "CRC-32"]
         for threads in sorted({1, jobs}):
             took = seconds(lambda: judge(path, Options(jobs=threads)))  # noqa: B023
-            line(f"{name}: fsck --jobs {threads}", size, took, base)
-    block = bytes(64 * MIB)
-    line("zlib.crc32 in memory, one thread", 64, seconds(lambda: zlib.crc32(block)), float("nan"))
-    took = seconds(lambda: blake3(block).digest())
-    line("BLAKE3 in memory, one thread", 64, took, float("nan"))
+            bound = (reading + summing) / threads
+            line(f"{name}: fsck --jobs {threads}", size, took, base, bound)
 
 
 def many_chunks(folder: Path, count: int) -> None:
@@ -111,16 +141,28 @@ def many_chunks(folder: Path, count: int) -> None:
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)  # noqa: S603
 
 
+def start_up(folder: Path) -> None:
+    """Time the command on one small file."""
+    path = folder / "small-1.pt"
+    torch.save({"w": torch.ones(2)}, path)
+    for command in ("fsck", "diff"):
+        words = [sys.executable, "-m", "ckpt_conformance", command, str(path)]
+        words += [str(path)] if command == "diff" else []
+        took = seconds(lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL))  # noqa: B023, S603
+        print(f"{command} of one small file: {took:.2f} s")
+
+
 def main() -> None:
     """Read the options and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--chunks", type=int, default=100_000)
+    parser.add_argument("--chunks", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        start_up(Path(name))
         many_chunks(Path(name), options.chunks)
         compare(Path(name), options.mib, options.jobs)
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10

@@ -25,6 +25,7 @@ IO_THREADS = 32
 """Threads that wait at once: they read names and headers, not payload."""
 _FEW = 4  # items for which no thread is worth its start
 _MOST_FILES = 2_000_000
+_FAR = 8 << 20
 
 lstat = os.lstat  # by a name of its own: tests put a slow disk here
 
@@ -233,6 +234,8 @@ def chunks(file: FileIO, start: int, end: int, buffer: memoryview) -> Iterator[m
     """Stream bytes [start, end) through one buffer; Malformed where the file ends before."""
     at = start
     file.seek(at)
+    if end - start > _FAR:  # a cold disk may read ahead twice as far
+        os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_SEQUENTIAL)
     while at < end:
         got = file.readinto(buffer[: min(len(buffer), end - at)])
         if not got:
