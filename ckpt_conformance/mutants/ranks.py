@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager, LoadResult, layout, resolve
@@ -158,6 +158,22 @@ class FixedStagingOfRanks(CheckpointManager):
         """Leave what is there, where there are ranks."""
         if self.ranks is None:
             super().abandon()
+
+
+@mutant(
+    "O03-ranks",
+    url="dmlc/xgboost#12325",
+    change="ranks other than the first do not sync what they write",
+    violates={"CKC-RANK-021"},
+    base="reference-dcp",
+)
+class OnlyTheFirstSyncs(CheckpointManager):
+    """Takes the sync of the rank that commits for everybody's."""
+
+    def fsync_file(self, file: BinaryIO) -> None:
+        """Sync, on the first rank."""
+        if self.ranks is None or self.ranks.leads:
+            super().fsync_file(file)
 
 
 @mutant(
