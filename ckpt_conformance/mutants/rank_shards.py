@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @mutant(
     "B06-ranks",
-    url="Lightning-AI/pytorch-lightning#5144",
+    url="RLinf/RLinf#1469",
     change="a rank whose train state is missing takes rank 0's",
     violates={"CKC-SHRD-014"},
     base="reference-dcp",

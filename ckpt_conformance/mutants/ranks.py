@@ -51,8 +51,8 @@ class WaitsForTheLost(CheckpointManager):
 
 
 @mutant(
-    "A04-ranks",
-    url="KempnerInstitute/KempnerForge#51",
+    "C01-ranks",
+    url="Lightning-AI/pytorch-lightning#1150",
     change="rank 0 deletes the older steps when a save of several ranks begins",
     violates={"CKC-RANK-002", "CKC-INTN-015"},
     base="reference-dcp",
@@ -161,8 +161,8 @@ class FixedStagingOfRanks(CheckpointManager):
 
 
 @mutant(
-    "O03-ranks",
-    url="dmlc/xgboost#12325",
+    "A05-ranks",
+    url="jundot/omlx#3095",
     change="ranks other than the first do not sync what they write",
     violates={"CKC-RANK-021"},
     base="reference-dcp",

@@ -132,7 +132,7 @@ class GeneratorsOfRank0(_OfRank0):
 
 @mutant(
     "H01-ranks",
-    url="huggingface/accelerate#3398",
+    url="PrimeIntellect-ai/prime-rl#3332",
     change="every rank takes the data position of rank 0",
     violates={"CKC-SHRD-006", "CKC-RSUM-013"},
     base="reference-dcp",
@@ -246,7 +246,7 @@ class NewRanksTakeRank0(CheckpointManager):
 
 @mutant(
     "H01-new-ranks",
-    url="huggingface/accelerate#3398",
+    url="PrimeIntellect-ai/prime-rl#3332",
     change="another number of ranks begins the epoch anew",
     violates={"CKC-SHRD-011", "CKC-RSUM-014"},
     base="reference-dcp",
