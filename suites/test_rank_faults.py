@@ -306,6 +306,25 @@ def test_an_error_of_one_rank_refuses_the_load_on_all(subject: Subject) -> None:
                 _agree(subject, ending, legal, f"rank {rank} cannot read, from its read {at} on")
 
 
+@check("CKC-RANK-010")
+def test_what_a_rank_is_told_is_a_documented_error(subject: Subject) -> None:
+    """What the others are told of a rank that died or failed is an error that is documented.
+
+    Why: a job can only clean up and give its machines back on an error that it knows; a broken pipe
+    of the transport says nothing of the save, and not whose fault it was (N07).
+    How: look at what every rank raised that survived a kill, or whose disk was not the full one.
+    """
+    subject.need("ranks")
+    for struck in [*killed(subject), *failed(subject)]:
+        victims = {point.rank for point in struck.points}
+        for rank, one in enumerate(struck.ending.ranks):
+            if rank not in victims and one.error and not one.error["typed"]:
+                raise Violation(
+                    f"{struck.name} is struck: rank {rank} gets an error that is not documented",
+                    evidence={"ranks": told(subject, struck.ending)},
+                )
+
+
 # -- what they share --------------------------------------------------------------------------
 
 

@@ -51,6 +51,24 @@ class WaitsForTheLost(CheckpointManager):
 
 
 @mutant(
+    "N07-save",
+    url="NVIDIA/Megatron-LM#367",
+    change="of a rank that is lost the others get whatever the transport raises",
+    violates={"CKC-RANK-010"},
+    base="reference-dcp",
+)
+class TransportError(CheckpointManager):
+    """Lets an error of the connections pass for one of the save."""
+
+    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+        """Save; a lost rank is a broken connection."""
+        try:
+            return super().save_on_ranks(ranks, step, given)
+        except RankLost as error:
+            raise ConnectionError("Connection closed by peer") from error
+
+
+@mutant(
     "C01-ranks",
     url="Lightning-AI/pytorch-lightning#1150",
     change="rank 0 deletes the older steps when a save of several ranks begins",
