@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption, trees
+from ckpt_conformance import oracle, resumption, trees, worlds
 from ckpt_conformance.checks import check
 from ckpt_conformance.verdicts import Unknown, Violation
 
@@ -151,6 +151,26 @@ def _cold_start(subject: Subject) -> None:
         _fail(subject, "cold_start", found, ending)
 
 
+def _ranks(subject: Subject) -> None:
+    _by_ranks(subject, "ranks", {"fsdp": 2})
+
+
+def _reshard(subject: Subject) -> None:
+    _by_ranks(subject, "reshard", {"fsdp": 1})
+
+
+def _by_ranks(subject: Subject, capability: str, layout: worlds.Layout) -> None:
+    """Save with two ranks, load with others."""
+    trees.clear(subject.root)
+    saved = worlds.run(subject, {"fsdp": 2}, 2, (2,), then=[CLOSE])
+    ending = worlds.resume(subject, layout) if saved.how == "ended" and not saved.error else saved
+    step, _ = oracle.arrival(ending)
+    if step != 2:  # noqa: PLR2004  the step that was saved
+        found, evidence = subject.tell(ending), subject.evidence(ending)
+        told = f"{capability} is declared and does not work: two ranks save, then: {found}"
+        raise Violation(told, evidence=evidence)
+
+
 def _plant(subject: Subject) -> None:
     ending = subject.life(_call("plant", 8), {"op": "steps"})
     found = ending.result("steps").get("value", [])
@@ -170,5 +190,7 @@ PLAIN_USE: dict[str, Callable[[Subject], None]] = {
     "kinds": _kinds,
     "export": _export,
     "cold_start": _cold_start,
+    "ranks": _ranks,
+    "reshard": _reshard,
     "plant": _plant,
 }
