@@ -121,9 +121,7 @@ class RanksExplorer(Explorer):
                 self.unknown(f"control failed: a whole step {line['wanted']} gives {told_of(line)}")
         if any(one.keys() != wanted.keys() for one in known):
             return False
-        self.known = [
-            {n: held for n, held in one.items() if held[0] == wanted[n]} for one in known
-        ]
+        self.known = [{n: held for n, held in one.items() if held[0] == wanted[n]} for one in known]
         return True
 
     def _seconds(self, ending: worlds.WorldEnding) -> None:
@@ -190,9 +188,7 @@ class RanksExplorer(Explorer):
                     report.worst[outcome] = replace(violation, visit=visit)
 
 
-def _is_whole(
-    state: State, before: Mapping[int, Content], after: Mapping[int, Content]
-) -> bool:
+def _is_whole(state: State, before: Mapping[int, Content], after: Mapping[int, Content]) -> bool:
     """Tell whether every file is as it was before the recording, or as it is after it."""
     return all(
         content in (before.get(each), after.get(each)) for each, content in state.contents.items()

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash import replay
+from ckpt_conformance.crash import legality_ranks, replay
 from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
-from ckpt_conformance.crash import legality_ranks
 from ckpt_conformance.crash.model_kill import cuts_of
 from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import EMPTY

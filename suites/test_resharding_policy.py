@@ -1,0 +1,116 @@
+"""What belongs to a rank follows a declared policy where another number of ranks resumes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import worlds
+from ckpt_conformance.checks import check
+from ckpt_conformance.contract import POLICIES
+from ckpt_conformance.suites.test_world_size_change import (
+    SAME,
+    TWO,
+    arrived,
+    demand,
+    differs,
+    name,
+    pair,
+    records,
+)
+from ckpt_conformance.verdicts import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.worlds import Layout
+
+
+@check("CKC-SHRD-010")
+def test_generators_follow_the_declared_policy(subject: Subject) -> None:
+    """Where another number of ranks resumes, generators follow the policy that is declared.
+
+    Why: ranks beyond the saved ones have nothing to load; whoever gives them rank 0's stream makes
+    them drop the same neurons and see the same noise, and nobody is told (KX2, KX3).
+    How: resume two ranks' checkpoint on three, and three ranks' on two; compare every stream.
+    """
+    subject.need("ranks", "reshard", holds=["rng"])
+    policy = declared(subject, "rng")
+    for old, new in ((TWO, SAME[1]), (SAME[1], TWO)):
+        saved, state = pair(subject, old, new)
+        streams = [_streams(saved, old), _streams(state, new)]
+        demand(RNG[policy](*streams), f"from {name(old)} to {name(new)}: rng is not {policy!r}")
+
+
+@check("CKC-SHRD-011")
+def test_the_data_position_follows_the_declared_policy(subject: Subject) -> None:
+    """Where another number of ranks resumes, the data position follows the policy that is declared.
+
+    Why: a position that counts a rank's own batches means another place for other ranks: samples
+    are repeated or skipped, unseen (H01, M033).
+    How: resume two ranks' checkpoint on three, and three ranks' on two; compare the global place
+    and that the parts of all ranks together are the whole batch.
+    """
+    subject.need("ranks", "reshard", holds=["loader"])
+    declared(subject, "loader")
+    for old, new in ((TWO, SAME[1]), (SAME[1], TWO)):
+        saved, state = pair(subject, old, new)
+        found = differs(saved, state, ["loader"], lambda path: path.startswith("global."))
+        demand(found, f"from {name(old)} to {name(new)}: the global position is another")
+        ending = arrived(subject, worlds.golden(subject, old), new)
+        wanted, got = batches(worlds.golden(subject, old).records), batches(records(ending))
+        wrong = [f"step {step}: {got[step]}" for step in got if got[step] != wanted.get(step)]
+        demand(wrong, f"from {name(old)} to {name(new)}: the ranks read other samples")
+
+
+# -- what they share --------------------------------------------------------------------------
+
+
+def declared(subject: Subject, part: str) -> str:
+    """Give the policy that the adapter declares; to declare none is a violation."""
+    policy = subject.info.resharding.get(part)
+    if policy is None:
+        ways = "; ".join(f"{way}: {what}" for way, what in POLICIES[part].items())
+        raise Violation(
+            f"no policy for {part} is declared", evidence={"resharding": f"may say: {ways}"}
+        )
+    return policy
+
+
+def batches(found: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
+    """Give the samples of each step over all ranks; replicas of one part count once."""
+    steps: dict[int, set[int]] = {}
+    for one in found:
+        steps.setdefault(one["step"], set()).update(one["batch"])
+    return {step: sorted(ids) for step, ids in steps.items()}
+
+
+def _streams(state: dict[str, Any], layout: Layout) -> list[dict[str, str]]:
+    return [worlds.of_rank(state["rng"], rank) for rank in range(worlds.size_of(layout))]
+
+
+Streams = list[dict[str, str]]
+
+
+def _by_rank(saved: Streams, now: Streams) -> list[str]:
+    wrong = [
+        f"rank {r} has not its own" for r in range(min(len(saved), len(now))) if saved[r] != now[r]
+    ]
+    return wrong + _apart(saved, now)
+
+
+def _rank0(saved: Streams, now: Streams) -> list[str]:
+    return [f"rank {r} has not rank 0's" for r, mine in enumerate(now) if mine != saved[0]]
+
+
+def _apart(_saved: Streams, now: Streams) -> list[str]:
+    two = itertools.combinations(range(len(now)), 2)
+    return [f"ranks {a} and {b} draw the same" for a, b in two if now[a] == now[b]]
+
+
+RNG: dict[str, Callable[[Streams, Streams], list[str]]] = {
+    "by-rank": _by_rank,
+    "rank0": _rank0,
+    "reseeded": _apart,
+}
