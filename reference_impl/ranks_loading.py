@@ -286,9 +286,8 @@ class RankLoading(Loading):
         try:
             ranks.together(f"{name}: read", lambda: or_damaged(lambda: self.fill_on_rank(planned)))
         except RankFailed as error:
-            raise CheckpointDamaged(
-                f"{error}. The state in memory is not to be used: load again",
-            ) from error
+            error.add_note("The state in memory is not to be used: load again")
+            raise
         ranks.together(f"{name}: hand over", lambda: self.apply(planned.plan, job))
 
     def fill_on_rank(self, planned: Planned) -> None:

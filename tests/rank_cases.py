@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from ckpt_conformance.reference_impl import CheckpointManager
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "wide": ((7, 5), torch.float32),
@@ -229,7 +229,9 @@ def save(root: str, layout: str, steps: int = 3, **settings: object) -> dict[str
     return {"path": str(path), "draws": job.draws(), "at": job.loader.at}
 
 
-def load(root: str, layout: str, **settings: object) -> dict[str, Any]:
+def load(
+    root: str, layout: str, allow_missing: Collection[str] = (), **settings: object
+) -> dict[str, Any]:
     """Load into a job that is all different."""
     truth = {steps: Job(layout, steps).digest() for steps in (2, 3, 4, 5, 6)}
     job = Job(layout, 1, seed=7)
@@ -237,7 +239,7 @@ def load(root: str, layout: str, **settings: object) -> dict[str, Any]:
     places = [value.data_ptr() for value in locals_of(job)]
     given: dict[str, Any] = {"use_dcp": True, "timeout": 20.0, **settings}
     manager = CheckpointManager(root, **given)
-    result = manager.load(**job.parts)
+    result = manager.load(**job.parts, allow_missing=allow_missing)
     manager.close()
     if [value.data_ptr() for value in locals_of(job)] != places:
         raise RuntimeError("the parameters have other memory now")

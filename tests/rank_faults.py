@@ -43,7 +43,7 @@ class Struck(TypedDict):
 
 
 class Faulty(CheckpointManager):
-    """A manager that fails once it comes to a method, on one rank."""
+    """A manager that fails the first time it comes to a method, on one rank."""
 
     def __init__(self, root: str, struck: Struck, **settings: Any) -> None:  # noqa: ANN401
         """Break the method on the rank that is struck."""
@@ -55,6 +55,7 @@ class Faulty(CheckpointManager):
         real: Callable[..., Any] = getattr(self, at)
 
         def struck(*given: object, **named: object) -> object:
+            setattr(self, at, real)
             strike(fault)
             return real(*given, **named)
 
@@ -91,8 +92,7 @@ def save_faulty(
     manager = Faulty(root, struck, use_dcp=True, timeout=timeout)
     found = outcome(lambda: manager.save(step, **job.parts), job)
     if struck["fault"] == "disk full":
-        again = CheckpointManager(root, use_dcp=True, timeout=timeout)
-        found["again"] = outcome(lambda: again.save(step + 1, **job.parts), job)["kind"]
+        found["again"] = outcome(lambda: manager.save(step + 1, **job.parts), job)["kind"]
     return found
 
 
@@ -106,6 +106,12 @@ def load_faulty(
     served: list[int] = []
     found = outcome(lambda: served.append(manager.load(step=step, **job.parts).step), job)
     return {**found, "served": served}
+
+
+def load_damaged(root: str, layout: str) -> dict[str, Any]:
+    """What step 3 gives by its name, and then what a load of the newest gives."""
+    named = load_faulty(root, layout, step=3)
+    return {"named": named, "newest": rank_cases.load(root, layout)}
 
 
 def load_with_stale_listing(root: str, layout: str, rank: int) -> dict[str, Any]:

@@ -262,3 +262,17 @@ def test_a_directory_of_ranks_becomes_files_of_one_process(worlds: Worlds, tmp_p
         torch.load(tmp_path / name / "model_000003.pt", weights_only=True) for name in ("to", "one")
     )
     assert all(torch.equal(one[key], other[key]) for key in {**one, **other})
+
+
+def test_an_optimizer_file_that_is_missing_is_cold_on_all_ranks(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    """Never warm on one rank and cold on another; and only if it was asked for (M027)."""
+    given: dict[str, Any] = {"root": str(tmp_path), "layout": "2:S0", "use_dcp": False}
+    worlds.results(2, "rank_cases:save", **given)
+    (tmp_path / "optim_000003_rank1.pt").unlink()
+    for one in worlds.run(2, "rank_cases:load", **given):
+        assert one["error"]["kind"] == "CheckpointDamaged"
+    for one in worlds.results(2, "rank_cases:load", **given, allow_missing=["optimizer"]):
+        assert one["cold"] == ["optimizer"]
+        assert not [key for key in one["wrong"] if key.startswith("model.")]
