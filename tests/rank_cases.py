@@ -359,3 +359,28 @@ def load_real(root: str, layout: str) -> dict[str, str]:
     found = digest_real(model, optimizer)
     train_real(model, optimizer, 1)
     return found
+
+
+def save_golden(root: str, **settings: Any) -> dict[str, str]:  # noqa: ANN401
+    """Save a small job of two ranks; every digest is of a whole tensor."""
+    job = Job("2:S0", 2)
+    CheckpointManager(root, **settings).save(2, **job.parts)
+    return lasting(job)
+
+
+def load_golden(root: str, layout: str) -> dict[str, str]:
+    """What a golden checkpoint gives in a layout."""
+    job = Job(layout, 1, seed=7)
+    scramble(job)
+    CheckpointManager(root).load(**job.parts)
+    return lasting(job)
+
+
+def lasting(job: Job) -> dict[str, str]:
+    """What means the same in every release of torch and in every layout; every rank calls it."""
+    found = {f"model.{key}": value for key, value in job.model.state_dict().items()}
+    names = {id(value): name for name, value in job.model.named_parameters()}
+    for parameter, state in job.optimizer.state.items():
+        found.update({f"{names[id(parameter)]}.{key}": value for key, value in state.items()})
+    found.update({f"average.{key}": value for key, value in job.average.shadow.items()})
+    return {key: digest_whole(value) for key, value in found.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,11 +12,10 @@ import torch
 from rank_worlds import Worlds
 
 from ckpt_conformance.reference_impl import CheckpointManager, rehydrate
-from ckpt_conformance.reference_impl.manifest import read_manifest
+from ckpt_conformance.reference_impl.manifest import RANKS_SCHEMA_VERSION, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +278,26 @@ def test_an_optimizer_file_that_is_missing_is_cold_on_all_ranks(
     for one in worlds.results(2, "rank_cases:load", **given, allow_missing=["optimizer"]):
         assert one["cold"] == ["optimizer"]
         assert not [key for key in one["wrong"] if key.startswith("model.")]
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("version", sorted(one.name for one in GOLDEN.glob("ranks-schema-*")))
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("model", "2:S0"), ("dcp", "2:S0"), ("dcp", "3:S1"), ("dcp", "1:S0")]
+)
+def test_a_stored_checkpoint_of_ranks_loads_bit_for_bit(
+    worlds: Worlds, tmp_path: Path, version: str, kind: str, layout: str
+) -> None:
+    """What an older version wrote on two ranks still loads (J13)."""
+    root = shutil.copytree(GOLDEN / version / kind, tmp_path / "root")
+    given = {"root": str(root), "layout": layout}
+    found = worlds.results(size_of(layout), "rank_cases:load_golden", **given)
+    expected = json.loads((GOLDEN / version / "digests.json").read_text())
+    assert all(one == expected for one in found)
+
+
+def test_the_version_that_ranks_write_now_has_golden_files() -> None:
+    name = f"ranks-schema-{RANKS_SCHEMA_VERSION}"
+    assert (GOLDEN / name).is_dir(), "run: python tests/golden/make_ranks.py"
