@@ -71,7 +71,7 @@ class Model(torch.nn.Module):
         self.layout = layout
         for name in SHAPES:
             self.register_parameter(name, torch.nn.Parameter(self.spread(whole[name])))
-        self.tied = self.wide
+        self.tied, self.tied_row = self.wide, self.row  # of one row: most ranks hold none of it
         self.register_buffer("seen", torch.tensor(0))
 
     def spread(self, whole: torch.Tensor) -> torch.Tensor:

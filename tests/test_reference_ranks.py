@@ -139,7 +139,7 @@ def test_files_of_two_ranks(worlds: Worlds, tmp_path: Path) -> None:
     assert set(found.files) == names
     assert {one.name for one in (tmp_path / "dcp_000003").iterdir()} == {*names, "meta.json"}
     assert {one.name for one in tmp_path.iterdir()} == {"dcp_000003", "latest", "run_id"}
-    assert (found.world_size, found.ties) == (2, [["tied", "wide"]])
+    assert (found.world_size, found.ties) == (2, [["row", "tied_row"], ["tied", "wide"]])
     assert found.layout["model.wide"] == "[0, 1] S(0)"
     assert "model.seen" in found.tensors
     assert [part.sizes for part in found.sharded["model.wide"].parts] == [(4, 5), (3, 5)]
