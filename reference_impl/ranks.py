@@ -170,6 +170,8 @@ class Ranks:
             yield
         except RankLost:
             raise
+        except Exception as error:
+            raise self._leave(f"rank {self.rank} left ({what}): {error!r}") from error
         except BaseException as error:
             self._leave(f"rank {self.rank} left ({what}): {error!r}")
             raise

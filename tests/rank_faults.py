@@ -84,12 +84,12 @@ def outcome(action: Callable[[], object], job: Job) -> dict[str, Any]:
     return {**found, "untouched": untouched}
 
 
-def save_faulty(
-    root: str, layout: str, struck: Struck, step: int = 4, timeout: float = 20.0
-) -> dict[str, Any]:
+def save_faulty(root: str, layout: str, struck: Struck, **settings: object) -> dict[str, Any]:
     """Save, with one rank that fails at a method; then what another attempt gives."""
+    step = 4
     job = Job(layout, step)
-    manager = Faulty(root, struck, use_dcp=True, timeout=timeout)
+    given: dict[str, Any] = {"use_dcp": True, "timeout": 20.0, **settings}
+    manager = Faulty(root, struck, **given)
     found = outcome(lambda: manager.save(step, **job.parts), job)
     if struck["fault"] == "disk full":
         found["again"] = outcome(lambda: manager.save(step + 1, **job.parts), job)["kind"]
@@ -196,3 +196,19 @@ def load_with_stock_dcp(root: str) -> dict[str, Any]:
     ]
     moment = rank_cases.digest(state["optimizer.state.0.exp_avg"])
     return {"wrong": wrong, "moment": moment == expected["wide.exp_avg"]}
+
+
+def load_by_name(root: str, name: str) -> dict[str, Any]:
+    """Load what a path below the root names, and by its reference."""
+    job = Job("plain", 1)
+    manager = CheckpointManager(root, timeout=20.0)
+    first = manager.load(f"{root}/{name}", **job.parts)
+    second = manager.load(first.reference, **job.parts)
+    return {"steps": [first.step, second.step], "kind": second.reference.kind}
+
+
+def ask_differently(root: str) -> dict[str, Any]:
+    """One rank asks for another step than the others."""
+    job = Job("plain", 1)
+    manager = CheckpointManager(root, timeout=20.0)
+    return outcome(lambda: manager.load(step=2 + dist.get_rank(), **job.parts), job)

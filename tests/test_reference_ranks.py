@@ -301,3 +301,21 @@ def test_a_stored_checkpoint_of_ranks_loads_bit_for_bit(
 def test_the_version_that_ranks_write_now_has_golden_files() -> None:
     name = f"ranks-schema-{RANKS_SCHEMA_VERSION}"
     assert (GOLDEN / name).is_dir(), "run: python tests/golden/make_ranks.py"
+
+
+def test_an_explicit_request_is_honoured_on_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    """A path or a reference names one checkpoint for all ranks (M030, M031)."""
+    given: dict[str, Any] = {"root": str(tmp_path), "layout": "plain"}
+    worlds.results(2, "rank_cases:save", **given, steps=2, use_dcp=False)
+    worlds.results(2, "rank_cases:save", **given, steps=3)
+    for name, step, kind in (("dcp_000003", 3, "dcp"), ("model_000002.pt", 2, "model")):
+        found = worlds.results(2, "rank_faults:load_by_name", root=str(tmp_path), name=name)
+        assert found == [{"steps": [step, step], "kind": kind}] * 2
+
+
+def test_ranks_that_ask_for_different_steps_all_fail(worlds: Worlds, tmp_path: Path) -> None:
+    """No rank serves one step while another serves the next."""
+    for step in (2, 3):
+        worlds.results(2, "rank_cases:save", root=str(tmp_path), layout="plain", steps=step)
+    found: list[Any] = worlds.results(2, "rank_faults:ask_differently", root=str(tmp_path))
+    assert all("RankFailed" in one["bases"] and one["untouched"] for one in found)
