@@ -68,6 +68,10 @@ class RankFailed(CheckpointError):  # noqa: N818 - named like the others
         self.what = what
         self.failures = tuple(failures)
 
+    def __reduce__(self) -> tuple[type[RankFailed], tuple[str, tuple[Failure, ...]]]:
+        """Let it travel between processes, as errors of workers do."""
+        return type(self), (self.what, self.failures)
+
 
 class RankLost(CheckpointError):  # noqa: N818 - named like the others
     """A rank died, hangs, or left: nothing more can be agreed with it. Start the job again.

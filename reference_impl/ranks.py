@@ -15,17 +15,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from ckpt_conformance.reference_impl.durable import digest_bytes
 from ckpt_conformance.reference_impl.errors import Failure, RankLost, joint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ _GRACE = 30.0
 """Seconds that the others wait longer for the first rank, so that it can say who is lost."""
 _MOST_MESSAGE = 2000
 _MOST_BYTES = 1 << 30
-_created: dict[str, int] = {}
+_PIECE = 64 << 20
+_met: list[tuple[object, dict[str, int]]] = []
 _c10d: Any = dist.distributed_c10d
 
 
@@ -100,8 +102,9 @@ class Ranks:
         except BaseException as error:  # noqa: BLE001 - peers must learn of it, then it is raised
             own = error
             outcome["failed"] = self._failure(error)
-        outcomes = self._collect(what, outcome)
-        verdict = self._tell(what, self._judged(what, outcomes) if self.leads else None)
+        with self.speaking(what):
+            outcomes = self._collect(what, outcome)
+            verdict = self._tell(what, self._judged(what, outcomes) if self.leads else None)
         self._raise_if_failed(what, verdict, own)
         return result, [one["ok"] for one in outcomes]
 
@@ -120,7 +123,8 @@ class Ranks:
             except BaseException as error:  # noqa: BLE001 - peers must learn of it, then it is raised
                 own = error
                 verdict = {"what": what, "failed": [self._failure(error)]}
-        verdict = self._tell(what, verdict)
+        with self.speaking(what):
+            verdict = self._tell(what, verdict)
         self._raise_if_failed(what, verdict, own)
         return verdict["ok"]
 
@@ -156,6 +160,22 @@ class Ranks:
 
     # ---- messages ------------------------------------------------------------------------------
 
+    @contextmanager
+    def speaking(self, what: str) -> Generator[None]:
+        """Leave if anything ends a conversation half-way, Ctrl-C too: no other could follow it.
+
+        Around `send_memory` and `receive_memory`, so that the others do not wait for the rest.
+        """
+        try:
+            yield
+        except RankLost:
+            raise
+        except Exception as error:
+            raise self._leave(f"rank {self.rank} left ({what}): {error!r}") from error
+        except BaseException as error:
+            self._leave(f"rank {self.rank} left ({what}): {error!r}")
+            raise
+
     def _collect(self, what: str, outcome: dict[str, Json]) -> list[dict[str, Json]]:
         """Bring the outcomes of all ranks to the first; an empty list on the others."""
         if not self.leads:
@@ -178,34 +198,48 @@ class Ranks:
             self.send_bytes(what, rank, data)
         return verdict
 
-    def send_bytes(self, what: str, rank: int, data: bytes | memoryview) -> None:
+    def send_bytes(self, what: str, rank: int, data: bytes) -> None:
         """Send bytes to a rank, which has to call `receive_bytes`."""
+        self.send_memory(what, rank, memoryview(bytearray(len(data).to_bytes(8, "little"))))
+        self.send_memory(what, rank, memoryview(bytearray(data)))
+
+    def receive_bytes(self, what: str, rank: int, until: float) -> bytes:
+        """Bytes from a rank; `until` is a time of `time.monotonic`."""
+        length = bytearray(8)
+        self.receive_memory(what, rank, memoryview(length), until)
+        size = int.from_bytes(length, "little")
+        if size > _MOST_BYTES:
+            raise self._leave(f"rank {rank} announced {size} bytes ({what})")
+        data = bytearray(size)
+        self.receive_memory(what, rank, memoryview(data), until)
+        return bytes(data)
+
+    def send_memory(self, what: str, rank: int, memory: memoryview) -> None:
+        """Send memory to a rank, which has to call `receive_memory` for as much."""
         lines = self._connect(what)
         wait = timedelta(seconds=self.timeout + min(_GRACE, self.timeout))
         try:
-            lines.send([torch.tensor([len(data)])], rank, 0).wait(wait)
-            if len(data):
-                raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-                lines.send([raw], rank, 0).wait(wait)
+            for piece in _pieces(memory):
+                lines.send([piece], rank, 0).wait(wait)
         except RuntimeError as error:
             raise self._leave(f"rank {rank} is gone ({what}): {_brief(error)}") from error
 
-    def receive_bytes(self, what: str, rank: int, until: float | None = None) -> bytes:
-        """Bytes from a rank; `until` is a time of `time.monotonic`."""
+    def receive_memory(
+        self,
+        what: str,
+        rank: int,
+        memory: memoryview,
+        until: float | None = None,
+    ) -> None:
+        """Fill memory with what a rank sends; `until` is a time of `time.monotonic`."""
         lines = self._connect(what)
         until = time.monotonic() + self.timeout if until is None else until
-        length = torch.zeros(1, dtype=torch.int64)
         try:
-            lines.recv([length], rank, 0).wait(_left(until))
-            if not 0 <= int(length) <= _MOST_BYTES:
-                raise RuntimeError(f"it announced {int(length)} bytes")  # noqa: TRY301
-            data = torch.empty(int(length), dtype=torch.uint8)
-            if int(length):
-                lines.recv([data], rank, 0).wait(_left(until))
+            for piece in _pieces(memory):
+                lines.recv([piece], rank, 0).wait(_left(until))
         except RuntimeError as error:
             why = "did not answer in time" if time.monotonic() >= until else "is gone"
             raise self._leave(f"rank {rank} {why} ({what}): {_brief(error)}") from error
-        return data.numpy().tobytes()
 
     # ---- connections ---------------------------------------------------------------------------
 
@@ -228,12 +262,11 @@ class Ranks:
 
     def _store(self, *, new: bool = False) -> Any:  # noqa: ANN401  as above
         """Where the ranks find each other: a corner of the job's store, a new one per group."""
+        store = _c10d._get_default_store()  # noqa: SLF001 - torch has no public way to it
         if new:
-            members = "_".join(map(str, self._members))
-            _created[members] = _created.get(members, 0) + 1
-            self._name = f"checkpoint_ranks/{members}/{_created[members]}"
-        # Torch has no public way to the job's own store.
-        return _c10d.PrefixStore(self._name, _c10d._get_default_store())  # noqa: SLF001
+            members = digest_bytes(json.dumps(self._members).encode())[:16]
+            self._name = f"checkpoint_ranks/{members}/{_count(store, members)}"
+        return _c10d.PrefixStore(self._name, store)
 
     def _leave(self, why: str) -> RankLost:
         """End the connections, so that the others learn at once; the reason is left for them."""
@@ -260,6 +293,21 @@ class Ranks:
         self._lines = None
 
 
+def _count(store: object, members: str) -> int:
+    """How many groups of these members met in a store: in the same order on each of them."""
+    if not _met or _met[0][0] is not store:  # torch was initialised anew
+        _met[:] = [(store, {})]
+    counts = _met[0][1]
+    counts[members] = counts.get(members, 0) + 1
+    return counts[members]
+
+
+def _pieces(memory: memoryview) -> Iterator[torch.Tensor]:
+    """Memory in pieces that one message can hold."""
+    for at in range(0, len(memory), _PIECE):
+        yield torch.frombuffer(memory[at : at + _PIECE], dtype=torch.uint8)
+
+
 def _brief(error: RuntimeError) -> str:
     """What gloo says, without the place in its source and its advice."""
     words = str(error).partition("\n")[0].partition(". This is typically")[0]
@@ -273,6 +321,9 @@ def _left(until: float) -> timedelta:
 
 def ranks_of(group: dist.ProcessGroup | None, timeout: float) -> Ranks | None:
     """The ranks of a group, by default all of the job; None for a process alone."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+    if not (dist.is_available() and dist.is_initialized()):
         return None
-    return Ranks(group, timeout)
+    size = dist.get_world_size(group)
+    if size < 1:
+        raise ValueError("this process is no member of the group that the manager was given")
+    return Ranks(group, timeout) if size > 1 else None

@@ -21,9 +21,9 @@ from ckpt_conformance.reference_impl.errors import CheckpointDamaged, Checkpoint
 from ckpt_conformance.reference_impl.fill import memory_of
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
 from ckpt_conformance.reference_impl.model_state import retie
-from ckpt_conformance.reference_impl.ranks_state import as_shaped, joined_layouts, layout_of_rank
+from ckpt_conformance.reference_impl.ranks_state import as_shaped, check_seen
 from ckpt_conformance.reference_impl.retention import Retention
-from ckpt_conformance.reference_impl.shards import Box, layout_of, whole_box
+from ckpt_conformance.reference_impl.shards import layout_of, whole_box
 from ckpt_conformance.reference_impl.torch_zip import LocalRef, TensorRef
 
 if TYPE_CHECKING:
@@ -56,10 +56,12 @@ class FlatSaving(Retention):
                 whole[key] = part.data.new_empty(part.shape)
             for rank, box in boxes.items():
                 if ranks.leads:
-                    data = part.data if rank == 0 else ranks.receive_bytes(what, rank)
-                    put(whole[key], box, data)
+                    data = part.data if rank == 0 else part.data.new_empty(box.sizes)
+                    if rank:
+                        ranks.receive_memory(what, rank, memory_of(data))
+                    whole[key][box.slices_in(whole_box(part.shape))] = data
                 elif rank == ranks.rank:
-                    ranks.send_bytes(what, 0, memory_of(part.data))
+                    ranks.send_memory(what, 0, memory_of(part.data))
         if not ranks.leads:
             return {}
         documents = {"model": state.documents["model"]}
@@ -109,6 +111,8 @@ class FlatSaving(Retention):
             ties=begun.ties,
             layout=joined_layouts([one["layout"] for one in told]),
         )
+        places = {self.staged(name, begun.save_id): entry.size for name, entry in files.items()}
+        check_seen(places, self._timeout)
         staged = self.staged(layout.flat_manifest_name(state.step), begun.save_id)
         self.write_bytes(staged, manifest.to_bytes())
         reference = self.publish(staged)
@@ -187,10 +191,3 @@ def check_layout(manifest: Manifest, model: Mapping[str, Tree], rank: int) -> No
 def rank_key(rank: int, key: str) -> str:
     """The key of a tensor in the manifest: that of a further rank's own file bears its number."""
     return f"rank{rank}.{key}" if rank else key
-
-
-def put(whole: torch.Tensor, box: Box, data: torch.Tensor | bytes) -> None:
-    """Put a part of a tensor in its place."""
-    if isinstance(data, bytes):
-        data = torch.frombuffer(bytearray(data), dtype=whole.dtype).reshape(box.sizes)
-    whole[box.slices_in(whole_box(whole.shape))] = data

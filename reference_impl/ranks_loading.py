@@ -63,10 +63,17 @@ class Asked:
     kind: Kind | None
     allowed: set[str]
 
+    @property
+    def name(self) -> str:
+        """The name of what was asked for; its path may be another one on each rank."""
+        if isinstance(self.reference, CheckpointReference):
+            return self.reference.path.name
+        return "" if self.reference is None else Path(self.reference).name
+
     def __str__(self) -> str:
         """As messages name it."""
-        name = "" if self.reference is None else f" of {self.reference}"
-        return f"load{name}" + ("" if self.step is None else f" of step {self.step}")
+        words = [self.name, "" if self.step is None else f"step {self.step}"]
+        return " of ".join(["load", *filter(None, words)])
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,8 @@ class RankLoading(Loading):
                 return self.open_together(ranks, candidate, job, asked.allowed)
             except RanksDamaged as error:
                 refused.append(Refusal(candidate, str(error)))
-                logger.warning("%s is REFUSED: %s", candidate.path, error)
+                level = logging.WARNING if ranks.leads else logging.INFO
+                logger.log(level, "%s is REFUSED: %s", candidate.path, error)
         return None
 
     def ask(self, job: Destinations, asked: Asked) -> Json:
@@ -112,7 +120,7 @@ class RankLoading(Loading):
         return {
             "step": asked.step,
             "kind": asked.kind,
-            "named": asked.reference is not None,
+            "reference": asked.name,
             "allowed": sorted(asked.allowed),
             "components": job.ids,
             "ties": super().live_ties(plain_state(bare(job.model).state_dict())),
@@ -121,7 +129,7 @@ class RankLoading(Loading):
     def choose(self, asked: Asked, told: Sequence[Json]) -> Json:
         """The candidates as the first rank sees them, once all are seen to want the same."""
         for rank, one in enumerate(told):
-            for fact in ("step", "kind", "named", "allowed", "components"):
+            for fact in ("step", "kind", "reference", "allowed", "components"):
                 if one[fact] != told[0][fact]:
                     raise CheckpointMismatch(
                         f"{fact} is {told[0][fact]} on rank 0 and {one[fact]} on rank {rank}: "
@@ -285,9 +293,8 @@ class RankLoading(Loading):
         try:
             ranks.together(f"{name}: read", lambda: or_damaged(lambda: self.fill_on_rank(planned)))
         except RankFailed as error:
-            raise CheckpointDamaged(
-                f"{error}. The state in memory is not to be used: load again",
-            ) from error
+            error.add_note("The state in memory is not to be used: load again")
+            raise
         ranks.together(f"{name}: hand over", lambda: self.apply(planned.plan, job))
 
     def fill_on_rank(self, planned: Planned) -> None:

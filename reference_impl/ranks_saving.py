@@ -19,7 +19,7 @@ from ckpt_conformance.reference_impl.dcp_ranks import Written
 from ckpt_conformance.reference_impl.errors import SaveRefused
 from ckpt_conformance.reference_impl.fill import memory_of
 from ckpt_conformance.reference_impl.layout import CheckpointReference
-from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
+from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry, canonical
 from ckpt_conformance.reference_impl.ranks_flat import FlatSaving
 from ckpt_conformance.reference_impl.ranks_state import (
     Begun,
@@ -27,12 +27,13 @@ from ckpt_conformance.reference_impl.ranks_state import (
     as_begun,
     as_held,
     as_shaped,
-    check_agreement,
+    check_facts,
+    check_seen,
     index_extra,
     joined_layouts,
     joined_ties,
-    outline,
     parted,
+    refuse_difference,
     take_apart,
     wait_until_seen,
 )
@@ -75,10 +76,14 @@ class RankSaving(FlatSaving):
         (state, own), told = ranks.together(
             what, lambda: self.bring(step, given), lambda one: self.describe(*one)
         )
+        if not ranks.lead(f"{what}: compare", lambda: self.agree(told)):
+            _, outlines = ranks.together(f"{what}: differences", lambda: own.outline, dict)
+            ranks.lead(f"{what}: compare", lambda: refuse_difference(outlines))
         begun = as_begun(ranks.lead(f"{what}: plan", lambda: self.begin(state, told)))
         self._run_id = begun.run_id
         if not self.use_dcp:
-            model = self.gather_model(ranks, f"{what}: gather", state, own, begun)
+            with ranks.speaking(f"{what}: gather"):
+                model = self.gather_model(ranks, f"{what}: gather", state, own, begun)
             own = replace(own, model=model)
         _, written = ranks.together(
             f"{what}: write",
@@ -110,10 +115,19 @@ class RankSaving(FlatSaving):
             "held": own.held,
             "layout": dict(own.layout),
             "ties": state.ties,
-            "outline": outline({"components": state.components, **own.skeleton}),
+            "outline": durable.digest_bytes(canonical(own.outline)),
         }
 
     # ---- what the first rank decides -----------------------------------------------------------
+
+    def agree(self, told: Sequence[Json]) -> bool:
+        """Whether what is not a tensor is the same on every rank.
+
+        Raises:
+            SaveRefused: they do not even save one step in one format.
+        """
+        check_facts(told)
+        return all(one["outline"] == told[0]["outline"] for one in told)
 
     def begin(self, state: Snapshot, told: Sequence[Json]) -> Json:
         """Hold the ranks against each other, then make the place for their files.
@@ -121,7 +135,6 @@ class RankSaving(FlatSaving):
         Raises:
             SaveRefused: they do not hold one state.
         """
-        check_agreement(told)
         held = [{key: as_held(one) for key, one in rank["held"].items()} for rank in told]
         assignment = self.assign(held)
         self.prepare()
@@ -168,11 +181,14 @@ class RankSaving(FlatSaving):
 
     def digest_replicas(self, own: Own, shared: Sequence[str]) -> dict[str, str]:
         """Digests of what other ranks may hold too, by key."""
-        return {
-            key: durable.digest_bytes(memory_of(own.parts[key].data))
-            for key in shared
-            if key in own.parts and own.parts[key].box.volume
-        }
+        digests: dict[str, str] = {}
+        for key in shared:
+            part = own.parts.get(key)
+            if part is not None and part.box.volume:
+                hasher = durable.Hasher(part.data.nbytes)
+                hasher.update(memory_of(part.data))
+                digests[key] = hasher.hexdigest()
+        return digests
 
     # ---- commit --------------------------------------------------------------------------------
 
@@ -234,6 +250,7 @@ class RankSaving(FlatSaving):
             sharded=sharded,
             layout=joined_layouts([one["layout"] for one in told]),
         )
+        check_seen({staged / name: entry.size for name, entry in files.items()}, self._timeout)
         self.write_bytes(staged / layout.DCP_MANIFEST, manifest.to_bytes())
         self.fsync_dir(staged)
         return self.publish(staged)

@@ -37,6 +37,7 @@ class Own:
         parts: key -> this rank's part, of every tensor that is put together with the others'.
         layout: key -> mesh and placements in words, of every distributed tensor.
         skeleton: the documents of those tensors, without them.
+        outline: of the skeleton and the components, to compare between ranks.
         extra: this rank's train state; what is put together with the others' is taken out.
         model: on the first rank, the model that was put together, for the per-rank format.
     """
@@ -44,6 +45,7 @@ class Own:
     parts: Mapping[str, Part]
     layout: Mapping[str, str]
     skeleton: Mapping[str, Tree]
+    outline: dict[str, str]
     extra: dict[str, Tree]
     model: dict[str, Tree] = field(default_factory=dict[str, "Tree"])
 
@@ -128,7 +130,8 @@ def take_apart(state: Snapshot, *, dcp: bool) -> Own:
     if not dcp:
         documents = {"model": documents["model"]}
     parts = {key: part_of_state(state, tensor) for key, tensor in tensors.items()}
-    return Own(parts, layouts(state), documents, extra)
+    words = outline({"components": state.components, **documents})
+    return Own(parts, layouts(state), documents, words, extra)
 
 
 def layouts(state: Snapshot) -> dict[str, str]:
@@ -159,11 +162,28 @@ def index_extra(path: Path, rank: int) -> Json:
     return {key: vars(entry) for key, entry in snapshot.index_trees(trees).items()}
 
 
-def wait_until_seen(directory: Path, timeout: float) -> None:
-    """Wait until a directory that the first rank has made is seen here, too (N11)."""
+def wait_until_seen(path: Path, timeout: float) -> None:
+    """Wait until what another rank has made is seen here, too (N11)."""
     until = time.monotonic() + min(_VISIBLE, timeout)
-    while not directory.is_dir() and time.monotonic() < until:
+    while not path.exists() and time.monotonic() < until:
         time.sleep(0.02)
+
+
+def check_seen(sizes: Mapping[Path, int], timeout: float) -> None:
+    """The first rank sees every rank's files, whole, where it is about to publish them (N10).
+
+    Raises:
+        SaveRefused: it does not.
+    """
+    for path, size in sizes.items():
+        wait_until_seen(path, timeout)
+        seen = path.stat().st_size if path.exists() else None
+        if seen != size:
+            raise SaveRefused(
+                f"{path.name} was written with {size} bytes, and rank 0 sees "
+                f"{'no such file' if seen is None else f'{seen} bytes'}. Nothing was published. "
+                f"Do all ranks have their root on one shared file system?",
+            )
 
 
 def outline(tree: Tree, path: str = "") -> dict[str, str]:
@@ -181,23 +201,31 @@ def outline(tree: Tree, path: str = "") -> dict[str, str]:
     return found
 
 
-def check_agreement(told: Sequence[Json]) -> None:
-    """The ranks save one state at one step (N05).
+def check_facts(told: Sequence[Json]) -> None:
+    """The ranks save one step in one format (N05).
 
     Raises:
-        SaveRefused: they differ, with the first difference.
+        SaveRefused: they differ.
     """
-    first = told[0]
     for rank, one in enumerate(told):
         for fact in ("step", "tokens_seen", "dcp"):
-            if one[fact] != first[fact]:
+            if one[fact] != told[0][fact]:
                 raise SaveRefused(
-                    f"{fact} is {first[fact]} on rank 0 and {one[fact]} on rank {rank}: every rank "
-                    f"has to save the same. Nothing was written",
+                    f"{fact} is {told[0][fact]} on rank 0 and {one[fact]} on rank {rank}: every "
+                    f"rank has to save the same. Nothing was written",
                 )
-        keys = {**first["outline"], **one["outline"]}
-        for key in keys:
-            here, there = (side["outline"].get(key, "not there") for side in (first, one))
+
+
+def refuse_difference(outlines: Sequence[dict[str, str]]) -> None:
+    """What is not a tensor is the same on every rank.
+
+    Raises:
+        SaveRefused: it is not, with the first difference.
+    """
+    first = outlines[0]
+    for rank, one in enumerate(outlines):
+        for key in {**first, **one}:
+            here, there = first.get(key, "not there"), one.get(key, "not there")
             if here != there:
                 raise SaveRefused(
                     f"{key} is {here} on rank 0 and {there} on rank {rank}: what is not a tensor "

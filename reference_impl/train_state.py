@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch.distributed import get_world_size, is_initialized
 
 from ckpt_conformance.reference_impl.durable import digest_bytes
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
@@ -50,8 +51,8 @@ def get_rng_state() -> dict[str, Tree]:
     Returns:
         `python`: {version, words int64 [625], gauss float or None};
         `numpy`: {kind "MT19937", words int64 [624], position, has_gauss, gauss};
-        `torch_cpu`: uint8 [5056]; `torch_cuda`: list of uint8, one per device (KX3), where there
-        is CUDA.
+        `torch_cpu`: uint8 [5056]; `torch_cuda`: list of uint8, one per device (KX3), of a rank
+        of several that of its own device; where there is CUDA.
 
     Raises:
         SaveRefused: NumPy's global generator was replaced by one that is not MT19937.
@@ -62,7 +63,7 @@ def get_rng_state() -> dict[str, Tree]:
         "torch_cpu": torch.random.get_rng_state(),
     }
     if torch.cuda.is_available():
-        state["torch_cuda"] = torch.cuda.get_rng_state_all()
+        state["torch_cuda"] = [torch.cuda.get_rng_state(device) for device in own_devices()]
     return state
 
 
@@ -119,7 +120,7 @@ def fresh_rng_state(seed: str) -> dict[str, Tree]:
     if torch.cuda.is_available():
         state["torch_cuda"] = [
             torch.Generator(f"cuda:{device}").manual_seed(number(f"cuda{device}")).get_state()
-            for device in range(torch.cuda.device_count())
+            for device in own_devices()
         ]
     return state
 
@@ -160,16 +161,29 @@ def _decoded(state: Mapping[str, Tree]) -> tuple[Any, Any, torch.Tensor]:
 
 def _set_cuda(states: list[torch.Tensor]) -> None:
     """Restore the generators of the devices that both runs have."""
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if len(states) != here:
+    here = own_devices()
+    if len(states) != len(here):
         logger.warning(
             "generators of %d CUDA devices were saved and %d are here: only the common ones "
             "are restored, so the trajectory will differ",
             len(states),
-            here,
+            len(here),
         )
-    for device, state in enumerate(states[:here]):
+    for device, state in zip(here, states, strict=False):
         torch.cuda.set_rng_state(state, device)
+
+
+def own_devices() -> list[int]:
+    """The CUDA devices whose generators are this process's: all, or the one of a rank (KX3).
+
+    Every rank sees the devices of the others. To ask each for its state would start each rank on
+    every device, and to set it would undo what its owner has set.
+    """
+    if not torch.cuda.is_available():
+        return []
+    if is_initialized() and get_world_size() > 1:
+        return [torch.cuda.current_device()]
+    return list(range(torch.cuda.device_count()))
 
 
 def check_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:

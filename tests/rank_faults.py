@@ -43,7 +43,7 @@ class Struck(TypedDict):
 
 
 class Faulty(CheckpointManager):
-    """A manager that fails once it comes to a method, on one rank."""
+    """A manager that fails the first time it comes to a method, on one rank."""
 
     def __init__(self, root: str, struck: Struck, **settings: Any) -> None:  # noqa: ANN401
         """Break the method on the rank that is struck."""
@@ -55,6 +55,7 @@ class Faulty(CheckpointManager):
         real: Callable[..., Any] = getattr(self, at)
 
         def struck(*given: object, **named: object) -> object:
+            setattr(self, at, real)
             strike(fault)
             return real(*given, **named)
 
@@ -83,16 +84,15 @@ def outcome(action: Callable[[], object], job: Job) -> dict[str, Any]:
     return {**found, "untouched": untouched}
 
 
-def save_faulty(
-    root: str, layout: str, struck: Struck, step: int = 4, timeout: float = 20.0
-) -> dict[str, Any]:
+def save_faulty(root: str, layout: str, struck: Struck, **settings: object) -> dict[str, Any]:
     """Save, with one rank that fails at a method; then what another attempt gives."""
+    step = 4
     job = Job(layout, step)
-    manager = Faulty(root, struck, use_dcp=True, timeout=timeout)
+    given: dict[str, Any] = {"use_dcp": True, "timeout": 20.0, **settings}
+    manager = Faulty(root, struck, **given)
     found = outcome(lambda: manager.save(step, **job.parts), job)
     if struck["fault"] == "disk full":
-        again = CheckpointManager(root, use_dcp=True, timeout=timeout)
-        found["again"] = outcome(lambda: again.save(step + 1, **job.parts), job)["kind"]
+        found["again"] = outcome(lambda: manager.save(step + 1, **job.parts), job)["kind"]
     return found
 
 
@@ -106,6 +106,12 @@ def load_faulty(
     served: list[int] = []
     found = outcome(lambda: served.append(manager.load(step=step, **job.parts).step), job)
     return {**found, "served": served}
+
+
+def load_damaged(root: str, layout: str) -> dict[str, Any]:
+    """What step 3 gives by its name, and then what a load of the newest gives."""
+    named = load_faulty(root, layout, step=3)
+    return {"named": named, "newest": rank_cases.load(root, layout)}
 
 
 def load_with_stale_listing(root: str, layout: str, rank: int) -> dict[str, Any]:
@@ -190,3 +196,19 @@ def load_with_stock_dcp(root: str) -> dict[str, Any]:
     ]
     moment = rank_cases.digest(state["optimizer.state.0.exp_avg"])
     return {"wrong": wrong, "moment": moment == expected["wide.exp_avg"]}
+
+
+def load_by_name(root: str, name: str) -> dict[str, Any]:
+    """Load what a path below the root names, and by its reference."""
+    job = Job("plain", 1)
+    manager = CheckpointManager(root, timeout=20.0)
+    first = manager.load(f"{root}/{name}", **job.parts)
+    second = manager.load(first.reference, **job.parts)
+    return {"steps": [first.step, second.step], "kind": second.reference.kind}
+
+
+def ask_differently(root: str) -> dict[str, Any]:
+    """One rank asks for another step than the others."""
+    job = Job("plain", 1)
+    manager = CheckpointManager(root, timeout=20.0)
+    return outcome(lambda: manager.load(step=2 + dist.get_rank(), **job.parts), job)

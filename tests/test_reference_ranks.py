@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,11 +12,10 @@ import torch
 from rank_worlds import Worlds
 
 from ckpt_conformance.reference_impl import CheckpointManager, rehydrate
-from ckpt_conformance.reference_impl.manifest import read_manifest
+from ckpt_conformance.reference_impl.manifest import RANKS_SCHEMA_VERSION, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,7 @@ def test_files_of_two_ranks(worlds: Worlds, tmp_path: Path) -> None:
     assert set(found.files) == names
     assert {one.name for one in (tmp_path / "dcp_000003").iterdir()} == {*names, "meta.json"}
     assert {one.name for one in tmp_path.iterdir()} == {"dcp_000003", "latest", "run_id"}
-    assert (found.world_size, found.ties) == (2, [["tied", "wide"]])
+    assert (found.world_size, found.ties) == (2, [["row", "tied_row"], ["tied", "wide"]])
     assert found.layout["model.wide"] == "[0, 1] S(0)"
     assert "model.seen" in found.tensors
     assert [part.sizes for part in found.sharded["model.wide"].parts] == [(4, 5), (3, 5)]
@@ -262,3 +264,58 @@ def test_a_directory_of_ranks_becomes_files_of_one_process(worlds: Worlds, tmp_p
         torch.load(tmp_path / name / "model_000003.pt", weights_only=True) for name in ("to", "one")
     )
     assert all(torch.equal(one[key], other[key]) for key in {**one, **other})
+
+
+def test_an_optimizer_file_that_is_missing_is_cold_on_all_ranks(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    """Never warm on one rank and cold on another; and only if it was asked for (M027)."""
+    given: dict[str, Any] = {"root": str(tmp_path), "layout": "2:S0", "use_dcp": False}
+    worlds.results(2, "rank_cases:save", **given)
+    (tmp_path / "optim_000003_rank1.pt").unlink()
+    for one in worlds.run(2, "rank_cases:load", **given):
+        assert one["error"]["kind"] == "CheckpointDamaged"
+    for one in worlds.results(2, "rank_cases:load", **given, allow_missing=["optimizer"]):
+        assert one["cold"] == ["optimizer"]
+        assert not [key for key in one["wrong"] if key.startswith("model.")]
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("version", sorted(one.name for one in GOLDEN.glob("ranks-schema-*")))
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("model", "2:S0"), ("dcp", "2:S0"), ("dcp", "3:S1"), ("dcp", "1:S0")]
+)
+def test_a_stored_checkpoint_of_ranks_loads_bit_for_bit(
+    worlds: Worlds, tmp_path: Path, version: str, kind: str, layout: str
+) -> None:
+    """What an older version wrote on two ranks still loads (J13)."""
+    root = shutil.copytree(GOLDEN / version / kind, tmp_path / "root")
+    given = {"root": str(root), "layout": layout}
+    found = worlds.results(size_of(layout), "rank_cases:load_golden", **given)
+    expected = json.loads((GOLDEN / version / "digests.json").read_text())
+    assert all(one == expected for one in found)
+
+
+def test_the_version_that_ranks_write_now_has_golden_files() -> None:
+    name = f"ranks-schema-{RANKS_SCHEMA_VERSION}"
+    assert (GOLDEN / name).is_dir(), "run: python tests/golden/make_ranks.py"
+
+
+def test_an_explicit_request_is_honoured_on_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    """A path or a reference names one checkpoint for all ranks (M030, M031)."""
+    given: dict[str, Any] = {"root": str(tmp_path), "layout": "plain"}
+    worlds.results(2, "rank_cases:save", **given, steps=2, use_dcp=False)
+    worlds.results(2, "rank_cases:save", **given, steps=3)
+    for name, step, kind in (("dcp_000003", 3, "dcp"), ("model_000002.pt", 2, "model")):
+        found = worlds.results(2, "rank_faults:load_by_name", root=str(tmp_path), name=name)
+        assert found == [{"steps": [step, step], "kind": kind}] * 2
+
+
+def test_ranks_that_ask_for_different_steps_all_fail(worlds: Worlds, tmp_path: Path) -> None:
+    """No rank serves one step while another serves the next."""
+    for step in (2, 3):
+        worlds.results(2, "rank_cases:save", root=str(tmp_path), layout="plain", steps=step)
+    found: list[Any] = worlds.results(2, "rank_faults:ask_differently", root=str(tmp_path))
+    assert all("RankFailed" in one["bases"] and one["untouched"] for one in found)

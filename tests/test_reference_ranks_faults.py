@@ -128,6 +128,32 @@ def test_a_rank_that_hangs_is_lost_within_the_deadline(worlds: Worlds, root: Pat
     assert loads_step(worlds, root) == 3
 
 
+@pytest.mark.parametrize(
+    ("struck", "kind"),
+    [
+        (("write_flat_own", "disk full", 1), "RankFailed"),
+        (("finish_flat", "disk full", 0), "RankFailed"),
+        (("gather_model", "disk full", 0), "RankLost"),
+        (("gather_model", "kill", 1), "RankLost"),
+        (("publish_flat", "kill", 0), "RankLost"),
+    ],
+)
+def test_per_rank_files_fail_together(
+    worlds: Worlds, root: Path, struck: tuple[str, str, int], kind: str
+) -> None:
+    """As in the DCP format: one error for all, the step before loads, nothing is left for ever."""
+    found = worlds.run(3, **saving(root, *struck), use_dcp=False)
+    kinds = [one["result"]["kind"] for one in found if "result" in one]
+    assert set(kinds) == {kind}
+    assert len(kinds) == (2 if "kill" in struck else 3)
+    if kind == "RankLost":
+        assert loads_step(worlds, root) == 3
+        given = {"root": str(root), "layout": "3:S0", "steps": 5, "use_dcp": False}
+        worlds.results(3, "rank_cases:save", **given)
+    assert loads_step(worlds, root) == 5
+    assert not staged(root)
+
+
 def test_an_interrupt_of_one_rank_stays_one(worlds: Worlds, root: Path) -> None:
     """Ctrl-C of one rank is that there, and a typed error on the others."""
     found: list[Any] = worlds.results(3, **saving(root, "write_own", "interrupt", 1))
@@ -278,13 +304,12 @@ def test_damage_is_refused_by_all_before_anything_is_touched(
     damage(root / "dcp_000003")
     for size in (3, 2, 1):
         given = {"root": str(root), "layout": f"{size}:S0"}
-        found: list[Any] = worlds.results(size, "rank_faults:load_faulty", step=3, **given)
-        for one in found:
-            assert "CheckpointDamaged" in one["bases"], one
-            assert one["untouched"]
-        found = worlds.results(size, "rank_cases:load", **given)
-        assert [one["step"] for one in found] == [2] * size
-        assert all(len(one["refused"]) == 1 for one in found)
+        for one in worlds.results(size, "rank_faults:load_damaged", **given):
+            assert "CheckpointDamaged" in one["named"]["bases"], one
+            assert one["named"]["untouched"]
+            assert one["newest"]["step"] == 2
+            assert not one["newest"]["wrong"]
+            assert len(one["newest"]["refused"]) == 1
 
 
 @pytest.mark.parametrize(

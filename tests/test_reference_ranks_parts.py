@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -208,6 +209,10 @@ def test_the_joint_error_is_of_the_kind_that_all_failures_are() -> None:
     mixed = [*same, Failure(1, "OSError", "disk")]
     assert not isinstance(joint("save", mixed), SaveRefused)
     assert str(joint("save", mixed)).endswith("rank 1: OSError: disk")
+    error = joint("save", same)
+    travelled = pickle.loads(pickle.dumps(error))  # noqa: S301  our own
+    assert type(travelled) is type(error)
+    assert (str(travelled), travelled.failures) == (str(error), error.failures)
 
 
 def test_fresh_generators_differ_by_rank_and_are_usable() -> None:
