@@ -175,6 +175,16 @@ def test_weights_of_lightning_are_remarked_and_the_step_is_read(library: str, go
     assert "its global_step is 2, and its name says 7" in told
 
 
+@pytest.mark.parametrize("folder", ["step_5", "checkpoint-5", "checkpoint_5"])
+def test_a_script_of_somebodys_own_is_no_library(folder: str, tmp_path: Path) -> None:
+    """Its names are like theirs; nothing says that there should be more."""
+    (tmp_path / folder).mkdir()
+    for name in ("model.pt", "optimizer.pt", "scheduler.bin", "optimizer.bin"):
+        torch.save({"w": torch.ones(2)}, tmp_path / folder / name)
+    report = only(tmp_path)
+    assert (report.layout, report.findings) == ("files", [])
+
+
 def test_files_of_two_world_sizes_are_damage(tmp_path: Path) -> None:
     folder = tmp_path / "global_step_7" / "actor"
     folder.mkdir(parents=True)

@@ -309,19 +309,17 @@ def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> lis
     return rest
 
 
+# Only what no script of somebody's own would write by chance: their rules say what is missing.
 _LAYOUTS = (
     (
         "transformers-trainer",
-        re.compile(
-            r"/(?:trainer_state\.json|(?:optimizer|scheduler)\.pt|rng_state(?:_\d+)?\.pth)$|"
-            r"/checkpoint-\d+/training_args\.bin$"
-        ),
+        re.compile(r"/trainer_state\.json$|/checkpoint-\d+/training_args\.bin$"),
     ),
     (
         "accelerate",
         re.compile(
-            r"/(?:random_states_\d+\.pkl|(?:optimizer|scheduler)(?:_\d+)?\.bin)$|"
-            r"^checkpoints/checkpoint_\d+/model\.safetensors$"
+            r"/random_states_\d+\.pkl$|"
+            r"^checkpoints/checkpoint_\d+/(?:optimizer|scheduler)(?:_\d+)?\.bin$"
         ),
     ),
     ("deepspeed", re.compile(r"mp_rank_\d+(?:_.*)?_model_states\.pt$|_optim_states\.pt$")),
