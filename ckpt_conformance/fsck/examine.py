@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.asking import RequestError
 from ckpt_conformance.fsck import layouts, ranks
 from ckpt_conformance.fsck.dcp_part import dcp_part
+from ckpt_conformance.fsck.expected import judge_layout
 from ckpt_conformance.fsck.findings import Kind, Malformed, Report
 from ckpt_conformance.fsck.parts import (
     Context,
@@ -62,6 +63,7 @@ def examine(
         report.take(own)
         works += more
     _ranks(one, report)
+    judge_layout(one, report)
     report.size = sum(_sizes(folder, one.files))
     _links(found, top, report, one)
     return report, works

@@ -123,6 +123,7 @@ class Report:
         world_size: how many ranks wrote it, where a manifest or names say so.
         ties: groups of tensors that share their bytes.
         not_finite: tensors with NaNs or infinities; None where they were not counted.
+        facts: by file: the keys at the top of its structure, with the values that are plain.
 
     """
 
@@ -139,6 +140,7 @@ class Report:
     world_size: int | None = None
     ties: int = 0
     not_finite: list[NotFinite] | None = None
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     @property
     def state(self) -> State:
@@ -160,6 +162,7 @@ class Report:
         self.structure += part.structure
         self.ties += part.ties
         self.step = part.step
+        self.facts |= part.facts
         self.world_size = part.world_size if self.world_size is None else self.world_size
 
     def say(self, kind: Kind, file: str, what: str, tensors: Iterable[str] = ()) -> None:

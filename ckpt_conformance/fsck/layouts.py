@@ -309,18 +309,30 @@ def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> lis
     return rest
 
 
+# Only what no script of somebody's own would write by chance: their rules say what is missing.
 _LAYOUTS = (
-    ("accelerate", re.compile(r"(?:^|/)random_states_\d+\.pkl$")),
-    ("transformers-trainer", re.compile(r"(?:^|/)trainer_state\.json$")),
+    (
+        "transformers-trainer",
+        re.compile(r"/trainer_state\.json$|/checkpoint-\d+/training_args\.bin$"),
+    ),
+    (
+        "accelerate",
+        re.compile(
+            r"/random_states_\d+\.pkl$|"
+            r"^checkpoints/checkpoint_\d+/(?:optimizer|scheduler)(?:_\d+)?\.bin$"
+        ),
+    ),
     ("deepspeed", re.compile(r"mp_rank_\d+(?:_.*)?_model_states\.pt$|_optim_states\.pt$")),
     ("verl-fsdp", re.compile(r"(?:model|optim)_world_size_\d+_rank_\d+\.pt$")),
 )
 
 
 def layout_name(one: Candidate) -> str:
-    """Name a layout by the files in it."""
+    """Name a layout by the files in it, and by the names of its folder and of the one above."""
+    above = "/".join(one.root.resolve().parts[-2:])
+    names = [f"{above}/{file}" for file in one.files]
     for name, pattern in _LAYOUTS:
-        if any(pattern.search(file) for file in one.files):
+        if any(pattern.search(file) for file in names):
             return name
     kinds = [kind for kind, _, _ in one.parts if kind not in ("json", "stranger")]
     for kind, name in (("reference", "reference-dcp"), ("dcp", "dcp"), ("index", "hf-index")):

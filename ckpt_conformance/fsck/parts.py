@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.findings import Report
 
 MOST_JSON = 256 << 20
+_MOST_FACTS = 200
+# Files that are instances of classes of the library that wrote them: it loads them as such.
+_OWN = {
+    "training_args.bin": ("transformers", "accelerate"),
+    "_optim_states.pt": ("deepspeed",),
+    "_model_states.pt": ("deepspeed",),
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
     """Read all of a file of `torch.save` but its payload."""
     try:
         with context.folder.open(name) as file:
-            archive = torch_file.read(file, 0, context.folder.size(name))
+            own = next((tops for end, tops in _OWN.items() if name.endswith(end)), ())
+            archive = torch_file.read(file, 0, context.folder.size(name), own)
     except torch_file.Legacy as error:
         context.report.say(Kind.UNKNOWN, name, str(error))
         return None
@@ -63,12 +71,21 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
         context.refuse(name, error)
         return None
     context.report.structure += archive.overhead
+    context.report.facts |= facts_of(name, archive.tree)
     for finding in problems_of(name, archive):
         context.report.findings.append(finding)
     if archive.unsummed:
         what = f"{len(archive.unsummed)} records have no CRC: torch was told to compute none"
         context.report.say(Kind.NOTE, name, what)
     return archive
+
+
+def facts_of(name: str, tree: object) -> dict[str, dict[str, Any]]:
+    """Give the keys at the top of a structure, and their values where those are plain."""
+    if not is_dict(tree) or len(tree) > _MOST_FACTS:
+        return {}
+    plain = (bool, int, float, str)
+    return {name: {str(key): one if isinstance(one, plain) else None for key, one in tree.items()}}
 
 
 def ties_of(tensors: Iterable[torch_file.Tensor]) -> int:
@@ -109,7 +126,7 @@ def json_part(context: Context, name: str) -> None:
         with context.folder.open(name) as file:
             data = whole(file, MOST_JSON)
         if data[:1] != b"[":
-            safetensors_file.parse_json(data)
+            context.report.facts |= facts_of(name, safetensors_file.parse_json(data))
     except (OSError, Malformed) as error:
         context.refuse(name, error)
 

@@ -60,6 +60,7 @@ class _Pattern:
         of: the class.
         keys: the names of its attributes, one for each group.
         dimensions: for each group: of a `torch.Size`, how many; -1 for any other value.
+        are_two_sizes: whether there are two groups, and both are sizes.
         after: the pattern that matched behind this one the last time.
 
     """
@@ -68,6 +69,7 @@ class _Pattern:
     of: Name
     keys: tuple[str, ...]
     dimensions: tuple[int, ...]
+    are_two_sizes: bool
     after: _Pattern | None = None
 
 
@@ -102,6 +104,17 @@ class Runs:
             if pattern is None:
                 break
             made = Made(pattern.of, (), None, None, pattern.keys)
+            at = match.end()
+            machine.at = at
+            machine.parts += _PARTS
+            stack.append(made)
+            if pattern.are_two_sizes:  # a chunk: half of all, and the shortest way
+                one, other = match.groups()
+                first = sizes.get(one) or self._size(one, pattern.dimensions[0])
+                second = sizes.get(other) or self._size(other, pattern.dimensions[1])
+                made.state = (first, second)
+                memo += (made, HIDDEN, HIDDEN, HIDDEN, first, HIDDEN, HIDDEN, second)
+                continue
             memo += (made, HIDDEN)  # itself, the dict of its attributes
             values: list[Any] = []
             for dimensions, raw in zip(pattern.dimensions, match.groups(), strict=True):
@@ -116,10 +129,6 @@ class Runs:
                     value = seen.get(raw, HIDDEN)
                     values.append(self._value(memo, raw) if value is HIDDEN else value)
             made.state = tuple(values)
-            stack.append(made)
-            at = match.end()
-            machine.at = at
-            machine.parts += _PARTS
         machine.check_parts()
         return pattern is not None
 
@@ -204,7 +213,8 @@ def _pattern(machine: Machine, head: re.Match[bytes], of: Name) -> _Pattern | No
     if len(set(keys)) != len(keys):
         return None
     whole = re.compile(b"".join(parts) + _END, re.DOTALL)
-    return _Pattern(whole.match, of, tuple(keys), tuple(dimensions))
+    are_two_sizes = len(dimensions) == 2 and min(dimensions) > 0  # noqa: PLR2004  a chunk's
+    return _Pattern(whole.match, of, tuple(keys), tuple(dimensions), are_two_sizes)
 
 
 def _of_size(numbers: int) -> bytes:

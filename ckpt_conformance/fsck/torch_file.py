@@ -14,7 +14,7 @@ from ckpt_conformance.fsck.source import exactly
 from ckpt_conformance.fsck.sums import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
@@ -95,8 +95,10 @@ class Archive:
         self.problems.append((kind, Malformed(what), tuple(tensors)))
 
 
-def read(file: BinaryIO, start: int, length: int) -> Archive:
+def read(file: BinaryIO, start: int, length: int, own: Collection[str] = ()) -> Archive:
     """Read the archive in [start, start + length) of a file, all but the payload.
+
+    `own` are packages whose classes are right in it: that of the library that wrote it.
 
     Raises:
         Malformed: it is no archive at all. What is wrong inside of one is in `problems`.
@@ -113,13 +115,13 @@ def read(file: BinaryIO, start: int, length: int) -> Archive:
     if structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
-        _read_structure(file, structure, found, archive)
+        _read_structure(file, structure, archive, own)
     _spans(found, archive)
     return archive
 
 
 def _read_structure(
-    file: BinaryIO, record: zips.Record, found: dict[str, zips.Record], archive: Archive
+    file: BinaryIO, record: zips.Record, archive: Archive, own: Collection[str]
 ) -> None:
     """Rebuild the structure and find the tensors in it."""
     try:
@@ -130,11 +132,11 @@ def _read_structure(
         archive.problems.append((Kind.DAMAGED, why, ()))
         return
     archive.tree = tree
-    for kind, text in judge_names(names):
+    for kind, text in judge_names(names, own):
         archive.problem(f"data.pkl {text}", kind)
     for name, made in _tensors_of(tree):
         try:
-            archive.tensors.append(tensor_of(name, made, found))
+            archive.tensors.append(tensor_of(name, made, archive.records))
         except Malformed as error:
             archive.problem(f"{name}: {error}", tensors=(name,))
 
@@ -147,15 +149,15 @@ def _load(file: BinaryIO, record: zips.Record) -> tuple[Any, set[Name]]:
     return pickles.load(exactly(file, record.start, size))
 
 
-def judge_names(names: Iterable[Name]) -> Iterator[tuple[Kind, str]]:
-    """Say which names of a pickle are no part of a checkpoint."""
+def judge_names(names: Iterable[Name], own: Collection[str] = ()) -> Iterator[tuple[Kind, str]]:
+    """Say which names of a pickle are no part of a checkpoint; `own` are packages that are."""
     foreign: list[str] = []
     for one in sorted(names):
         top = one.module.partition(".")[0]
         if top in _RUNS_CODE or (top in _BUILTINS and one.name in _RUNS):
             text = f"asks for {clip(str(one))}, which runs code where it is loaded: do not load it"
             yield Kind.DAMAGED, text
-        elif not _is_known(one, top):
+        elif top not in own and not _is_known(one, top):
             foreign.append(str(one))
     if foreign:
         some = ", ".join(clip(each) for each in foreign[:5])

@@ -1,0 +1,155 @@
+"""Make the checkpoints of other libraries that the tests of fsck judge, as those write them.
+
+    python tests/golden/make_fsck.py accelerate|transformers|lightning|deepspeed
+
+Each is written by its library, in an environment that has it: never by hand. The folder says the
+versions. What exists is not made anew; remove it first. Paths in it are those of a folder of its
+own below the temporary directory.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parent / "fsck"
+RANKS = {"accelerate": 2, "deepspeed": 2}
+
+
+def layer() -> Any:  # noqa: ANN401  untyped libraries
+    """Make something to train, the same on every rank."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    return torch.nn.Linear(4, 3)
+
+
+def accelerate() -> None:
+    """Save with two ranks: a model, an optimizer, a scheduler."""
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    naming = ProjectConfiguration(project_dir=".", automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=naming)
+    model = layer()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    accelerator.backward(model(torch.randn(2, 4)).sum())
+    optimizer.step()
+    scheduler.step()
+    accelerator.save_state()
+
+
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Some rows of tokens."""
+
+    def __len__(self) -> int:
+        """Give how many."""
+        return 8
+
+    def __getitem__(self, at: int) -> dict[str, torch.Tensor]:
+        """Give one."""
+        return {"input_ids": torch.tensor([at % 5, 1, 2]), "labels": torch.tensor([1, 2, 3])}
+
+
+def transformers() -> None:
+    """Train a tiny GPT-2 for two steps."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    config = GPT2Config(vocab_size=8, n_positions=4, n_embd=4, n_layer=1, n_head=1)
+    arguments = TrainingArguments(
+        output_dir="run", max_steps=2, save_steps=2, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Rows()).train()
+
+
+def lightning() -> None:
+    """Train for two steps; keep the last, too."""
+    import lightning as library
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Module(library.LightningModule):  # type: ignore[misc]  # the library may not be here
+        """One layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+
+        def training_step(self, batch: torch.Tensor, _: int) -> Any:  # noqa: ANN401
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:  # noqa: ANN401
+            optimizer = torch.optim.AdamW(self.parameters())
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    keep = ModelCheckpoint(dirpath="run", every_n_train_steps=2, save_last=True)
+    trainer = library.Trainer(
+        max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[keep]
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2))
+
+
+def deepspeed() -> None:
+    """Save ZeRO stages 1 and 3 with two ranks."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed as library
+
+    library.init_distributed("gloo")
+    for stage in (1, 3):
+        model = layer()
+        optimizer = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": optimizer,
+            "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": True},
+        }
+        made = library.initialize(model=model, model_parameters=model.parameters(), config=config)
+        engine = made[0]
+        engine.backward(engine(torch.randn(2, 4).bfloat16()).float().sum())
+        engine.step()
+        engine.save_checkpoint(f"stage{stage}", tag="global_step1")
+
+
+WRITERS = {one.__name__: one for one in (accelerate, transformers, lightning, deepspeed)}
+
+
+def main(name: str) -> None:
+    """Run a writer on its ranks, and keep what it wrote with the versions."""
+    target = FOLDER / name
+    if target.exists():
+        sys.exit(f"{target} exists: remove it first")
+    ranks = RANKS.get(name, 1)
+    with tempfile.TemporaryDirectory(prefix="run-") as run:
+        shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631", "HF_HUB_OFFLINE": "1"}
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(Path(__file__).resolve()), name, "rank"],
+                cwd=run,
+                env=os.environ
+                | (shared if ranks > 1 else {"HF_HUB_OFFLINE": "1"})
+                | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
+            )
+            for rank in range(ranks)
+        ]
+        ended = [one.wait() for one in started]
+        if any(ended):
+            sys.exit(f"{name} failed")
+        shutil.copytree(run, target, ignore=shutil.ignore_patterns("*.py"))  # theirs, no data
+    versions = {one: importlib.metadata.version(one) for one in (name, "torch")}
+    about = {"library": name, "ranks": ranks, "versions": versions}
+    (FOLDER / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    WRITERS[sys.argv[1]]() if sys.argv[2:] else main(sys.argv[1])
