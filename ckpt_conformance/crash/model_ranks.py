@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash import replay
+from ckpt_conformance.crash import legality_ranks, replay
 from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
-from ckpt_conformance.crash import legality_ranks
 from ckpt_conformance.crash.model_kill import cuts_of
 from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import EMPTY
@@ -124,7 +123,7 @@ class CutWalk(Walk):
         return tuple(cut)
 
     def tearable(self, cut: Cut) -> Iterator[Operation]:
-        """Give the last writes of ranks that a kill may have cut: nobody went on because of them."""
+        """Give the last writes that a kill may have cut: nobody went on because of them."""
         last = [self.recording.operations[at - 1] for at in cut if at]
         for one in last:
             seen = (other.after[one.rank] > one.index for other in last if other.rank != one.rank)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.states import Model
 
 MODELS: dict[str, Model] = {
-    model.name: model
-    for model in (Kill(), Ranks(), NodeLoss(), Ext4(), Xfs(), Btrfs(), Posix())
+    model.name: model for model in (Kill(), Ranks(), NodeLoss(), Ext4(), Xfs(), Btrfs(), Posix())
 }
 OF_RANKS = ("ranks", "node-loss")  # only of a recording of several ranks

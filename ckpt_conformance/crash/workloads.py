@@ -95,9 +95,7 @@ def of_ranks(subject: Subject) -> tuple[str, ...]:
     return ("rotated" if Capability.RETENTION in subject.info.capabilities else "second",)
 
 
-def record(
-    subject: Subject, name: str, layout: Mapping[str, int] | None = None
-) -> Recorded:
+def record(subject: Subject, name: str, layout: Mapping[str, int] | None = None) -> Recorded:
     """Record a workload, once per subject; with a layout, of several ranks.
 
     Raises NotApplicable where the manager does not declare what it needs or does not save a step
