@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
+OF_RANKS = ("ranks", "node-loss")  # as `crash.models` has it, which imports more than --help needs
 INTERRUPTED = 130
 E = TypeVar("E", bound="Exploring")
 
@@ -74,6 +75,9 @@ def explore(  # noqa: PLR0913  one parameter for each option
     model: Annotated[
         Names, typer.Option(help="Persistence model (repeatable); default: all but posix.")
     ] = None,
+    ranks: Annotated[
+        int, typer.Option(min=1, max=8, help="Ranks that save together: models ranks, node-loss.")
+    ] = 1,
     workload: Annotated[
         Names, typer.Option(help="What is saved (repeatable): first, second, same, resumed, ...")
     ] = None,
@@ -116,13 +120,15 @@ def explore(  # noqa: PLR0913  one parameter for each option
     }
     every = budget is Budget.FULL
     _check(model or (), workload or (), real or ())
+    models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
+    _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
     script = cli_scripts.script_of(what, with_command, workload, out)
     report_explore.prepare(out)
     limits = engine.FULL if every else engine.QUICK_COMMAND
     chosen = [] if script else _workloads(workload or (), every=every)
-    models = list(model or DEFAULT_MODELS)
     asked = report_explore.Asked(seed, str(budget), models, chosen, list(real or ()))
     run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
+    run.ranks = ranks
     about: Mapping[str, Any] = {}
     try:
         if script is not None:
@@ -150,6 +156,18 @@ def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str])
         raise typer.Exit(certificate.UNDECIDED) from None
 
 
+def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command: str) -> None:
+    """Refuse what several ranks can't have, and models of ranks where there is one."""
+    strange = [name for name in models if (name in OF_RANKS) != (ranks > 1)]
+    if strange:
+        fits = ", ".join(OF_RANKS if ranks > 1 else (*DEFAULT_MODELS, "posix"))
+        hint = f"of {report.count(ranks, 'rank')} there is {fits}"
+        raise asking.RequestError(f"model {strange[0]!r} is not for --ranks {ranks}; {hint}")
+    if ranks > 1 and (real or command):
+        what = f"the command {command!r}" if command else "--real"
+        raise asking.RequestError(f"{what} is explored with one rank; leave --ranks out")
+
+
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
     from ckpt_conformance.crash import workloads
 
@@ -164,6 +182,7 @@ class Run:
     ) -> None:
         """Start with nothing found."""
         self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
+        self.ranks = 1
         self.found: list[Exploration] = []
         self.findings = report_explore.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
@@ -195,10 +214,26 @@ class Run:
         from ckpt_conformance.crash import bundles, reproduced, workloads
         from ckpt_conformance.crash import explore as engine
 
+        if self.ranks > 1:
+            self._of_ranks(subject, name, progress)
+            return
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, progress)
         engine.run(explorer, self.asked.models, self.asked.real)
         reproduced.reproduce(explorer)
+        self.take(explorer, bundles.write)
+
+    def _of_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
+        """Record and explore one workload of several ranks."""
+        from ckpt_conformance.crash import bundles, workloads
+        from ckpt_conformance.crash import explore as engine
+        from ckpt_conformance.crash.explore_ranks import RanksExplorer
+
+        subject.need("ranks")
+        recorded = workloads.record(subject, name, {"fsdp": self.ranks})
+        explorer = RanksExplorer(subject, recorded, self.limits, progress)
+        engine.run(explorer, self.asked.models)
+        explorer.confirm_worst()
         self.take(explorer, bundles.write)
 
     def take(self, explorer: E, write: Callable[[Path, E, Violation], Path]) -> None:

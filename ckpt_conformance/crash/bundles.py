@@ -2,7 +2,8 @@
 
 `violation.json` says what was found, `checkpoints/` is the directory as the crash left it, `legal/`
 holds what may be served, one tree for each version, `recording/` the trace, `operations.txt` the
-same to read with the crash point marked, `repro.py` a script for an upstream report (of one process).
+same to read with the crash point marked, `repro.py` a script for an upstream
+report; not of several ranks, which one process can't be.
 """
 
 from __future__ import annotations

@@ -139,9 +139,10 @@ class Exploration:
     strict: bool = False  # see `Facts`
 
     def facts(self, place: int | State) -> Facts:
-        """Give what was promised at a crash point, or in a state: ranks stop at points of theirs."""
-        at = (place,) if isinstance(place, int) else (place.point, place.cut)
-        return replace(facts_at(self.versions, *at), strict=self.strict)
+        """Give what was promised at a crash point; or in a state, where each rank has its own."""
+        if isinstance(place, int):
+            return replace(facts_at(self.versions, place), strict=self.strict)
+        return replace(facts_at(self.versions, place.point, place.cut), strict=self.strict)
 
     def grade(self, case: Case) -> str:
         """Say how good the evidence of a state is.

@@ -6,11 +6,9 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import worlds
 from ckpt_conformance.crash import replay, visiting_ranks
 from ckpt_conformance.crash.explore import Explorer, Limits
 from ckpt_conformance.crash.exploring import nothing
-from ckpt_conformance.crash.judging import Visit
 from ckpt_conformance.crash.visit import AGAIN, Item, Task
 from ckpt_conformance.crash.visiting import told_of, what_it_serves
 
@@ -20,11 +18,14 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.exploration import Case
     from ckpt_conformance.crash.explore import Recorded
     from ckpt_conformance.crash.exploring import OnProgress
+    from ckpt_conformance.crash.judging import Visit
     from ckpt_conformance.crash.states import Content, State
     from ckpt_conformance.subject import Subject
+    from ckpt_conformance.worlds import WorldEnding
 
 QUICK = Limits(candidates=500, visits=18, alone=2, rounds=1, onward=0)
 FULL = Limits(candidates=4000, visits=300, alone=24, rounds=2, onward=0)
+CHUNK = 50  # items of one world
 
 
 class RanksExplorer(Explorer):
@@ -73,7 +74,6 @@ class RanksExplorer(Explorer):
         self.result.visited += len(found)
         for number, visit in found.items():
             self.result.visits[chosen[number][0].content] = visit
-        self.on_progress(len(found), len(chosen), self.result.batch_seconds)
         for number in self._again([item for _, item in chosen], found):
             self.confirm(chosen[number][0])
 
@@ -95,7 +95,8 @@ class RanksExplorer(Explorer):
         found: dict[int, Visit] = {}
         left = list(range(len(items)))
         while left:
-            task = self._task([items[number] for number in left])
+            part = left[:CHUNK]
+            task = self._task([items[number] for number in part])
             lines, ending = visiting_ranks.live(
                 self.subject, self.layout, task, self.recorded.options
             )
@@ -104,11 +105,12 @@ class RanksExplorer(Explorer):
                 self.unknown(f"control failed: no world learns its steps: {_tell(self, ending)}")
                 return found
             visits = visiting_ranks.visits(lines, ending)
-            found |= {left[at]: visit for at, visit in visits.items()}
+            found |= {part[at]: visit for at, visit in visits.items()}
             if not visits:
                 self.unknown(f"a world that visits begins nothing: {_tell(self, ending)}")
                 return found
             left = left[max(visits) + 1 :]
+            self.on_progress(len(found), len(items), self.result.batch_seconds)
         return found
 
     def _learn(
@@ -124,7 +126,7 @@ class RanksExplorer(Explorer):
         self.known = [{n: held for n, held in one.items() if held[0] == wanted[n]} for one in known]
         return True
 
-    def _seconds(self, ending: worlds.WorldEnding) -> None:
+    def _seconds(self, ending: WorldEnding) -> None:
         seconds = max(rank.seconds for rank in ending.ranks)
         self.result.seconds += seconds
         self.result.batch_seconds += seconds
@@ -201,5 +203,5 @@ def _is_suspect(item: Item, visit: Visit) -> bool:
     return visit.how != "ended" or not set(visit.versions) & item.fine
 
 
-def _tell(explorer: RanksExplorer, ending: worlds.WorldEnding) -> str:
+def _tell(explorer: RanksExplorer, ending: WorldEnding) -> str:
     return explorer.subject.tell(ending)

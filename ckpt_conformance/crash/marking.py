@@ -136,11 +136,11 @@ class Marker:
 
         return call
 
-    def _below(self, path: object) -> str | None:
+    def _below(self, path: Any) -> str | None:  # noqa: ANN401  what a caller gives
         """Give a path relative to the directory; None if it is elsewhere."""
-        if not isinstance(path, str | os.PathLike):
+        if not isinstance(path, str) and not hasattr(path, "__fspath__"):
             return None
-        found = os.path.abspath(os.fspath(path))
+        found = os.path.abspath(str(path))  # noqa: PTH100  no link is resolved
         if found == self.root:
             return ""
         return found.removeprefix(self.root + "/") if found.startswith(self.root + "/") else None

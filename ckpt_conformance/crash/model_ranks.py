@@ -123,7 +123,7 @@ class CutWalk(Walk):
         return tuple(cut)
 
     def tearable(self, cut: Cut) -> Iterator[Operation]:
-        """Give the last writes of ranks that a kill may have cut: nobody went on because of them."""
+        """Give the last writes that a kill may have cut: nobody went on because of them."""
         last = [self.recording.operations[at - 1] for at in cut if at]
         for one in last:
             seen = (other.after[one.rank] > one.index for other in last if other.rank != one.rank)

@@ -1,6 +1,7 @@
 """A life that is recorded or struck at its system calls: its parent becomes the supervisor.
 
-Keys of a life's program: `record` names the folder of the recording; of a `crew` all ranks are in it. An operation with a fault
+Keys of a life's program: `record` names the folder of the recording, and all ranks of a `crew` are
+in it. An operation with a fault
 `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the life supervised too.
 """
 

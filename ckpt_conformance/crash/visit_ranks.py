@@ -66,11 +66,9 @@ class RankVisitor(Visitor):
     def recover(self, step: int | None = None) -> dict[str, Any]:
         """Resume into a fresh job; give step, leaves or error. A box counts by its digest here."""
         found = super().recover(step)
-        for leaves in (found["leaves"] or {}).values():
-            for path, value in leaves.items():
-                if isinstance(value, dict):
-                    leaves[path] = digests.digest(value)
-        return found
+        held: dict[str, dict[str, Any]] = found["leaves"] or {}
+        short = {part: {k: _short(v) for k, v in leaves.items()} for part, leaves in held.items()}
+        return found | {"leaves": short if found["leaves"] is not None else None}
 
     def run(self) -> None:
         """Learn what the whole steps give, then recover from each item."""
@@ -117,3 +115,8 @@ class RankVisitor(Visitor):
         dist.all_gather_object(heard, self.rank)  # what a load left undone shows here
         if heard != list(range(len(failed))):
             raise OutOfStepError
+
+
+def _short(leaf: object) -> str:
+    """Give the digest of a box, and any other leaf as it is."""
+    return leaf if isinstance(leaf, str) else digests.digest(leaf)

@@ -97,7 +97,8 @@ def joined(told: Sequence[dict[str, Any] | None], ending: WorldEnding) -> Visit:
 def _served(lines: Lines, how: str, *, alone: bool) -> Visit:
     """Join what was served: a version only if every rank has its part of it."""
     steps = [line["step"] for line in lines]
-    same = set.intersection(*(set(line["versions"]) for line in lines))
+    versions: list[set[int]] = [set(line["versions"]) for line in lines]
+    same = versions[0].intersection(*versions[1:])
     differs = [f"rank {n}: {what}" for n, line in enumerate(lines) for what in line["differs"]]
     if len(set(steps)) > 1:
         said = ", ".join(f"rank {rank}: step {step}" for rank, step in enumerate(steps))
