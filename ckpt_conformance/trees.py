@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 
 
@@ -43,6 +44,67 @@ def empty(root: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+Print = tuple[int, ...]  # of what stands at a path
+
+
+class Restorer:
+    """Makes a directory equal to a tree again and again, and touches only what differs.
+
+    A copy has the times of the tree, so whatever is written to it shows in its mtime.
+    """
+
+    def __init__(self, source: Path, target: Path) -> None:
+        """Nothing is there yet; the tree stays as it is from now on."""
+        self.source, self.target = source, target
+        self.prints: dict[str, Print] | None = None
+
+    def restore(self) -> None:
+        """Remove what is new or changed, and copy what is missing."""
+        if self.prints is None:
+            empty(self.target)
+            copy(self.source, self.target, into=True)
+        else:
+            self._mend(self.prints)
+        found = _prints(self.target)
+        shared = any(stat.S_ISREG(mode) and links > 1 for mode, links, *_ in found.values())
+        self.prints = None if shared else found  # files of several names are copied all at once
+
+    def _mend(self, then: dict[str, Print]) -> None:
+        now = _prints(self.target)
+        strange = [name for name, found in now.items() if then.get(name) != found]
+        for name in sorted(strange, reverse=True):  # what is in a folder before the folder
+            path = self.target / name
+            if not stat.S_ISDIR(now.pop(name)[0]):
+                path.unlink()
+            elif not stat.S_ISDIR(then.get(name, (0,))[0]):
+                path.rmdir()
+        missing = [name for name in sorted(then) if name not in now]
+        for name in missing:
+            if stat.S_ISDIR(then[name][0]):
+                (self.target / name).mkdir(exist_ok=True)
+            else:
+                shutil.copy2(self.source / name, self.target / name, follow_symlinks=False)
+        touched = {*strange, *missing}
+        above = {name.rpartition("/")[0] for name in touched}
+        for name in sorted(touched | above, reverse=True):  # last, as their times change by it
+            if (self.source / name).is_dir():
+                shutil.copystat(self.source / name, self.target / name)
+
+
+def _prints(root: Path) -> dict[str, Print]:
+    """Describe what stands at each path: mode and links; of what is no directory more."""
+    found: dict[str, Print] = {}
+    for base, folders, names in os.walk(root):
+        prefix = os.path.relpath(base, root) + "/"
+        for name in (*folders, *names):
+            info = os.lstat(f"{base}/{name}")
+            more = (info.st_ino, info.st_size, info.st_mtime_ns)
+            is_folder = stat.S_ISDIR(info.st_mode)
+            told = (info.st_mode, 0) if is_folder else (info.st_mode, info.st_nlink, *more)
+            found[f"{prefix}{name}".removeprefix("./")] = told
+    return found
 
 
 def lay_out(snapshot: Path, root: Path) -> None:

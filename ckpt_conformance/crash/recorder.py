@@ -11,6 +11,7 @@ Or by hand: `recorder.filter_in_child()` in a forked child, before its work begi
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -89,9 +90,10 @@ class Recorder:
         ours = children() - {pid}
         end, watch = time.monotonic() + deadline, os.pidfd_open(pid)
         status: list[int] = []
+        child = _watching(watch)
 
         def is_over() -> bool:
-            if not status and _has_ended(watch, 100 if supervisor.frozen else 0):
+            if not status and child.poll(100 if supervisor.frozen else 0):
                 status.append(os.waitpid(pid, 0)[1])
             if status:
                 reap(ours, kill=not outlive)
@@ -176,12 +178,11 @@ def _of_the_tree(operations: list[Operation], outside: Container[int]) -> list[O
     return [replace(one, index=index) for index, one in enumerate(kept)]
 
 
-def _has_ended(watch: int, milliseconds: int) -> bool:
-    import select
-
+def _watching(descriptor: int) -> select.poll:
+    """Give what waits for a descriptor; made once, as it is asked at every call."""
     poller = select.poll()
-    poller.register(watch, select.POLLIN)
-    return bool(poller.poll(milliseconds))
+    poller.register(descriptor, select.POLLIN)
+    return poller
 
 
 def children() -> set[int]:

@@ -144,10 +144,11 @@ def _deliver(
     told, tell = os.pipe()
     between = os.fork()
     if between == 0:
-        pid = os.fork()
-        if pid:
-            os.write(tell, str(pid).encode())
+        if os.fork():
             os._exit(0)
+        if asked["session"]:
+            os.setsid()  # before the launcher knows it: it may end the group at once
+        os.write(tell, str(os.getpid()).encode())
         for unneeded in (go, told, tell):
             os.close(unneeded)
         os.read(wait, 1)  # nothing comes: it ends when the launcher is the parent
@@ -166,8 +167,6 @@ def _be(asked: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) 
     """Be the rank."""
     code = 70
     try:
-        if asked["session"]:
-            os.setsid()
         for to, stream in enumerate(streams):
             os.dup2(stream, to)
             os.close(stream)

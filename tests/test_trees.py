@@ -1,0 +1,77 @@
+"""Trees that are laid out again and again: equal each time, and only what differs is touched."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpt_conformance import trees
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda _: None,
+    "written in place": lambda root: (root / "a").write_bytes(b"A" * 100),
+    "one byte": lambda root: os.pwrite(os.open(root / "a", os.O_WRONLY), b"x", 5),
+    "removed": lambda root: (root / "d" / "b").unlink(),
+    "a new file": lambda root: (root / "d" / "new").touch(),
+    "a new folder": lambda root: (root / "e" / "f").mkdir(parents=True),
+    "renamed over another": lambda root: (root / "a").rename(root / "d" / "b"),
+    "renamed away": lambda root: (root / "d").rename(root / "z"),
+    "a folder where a file was": lambda root: [(root / "a").unlink(), (root / "a").mkdir()],
+    "a file where a folder was": lambda root: [
+        (root / "d").rename(root.parent / "gone"),
+        (root / "d").touch(),
+    ],
+    "mode": lambda root: (root / "a").chmod(0o600),
+    "mode of a folder": lambda root: (root / "d").chmod(0o700),
+    "link elsewhere": lambda root: [(root / "l").unlink(), (root / "l").symlink_to("d")],
+    "a second name": lambda root: os.link(root / "a", root / "again"),
+}
+
+
+def told(root: Path) -> dict[str, object]:
+    """Describe a tree: kind, mode, time, and bytes or target."""
+    found: dict[str, object] = {".": root.stat().st_mtime_ns}
+    for path in sorted(root.rglob("*")):
+        info = path.lstat()
+        data = path.readlink() if path.is_symlink() else b"" if path.is_dir() else path.read_bytes()
+        found[str(path.relative_to(root))] = (info.st_mode, info.st_mtime_ns, data)
+    return found
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_tree_is_restored_whatever_was_done_to_it(name: str, tmp_path: Path) -> None:
+    source, root = tmp_path / "source", tmp_path / "root"
+    (source / "d").mkdir(parents=True)
+    (source / "a").write_bytes(b"a" * 100)
+    (source / "d" / "b").write_bytes(b"b" * 100)
+    (source / "l").symlink_to("a")
+    os.utime(source, ns=(1, 10**18))
+    place = trees.Restorer(source, root)
+    place.restore()
+    before = (root / "d" / "b").stat().st_ino
+    for _ in range(2):
+        DAMAGE[name](root)
+        place.restore()
+        assert told(root) == told(source)
+        for path in tmp_path.glob("gone"):
+            path.rename(tmp_path / f"gone-{path.stat().st_ino}")
+    if name in {"nothing", "one byte", "mode", "written in place"}:
+        assert (root / "d" / "b").stat().st_ino == before, "what is as it was is not touched"
+
+
+def test_files_of_several_names_keep_them(tmp_path: Path) -> None:
+    source, root = tmp_path / "source", tmp_path / "root"
+    source.mkdir()
+    (source / "a").write_bytes(b"a")
+    os.link(source / "a", source / "b")
+    place = trees.Restorer(source, root)
+    for _ in range(2):
+        place.restore()
+        assert (root / "a").stat().st_ino == (root / "b").stat().st_ino
+        (root / "b").unlink()
