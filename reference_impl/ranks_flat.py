@@ -21,13 +21,19 @@ from ckpt_conformance.reference_impl.errors import CheckpointDamaged, Checkpoint
 from ckpt_conformance.reference_impl.fill import memory_of
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry
 from ckpt_conformance.reference_impl.model_state import retie
-from ckpt_conformance.reference_impl.ranks_state import as_shaped, check_seen
+from ckpt_conformance.reference_impl.ranks_state import (
+    as_shaped,
+    check_seen,
+    joined_layouts,
+    layout_of_rank,
+)
 from ckpt_conformance.reference_impl.retention import Retention
 from ckpt_conformance.reference_impl.shards import layout_of, whole_box
 from ckpt_conformance.reference_impl.torch_zip import LocalRef, TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.layout import CheckpointReference
@@ -40,6 +46,10 @@ if TYPE_CHECKING:
 
 class FlatSaving(Retention):
     """Write and commit per-rank files of several ranks."""
+
+    def check_seen(self, sizes: Mapping[Path, int]) -> None:
+        """The first rank sees what all ranks have written, before it publishes (N10)."""
+        check_seen(sizes, self._timeout)
 
     def gather_model(
         self, ranks: Ranks, what: str, state: Snapshot, own: Own, begun: Begun
@@ -112,7 +122,7 @@ class FlatSaving(Retention):
             layout=joined_layouts([one["layout"] for one in told]),
         )
         places = {self.staged(name, begun.save_id): entry.size for name, entry in files.items()}
-        check_seen(places, self._timeout)
+        self.check_seen(places)
         staged = self.staged(layout.flat_manifest_name(state.step), begun.save_id)
         self.write_bytes(staged, manifest.to_bytes())
         reference = self.publish(staged)

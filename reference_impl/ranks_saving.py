@@ -28,7 +28,6 @@ from ckpt_conformance.reference_impl.ranks_state import (
     as_held,
     as_shaped,
     check_facts,
-    check_seen,
     index_extra,
     joined_layouts,
     joined_ties,
@@ -250,7 +249,7 @@ class RankSaving(FlatSaving):
             sharded=sharded,
             layout=joined_layouts([one["layout"] for one in told]),
         )
-        check_seen({staged / name: entry.size for name, entry in files.items()}, self._timeout)
+        self.check_seen({staged / name: entry.size for name, entry in files.items()})
         self.write_bytes(staged / layout.DCP_MANIFEST, manifest.to_bytes())
         self.fsync_dir(staged)
         return self.publish(staged)
