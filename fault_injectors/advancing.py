@@ -88,6 +88,7 @@ class Advancer:
         self.life, self.task, self.put = life, task, put
         self.is_manager = life.adapter.shape == "manager"
         self.count = 0
+        self.place = trees.Restorer(Path(task.base), life.root)
         life.program["options"] = {"keep_last": task.keep_last} if task.keep_last else {}
 
     def run(self) -> int:
@@ -146,6 +147,7 @@ class Advancer:
         if key in self.task.done:
             return {"how": "ended", "fired": 1, "log": []}
         self.count += 1
+        self.place.restore()
         told: Line = {"key": key, "kind": kind, "what": self.task.what, "args": fault}
         if self.task.fork:
             drawn = random.getstate()  # Python gives a forked child another one
@@ -169,8 +171,6 @@ class Advancer:
         """Do the operation under the fault, and say what came of it."""
         life, task = self.life, self.task
         life.op_close({}, {})
-        trees.empty(life.root)  # which stays the directory that the supervisor knows
-        trees.copy(Path(task.base), life.root, into=True)
         more = {"reading": True} if task.reading else {}
         found = self.operate([{"injector": task.injector, "args": {**fault, **more}}])
         struck = (found.get("faults") or [{"calls": 0, "fired": 0, "log": []}])[0]
