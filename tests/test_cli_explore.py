@@ -214,3 +214,28 @@ def test_without_root_real_images_are_unknown_and_say_what_to_do(
     assert "mounting an image needs Linux and root" in text
     assert "leave --real ext4 out" in text
     assert not out.exists(), "nothing was explored, so nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["dcp-per-step", "--ranks", "2", "--model", "ext4"], "not for --ranks 2"),
+        (["dcp-per-step", "--model", "node-loss"], "not for --ranks 1; of 1 rank there is kill"),
+        (["--ranks", "2", "--", "python", "train.py"], "explored with one rank"),
+    ],
+)
+def test_what_ranks_cannot_have_is_refused(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = run("explore", "--out", str(tmp_path / "out"), *arguments, capsys=capsys)
+    assert code == 2
+    assert told in " ".join(text.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_manager_without_ranks_is_said_to_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--ranks", "2", "--workload", "second", "--out", str(tmp_path)]
+    _, text = run("explore", IN_PLACE, *more, capsys=capsys)
+    assert "not applicable second: the adapter does not declare ranks" in " ".join(text.split())

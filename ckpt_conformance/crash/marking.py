@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import _functional_collectives as functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,13 @@ TO_ALL = (
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
     *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "_end_coalescing"),
 )
+FUNCTIONAL = (
+    *("all_reduce", "all_gather_tensor", "all_gather_single", "reduce_scatter_tensor"),
+    *("reduce_scatter_single", "all_reduce_coalesced", "all_gather_single_coalesced"),
+    *("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "permute_tensor"),
+    *("reduce_scatter_single_coalesced", "all_to_all_single", "broadcast"),
+    *("all_gather_tensor_autograd", "reduce_scatter_tensor_autograd", "all_to_all_single_autograd"),
+)
 WAITS = ("wait", "synchronize")
 TELLS = ("set", "append", "multi_set", "queue_push", "delete_key")
 ASKS = ("get", "wait", "multi_get", "check", "queue_pop", "list_keys", "num_keys", "queue_len")
@@ -47,7 +55,8 @@ class Marker:
         self.journal, self.root = journal, root
         self.rank: int = journal.whose["rank"]
         self.calls: Counter[str] = Counter()
-        self.under_way: dict[int, tuple[Any, str, list[int]]] = {}  # by id, which the work keeps
+        # By the id of a work, which is held so that it is its own: what to note when it is done.
+        self.under_way: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     # ---- collectives ----
 
@@ -65,7 +74,8 @@ class Marker:
             if work is None:
                 self.journal.note("leave", call=key, after=after)
             else:
-                self.under_way[id(work)] = (work, key, after)
+                note = {"event": "leave", "call": key, "after": after}
+                self.under_way[id(work)] = (work, note)
             return work
 
         return call
@@ -85,9 +95,9 @@ class Marker:
         @functools.wraps(original)
         def call(work: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             found = original(work, *given, **more)
-            _, key, after = self.under_way.pop(id(work), (None, "", []))
-            if key:
-                self.journal.note("leave", call=key, after=after)
+            _, note = self.under_way.pop(id(work), (None, {}))
+            if note:
+                self.journal.note(**note)
             return found
 
         return call
@@ -114,9 +124,26 @@ class Marker:
         @functools.wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             work = original(*given, **more)
-            work.wait()
-            self.journal.note("ask")
+            self.under_way[id(work)] = (work, {"event": "ask"})
             return work
+
+        return call
+
+    def functional(self, original: Callable[..., Any], _name: str) -> Callable[..., Any]:
+        """Wrap a functional collective, as DTensor uses them: all who came are before who leaves.
+
+        Its work is waited for here: one that is waited for in C++ would not be seen.
+        """
+
+        @functools.wraps(original)
+        def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+            self.journal.note("tell")
+            found = original(*given, **more)
+            for one in found if isinstance(found, list | tuple) else [found]:
+                if isinstance(one, functional.AsyncCollectiveTensor):
+                    one.trigger_wait()
+            self.journal.note("ask")
+            return found
 
         return call
 
@@ -167,6 +194,7 @@ def mark(journal: LifeJournal, root: Path) -> None:
     _wrap(c10d.Store, (*TELLS, *ASKS, *BOTH), marker.store)
     _wrap(c10d.ProcessGroup, ("send",), marker.store)
     _wrap(c10d.ProcessGroup, ("recv", "recv_anysource"), marker.receiving)
+    _wrap(functional, FUNCTIONAL, marker.functional)
     _wrap(os, LOOKS, marker.look)
     builtins.open = io.open = marker.look(io.open, "open")
 
