@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 
-@check("CKC-RANK-020")
+@check("CKC-RANK-002")
 def test_ranks_that_are_killed_anywhere_leave_a_whole_step(subject: Subject) -> None:
     """After a kill of ranks, each at a point of its own in a save, a new world loads a whole step.
 
@@ -27,13 +27,13 @@ def test_ranks_that_are_killed_anywhere_leave_a_whole_step(subject: Subject) -> 
     verdicts.require_clean(subject, names, ("ranks",), explore=explored_of_ranks)
 
 
-@check("CKC-RANK-021")
+@check("CKC-RANK-011")
 def test_a_lost_node_costs_no_acknowledged_step(subject: Subject) -> None:
     """After the loss of one node in or after a save no step is lost that all ranks acknowledged.
 
     Why: what a node had in its cache goes with it, and the others' files name it as if it were
     there (N01, O03, A05).
-    How: as CKC-RANK-020, each rank a node on one file system; what one of them had not synced is
+    How: as CKC-RANK-002, each rank a node on one file system; what one of them had not synced is
     gone, wholly or in part, and all that the others wrote is kept.
     """
     subject.need("ranks")
@@ -41,6 +41,6 @@ def test_a_lost_node_costs_no_acknowledged_step(subject: Subject) -> None:
     try:
         verdicts.require_clean(subject, names, ("ranks",), explore=explored_of_ranks)
     except Violation as error:
-        told = f"no node has to be lost for that (see CKC-RANK-020): {error}"
+        told = f"no node has to be lost for that (see CKC-RANK-002): {error}"
         raise NotApplicable(told) from None
     verdicts.require_clean(subject, names, ("node-loss",), explore=explored_of_ranks)

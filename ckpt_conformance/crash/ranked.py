@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind, Operation, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from ckpt_conformance.crash.asked import Action, Asked, Result
     from ckpt_conformance.crash.operations import Recording
@@ -66,7 +67,9 @@ class Collector:
         for one in strange:
             why = "it was done by a process that belongs to no rank"
             recording.unsupported.append(Unsupported(str(one.kind), one.path, why))
-        recording.operations = order(recording.operations, self.notes, self.ranks, self.size)
+        if self.supervisor is not None:
+            full = order(self.supervisor.operations, self.notes, self.ranks, self.size)
+            recording.operations = without(full, self.supervisor.tree.outside)
         recording.save()
 
 
@@ -90,6 +93,17 @@ def order(
             clocks.hear(waiting.pop()[1])
         found.append(clocks.stamp(one, ranks.get(one.process, 0)))
     return found
+
+
+def without(operations: Sequence[Operation], outside: Container[int]) -> list[Operation]:
+    """Leave out what happened to files elsewhere that never came in; clocks count the rest."""
+    is_kept = [one.object not in outside for one in operations]
+    places = [0, *accumulate(map(int, is_kept))]
+    kept = [one for one, keep in zip(operations, is_kept, strict=True) if keep]
+    return [
+        replace(one, index=at, after=tuple(places[each] for each in one.after))
+        for at, one in enumerate(kept)
+    ]
 
 
 class Clocks:

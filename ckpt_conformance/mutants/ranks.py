@@ -183,7 +183,7 @@ class FixedStagingOfRanks(CheckpointManager):
     "A05-ranks",
     url="jundot/omlx#3095",
     change="ranks other than the first do not sync what they write",
-    violates={"CKC-RANK-021"},
+    violates={"CKC-RANK-011"},
     base="reference-dcp",
 )
 class OnlyTheFirstSyncs(CheckpointManager):
