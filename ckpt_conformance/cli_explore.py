@@ -63,6 +63,9 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
         yield Subject(infos[adapter], client, Path(folder), seed=seed, budget=budget)
 
 
+Budgets = Annotated[Budget, typer.Option(help="quick: a few dozen states a model.")]
+
+
 def explore(  # noqa: PLR0913  one parameter for each option
     what: Annotated[
         list[str],
@@ -81,9 +84,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
     workload: Annotated[
         Names, typer.Option(help="What is saved (repeatable): first, second, same, resumed, ...")
     ] = None,
-    budget: Annotated[Budget, typer.Option(help="quick: a few dozen states a model.")] = (
-        Budget.QUICK
-    ),
+    budget: Budgets = Budget.QUICK,
     jobs: Jobs = None,
     seed: Seed = 0,
     out: Annotated[
