@@ -138,8 +138,9 @@ class Marker:
         @functools.wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
-            found = original(*given, **more)
-            for one in found if isinstance(found, list | tuple) else [found]:
+            found: Any = original(*given, **more)
+            several: list[Any] = list(found) if isinstance(found, list | tuple) else [found]
+            for one in several:
                 if isinstance(one, functional.AsyncCollectiveTensor):
                     one.trigger_wait()
             self.journal.note("ask")

@@ -126,32 +126,19 @@ class ErrorStaysOnItsRank(CheckpointManager):
 class LeavesTheBarrier(CheckpointManager):
     """Raises outside of the agreement."""
 
-    _failed: OSError | None = None
-
-    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
-        """Write; an error ends the save of this rank alone."""
-        try:
-            return super().write_own(rank, state, own, begun)
-        except OSError as error:
-            raise _LeftAloneError(str(error)) from error
-
     def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
         """Save, with agreements that a rank can walk out of."""
         together = ranks.together
 
-        def loose(what: str, part: Any, report: Any = lambda _: None) -> Any:  # noqa: ANN401
+        def loose(what: str, part: Any, *report: Any) -> Any:  # noqa: ANN401
             done = part()
-            return together(what, lambda: done, report)
+            return together(what, lambda: done, *report)
 
         ranks.together = loose  # type: ignore[method-assign]
         try:
             return super().save_on_ranks(ranks, step, given)
         finally:
             ranks.together = together  # type: ignore[method-assign]
-
-
-class _LeftAloneError(OSError):
-    """What a rank raises that tells nobody."""
 
 
 @mutant(
