@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional
+from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,10 +140,7 @@ class Marker:
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
             found: Any = original(*given, **more)
-            several: list[Any] = list(found) if isinstance(found, list | tuple) else [found]
-            for one in several:
-                if isinstance(one, functional.AsyncCollectiveTensor):
-                    one.trigger_wait()
+            _wait(found)
             self.journal.note("ask")
             return found
 
@@ -204,3 +202,10 @@ def _wrap(owner: Any, names: tuple[str, ...], wrap: Callable[..., Any]) -> None:
     for name in names:
         if hasattr(owner, name):  # older versions of torch have fewer
             setattr(owner, name, wrap(getattr(owner, name), name))
+
+
+def _wait(found: Any) -> None:  # noqa: ANN401  a tensor, or several
+    """Wait for what a functional collective gave."""
+    for one in pytree.tree_leaves(found):
+        if isinstance(one, functional.AsyncCollectiveTensor):
+            one.trigger_wait()

@@ -128,17 +128,18 @@ class LeavesTheBarrier(CheckpointManager):
 
     def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
         """Save, with agreements that a rank can walk out of."""
-        together = ranks.together
+        agreeing: Any = ranks
+        together = agreeing.together
 
         def loose(what: str, part: Any, *report: Any) -> Any:  # noqa: ANN401
             done = part()
             return together(what, lambda: done, *report)
 
-        ranks.together = loose  # type: ignore[method-assign]
+        agreeing.together = loose
         try:
             return super().save_on_ranks(ranks, step, given)
         finally:
-            ranks.together = together  # type: ignore[method-assign]
+            agreeing.together = together
 
 
 @mutant(
