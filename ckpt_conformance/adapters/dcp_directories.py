@@ -58,8 +58,8 @@ class Directories:
         """Save everything and the step; what is written in the background is waited for."""
         writer = FileSystemWriter(self.path(step), thread_count=self.threads)
         if self.in_background:
-            saving: Any = state_dict_saver.async_save
-            saving(self.parts(job, step), storage_writer=writer).result()
+            saver: Any = state_dict_saver
+            saver.async_save(self.parts(job, step), storage_writer=writer).result()
         else:
             state_dict_saver.save(self.parts(job, step), storage_writer=writer)
 
