@@ -112,7 +112,13 @@ class ReadPlan:
         return {name for name, _, _ in self.wanted} | {one.source.file for one in self.pieces}
 
     def new(self, source: TensorRef, device: torch.device | None = None) -> torch.Tensor:
-        """Plan to copy a tensor of a file into new memory, and give the new tensor."""
+        """Plan to copy a tensor of a file into new memory, and give the new tensor.
+
+        Raises:
+            CheckpointMismatch: a part of a tensor that nothing here says how to distribute.
+        """
+        if isinstance(source, LocalRef):
+            raise CheckpointMismatch("a tensor was distributed at the save, and is not here")
         target = torch.empty(source.shape, dtype=source.dtype, device=device)
         self.add(source, target)
         return target

@@ -169,8 +169,9 @@ def read_rank_documents(opened: OpenCheckpoint, rank: int) -> dict[str, Tree]:
         raise CheckpointDamaged("its files and its manifest speak of different tensors")
 
     def marked(key: str, ref: TensorRef) -> TensorRef:
-        own = key in manifest.layout and not key.startswith("model.")
-        return LocalRef(**vars(ref)) if own else ref
+        # What the user has in `extra` has no live tensor to be compared with: it stays as it was.
+        own = key.startswith(("optimizer", "extra.stateful."))
+        return LocalRef(**vars(ref)) if own and key in manifest.layout else ref
 
     found = snapshot.replace_tensors(trees, marked, TensorRef)
     return {document: decode(tree) for document, tree in found.items()}

@@ -191,7 +191,9 @@ def outline(tree: Tree, path: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     inner = list(children(tree))
     if not inner:
-        words = f"{type(tree).__name__} {tree!r}"
+        # The order of a set is another one in each process.
+        shown = sorted(map(repr, tree)) if isinstance(tree, set) else repr(tree)
+        words = f"{type(tree).__name__} {shown}"
         long = f"{words[:60]}... {durable.digest_bytes(words.encode())[:16]}"
         return {path: words if len(words) <= len(long) else long}
     if is_dict(tree):  # torch keeps the versions of modules in an attribute of the dict

@@ -18,10 +18,24 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
 
 DEADLINE = 60.0
 """Seconds that a world may take."""
+
+
+def mostly_slow(cases: Iterable[Any], quick: Container[Any]) -> list[Any]:
+    """Parameters of a test, of which `make test` runs the quick ones only."""
+    return [
+        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=marks)
+        for one in cases
+        for marks in [[] if one in quick else [pytest.mark.slow]]
+    ]
 
 
 class Worlds:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from rank_worlds import Worlds
+from rank_worlds import Worlds, mostly_slow
 
 from ckpt_conformance.reference_impl import CheckpointManager, rehydrate
 from ckpt_conformance.reference_impl.manifest import RANKS_SCHEMA_VERSION, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+pytestmark = pytest.mark.xdist_group("ranks")  # one server for all
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,11 @@ def size_of(layout: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("size", "layout"), [(size, layout) for size in LAYOUTS for layout in LAYOUTS[size]]
+    ("size", "layout"),
+    mostly_slow(
+        [(size, layout) for size in LAYOUTS for layout in LAYOUTS[size]],
+        quick=[(1, "plain"), (2, "2:S0"), (3, "3:S1"), (4, "4:S0"), (4, "2x2:S0,S1")],
+    ),
 )
 def test_round_trip(worlds: Worlds, tmp_path: Path, size: int, layout: str) -> None:
     """Weights, moments, counters, and each rank's generators and position come back (KX2)."""
@@ -73,7 +80,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), PAIRS)
+@pytest.mark.parametrize(("before", "after"), mostly_slow(PAIRS, quick=PAIRS[:6]))
 def test_another_world_gets_the_same_state(
     worlds: Worlds, tmp_path: Path, before: str, after: str
 ) -> None:
@@ -108,16 +115,20 @@ def test_fresh_generators_are_the_same_each_time(worlds: Worlds, tmp_path: Path)
     assert [one["draws"] for one in first] == [one["draws"] for one in second]
 
 
+REAL = [
+    ((2, "fsdp:2"), (3, "fsdp:3")),
+    ((4, "both:2x2"), (1, "plain")),
+    ((3, "fsdp:3"), (2, "tp:2")),
+    ((2, "tp:2"), (1, "plain")),
+    ((4, "both:2x2"), (2, "fsdp:2")),
+    ((2, "fsdp:2"), (4, "both:2x2")),
+    ((4, "hybrid:2x2"), (1, "plain")),
+]
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ((2, "fsdp:2"), (3, "fsdp:3")),
-        ((3, "fsdp:3"), (2, "tp:2")),
-        ((2, "tp:2"), (1, "plain")),
-        ((4, "both:2x2"), (2, "fsdp:2")),
-        ((2, "fsdp:2"), (4, "both:2x2")),
-        ((4, "hybrid:2x2"), (1, "plain")),
-    ],
+    mostly_slow(REAL, quick=REAL[:2]),
 )
 def test_real_parallelism(
     worlds: Worlds, tmp_path: Path, before: tuple[int, str], after: tuple[int, str]

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rank_worlds import Worlds
+from rank_worlds import Worlds, mostly_slow
 
 from ckpt_conformance.reference_impl.manifest import parse_manifest
 
@@ -24,6 +24,9 @@ POINTS = {
     "rename": (0,),
 }
 """Methods of a save, and ranks that come to them."""
+
+
+pytestmark = pytest.mark.xdist_group("ranks-faults")  # one server for all
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,11 @@ def staged(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("at", "rank"), [(at, rank) for at, ranks in POINTS.items() for rank in ranks]
+    ("at", "rank"),
+    mostly_slow(
+        [(at, rank) for at, ranks in POINTS.items() for rank in ranks],
+        quick=[("bring", 1), ("write_own", 1), ("write_own", 2), ("commit", 0)],
+    ),
 )
 def test_an_error_of_one_rank_is_the_error_of_all(
     worlds: Worlds, root: Path, at: str, rank: int
@@ -296,7 +303,11 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "damage",
+    mostly_slow(DAMAGE, quick=[swap, stale, missing_state, hole]),
+    ids=lambda one: one.__name__,
+)
 def test_damage_is_refused_by_all_before_anything_is_touched(
     worlds: Worlds, root: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -332,7 +343,9 @@ def test_an_error_of_one_rank_in_a_load_touches_nobody(
         assert one["untouched"]
 
 
-@pytest.mark.parametrize("at", ["verify_file", "plan", "fill_on_rank"])
+@pytest.mark.parametrize(
+    "at", mostly_slow(["verify_file", "plan", "fill_on_rank"], quick=["fill_on_rank"])
+)
 def test_a_rank_killed_in_a_load_is_lost_to_all(worlds: Worlds, root: Path, at: str) -> None:
     """Survivors get the typed error, and the checkpoint is still good."""
     found = worlds.run(3, **loading(root, at, "kill", 1))
