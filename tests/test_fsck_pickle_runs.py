@@ -136,6 +136,16 @@ def test_both_ways_agree_on_damaged_bytes(changes: list[tuple[int, str, bytes]])
     assert fast == slow
 
 
+def test_ends_of_frames_do_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame ends every 64 KiB, in the middle of an instance; here there are more than tries."""
+    monkeypatch.setattr(pickle_runs, "_MOST_TRIES", 2)
+    data = metadata_of({"row": ((70_000, 8), 6000)})
+    assert data.count(b"\x95") > 5
+    root, _ = pickles.load(data, CLASSES)
+    made = [one for one in instances(root) if one.of in CLASSES]
+    assert sum(one.keys is not None for one in made) > 0.99 * len(made) > 17_000
+
+
 def test_a_pickle_that_asks_for_what_was_passed_over_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -46,6 +46,7 @@ _LAYOUTS = {
     for codes in (*((one,) for one in _FORMS), *itertools.product(_FORMS, repeat=2))
     for layout in [struct.Struct("<" + "".join(_FORMS[one] for one in codes))]
 }
+_READ_PER_TRY = 200
 _PARTS = 4  # of an instance, as the machine counts them
 _SIZE_CLASS = Name("torch", "Size")
 _MOST_ITEMS, _MOST_RUN, _MOST_PATTERNS, _MOST_TRIES = 6, 20_000, 64, 200
@@ -146,7 +147,9 @@ class Runs:
 
     def _learned(self, machine: Machine, at: int) -> tuple[_Pattern, re.Match[bytes]] | None:
         """Learn a pattern from the instance that begins here, if it is one."""
-        if self._tries > _MOST_TRIES or len(self._patterns) > _MOST_PATTERNS:
+        # A frame ends every so often, in the middle of an instance: no reason to stop.
+        most = _MOST_TRIES + machine.parts // _PARTS // _READ_PER_TRY
+        if self._tries > most or len(self._patterns) > _MOST_PATTERNS:
             return None
         head = _HEAD.match(machine.data, at)
         of = machine.memo[_index(head[1])] if head and _has(machine, head[1]) else None
