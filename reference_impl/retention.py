@@ -76,7 +76,12 @@ class Retention(Saving):
     # ---- rotation ------------------------------------------------------------------------------
 
     def retain(self, saved: CheckpointReference) -> None:
-        """Delete what is beyond `keep_last`; called after the new checkpoint is committed (C01)."""
+        """Delete what is beyond `keep_last`; called after the new checkpoint is committed (C01).
+
+        Of several ranks the first one does it, whoever calls: two would race each other (C09).
+        """
+        if self.ranks is not None and not self.ranks.leads:
+            return
         found = resolve.scan(self.root)
         self.report_unparsed()
         for victim in self.victims(found, saved):

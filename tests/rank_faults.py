@@ -13,7 +13,12 @@ import torch
 import torch.distributed as dist
 from rank_cases import Job, locals_of, scramble
 
-from ckpt_conformance.reference_impl import CheckpointError, CheckpointManager, resolve
+from ckpt_conformance.reference_impl import (
+    CheckpointError,
+    CheckpointManager,
+    CheckpointReference,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,3 +217,12 @@ def ask_differently(root: str) -> dict[str, Any]:
     job = Job("plain", 1)
     manager = CheckpointManager(root, timeout=20.0)
     return outcome(lambda: manager.load(step=2 + dist.get_rank(), **job.parts), job)
+
+
+def rotate_everywhere(root: str) -> list[int]:
+    """Every rank calls for a rotation, at the same time."""
+    manager = CheckpointManager(root, use_dcp=True, keep_last=1, timeout=20.0)
+    dist.barrier()
+    manager.retain(CheckpointReference(manager.root / "dcp_000003", 3, "dcp"))
+    dist.barrier()
+    return manager.steps()

@@ -171,6 +171,7 @@ def test_only_the_first_rank_rotates(worlds: Worlds, tmp_path: Path) -> None:
             2, "rank_cases:save", root=str(tmp_path), layout="2:S0", steps=step, keep_last=2
         )
     assert sorted(one.name for one in tmp_path.glob("dcp_*")) == ["dcp_000002", "dcp_000003"]
+    assert worlds.results(3, "rank_faults:rotate_everywhere", root=str(tmp_path)) == [[3]] * 3
 
 
 def test_groups_save_at_the_same_time(worlds: Worlds, tmp_path: Path) -> None:
