@@ -138,8 +138,11 @@ class Marker:
         @functools.wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
-            found = original(*given, **more)
-            for one in found if isinstance(found, list | tuple) else [found]:
+            found: Any = original(*given, **more)
+            many: list[Any] = [found]
+            if isinstance(found, list | tuple):
+                many = list(found)
+            for one in many:
                 if isinstance(one, functional.AsyncCollectiveTensor):
                     one.trigger_wait()
             self.journal.note("ask")
