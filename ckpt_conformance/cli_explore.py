@@ -226,7 +226,7 @@ class Run:
 
     def _of_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload of several ranks."""
-        from ckpt_conformance.crash import bundles, workloads
+        from ckpt_conformance.crash import bundles, reproduced, workloads
         from ckpt_conformance.crash import explore as engine
         from ckpt_conformance.crash.explore_ranks import RanksExplorer
 
@@ -235,6 +235,7 @@ class Run:
         explorer = RanksExplorer(subject, recorded, self.limits, progress)
         engine.run(explorer, self.asked.models)
         explorer.confirm_worst()
+        reproduced.reproduce_ranks(explorer)
         self.take(explorer, bundles.write)
 
     def take(self, explorer: E, write: Callable[[Path, E, Violation], Path]) -> None:

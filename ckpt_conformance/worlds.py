@@ -131,14 +131,19 @@ def recorded(
     subject: Subject,
     layout: Mapping[str, int],
     *ops: dict[str, Any],
-    folder: Path,
+    folder: Path | None = None,
+    stops: Sequence[Mapping[str, Any]] = (),
     **given: Any,  # noqa: ANN401
 ) -> WorldEnding:
-    """Run operations on every rank of a world in one life, which is recorded into a folder."""
+    """Run operations on every rank of a world in one life, which is recorded into a folder.
+
+    With `stops` all are killed when each rank has done so many operations on the directory.
+    """
     programs = _programs(subject, layout, ops, given)
     journal = programs[0]["journal"]
     ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(programs)]
-    crew = subject.program(deadline=programs[0]["deadline"], record=str(folder), crew=ranks)
+    crew = subject.program(deadline=programs[0]["deadline"], crew=ranks)
+    crew |= {"record": str(folder)} if folder else {"stops": list(stops)}
     own = {name: f"{crew[name]}-crew" for name in ("result", "output")}
     return WorldEnding(tuple(subject.send_crew(crew | own)), programs[0])
 

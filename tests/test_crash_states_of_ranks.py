@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,9 @@ import pytest
 
 from ckpt_conformance import facts, worlds
 from ckpt_conformance.client import Client, Server
-from ckpt_conformance.crash import bundles, ranked, verdicts, workloads
+from ckpt_conformance.crash import bundles, ranked, reproduced, verdicts, workloads
+from ckpt_conformance.crash.exploration import BY_PROCESS
+from ckpt_conformance.crash.explore_ranks import RanksExplorer
 from ckpt_conformance.crash.exploring import complete
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.operations import Recording
@@ -120,6 +124,43 @@ def test_shards_of_two_saves_side_by_side_are_found(subjects: Callable[[str], Su
     assert worst.visit.alone
     assert len(set(worst.case.state.cut)) == 2
     assert not MODELS["ranks"].illegal(explorer.recording, worst.case.state)
+
+
+def test_real_ranks_that_are_killed_there_leave_the_same_bytes(
+    subjects: Callable[[str], Subject],
+) -> None:
+    subject = subjects("dcp-overwrite")
+    explorer = verdicts.explored_of_ranks(subject, "second")
+    worst = explorer.result.models["ranks"].worst[Outcome.SILENT_WRONG]
+    assert worst.grade == BY_PROCESS
+
+
+def test_cuts_of_the_model_are_what_real_ranks_can_leave(
+    subjects: Callable[[str], Subject],
+) -> None:
+    """Why: a cut that can't happen would blame a right manager; there real ranks never arrive."""
+    subject = subjects("dcp-per-step")
+    recorded = workloads.record(subject, "second", TWO)
+    explorer = RanksExplorer(subject, recorded)
+    cases = explorer.enumerate("ranks")
+    lagging = [one for one in cases if one.state.why.endswith("went on")]
+    assert len(lagging) > 10
+    for case in random.Random(3).sample(lagging, 5):  # noqa: S311
+        assert reproduced.is_left_by_ranks(explorer, case.state, tries=6), case.state.cut
+
+
+def test_ranks_never_arrive_at_a_cut_that_cannot_happen(
+    subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workloads, "STOPPED", 3.0)
+    subject = subjects("dcp-per-step")
+    explorer = RanksExplorer(subject, workloads.record(subject, "second", TWO))
+    ones = explorer.recording.operations
+    index = next(one for one in ones if one.kind == "rename")
+    cut = tuple(index.index + 1 if rank == index.rank else 1 for rank in (0, 1))
+    state = replace(explorer.complete(index.index + 1), cut=cut)
+    assert "another went on" in MODELS["ranks"].illegal(explorer.recording, state)
+    assert not reproduced.is_left_by_ranks(explorer, state, tries=1)
 
 
 def test_a_bundle_of_ranks_replays(subjects: Callable[[str], Subject], tmp_path: Path) -> None:

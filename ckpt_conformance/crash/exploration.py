@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Evidence grades: a state that was made and not seen, and one that a killed process left.
 BY_MODEL, BY_PROCESS = "allowed by the model only", "reproduced with a real process"
+RANKS = "ranks"  # of several ranks, each killed at a point of its own: so is that
 KILL = "kill"  # the model of a death that loses nothing: no image of a power loss is its evidence
 
 
@@ -150,7 +151,7 @@ class Exploration:
         It was observed if a real file system showed the same content after a crash, at a moment
         when the same was promised; a state of `kill` has to be left by a process that is killed.
         """
-        if case.model == KILL:
+        if case.model in {KILL, RANKS}:
             return BY_PROCESS if (case.content, case.state.point) in self.left else BY_MODEL
         where = self.seen.get((case.content, self.facts(case.state)))
         return f"observed on {', '.join(where)}, {real_fs.kernel()}" if where else BY_MODEL

@@ -140,7 +140,12 @@ class Marker:
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
             found: Any = original(*given, **more)
-            _wait(found)
+            many: list[Any] = [found]
+            if isinstance(found, list | tuple):
+                many = list(found)
+            for one in many:
+                if isinstance(one, functional.AsyncCollectiveTensor):
+                    one.trigger_wait()
             self.journal.note("ask")
             return found
 

@@ -8,6 +8,8 @@ it is not known what a call orders, it orders: a cut that can't happen is nobody
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import defaultdict
 from dataclasses import replace
 from itertools import accumulate
@@ -16,6 +18,7 @@ from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind, Operation, Unsupported
+from ckpt_conformance.crash.supervisor import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -54,7 +57,11 @@ class Collector:
 
     def see(self, asked: Asked, _action: Action, _result: Result) -> None:
         """Find out whose helper a process is while it waits for its answer."""
-        process, passed = asked.process, list[int]()
+        self.learn(asked.process)
+
+    def learn(self, process: int) -> None:
+        """Find the rank of a process: its own, or that of the nearest process above it."""
+        passed: list[int] = []
         while process > 1 and process not in self.ranks:
             passed.append(process)
             process = _parent(process)
@@ -71,6 +78,67 @@ class Collector:
             full = order(self.supervisor.operations, self.notes, self.ranks, self.size)
             recording.operations = without(full, self.supervisor.tree.outside)
         recording.save()
+
+
+class Stopper(Collector):
+    """Lets each rank do so many operations, and kills all when the last one has done its own.
+
+    A rank that has done all of its operations stands at its next call below the directory. Where
+    another rank made a directory, this one waits until it is there: who comes first is left to
+    chance otherwise, and who comes second does no operation.
+    """
+
+    def __init__(self, stops: Sequence[Mapping[str, Any]], main: int) -> None:
+        """Take, for each rank, `count` and the paths of directories that it `makes`.
+
+        To kill the process `main` kills all ranks.
+        """
+        super().__init__(len(stops))
+        self.main = main
+        self.left = [int(stop["count"]) for stop in stops]
+        self.makes = [set[str](stop["makes"]) for stop in stops]
+        self.counted = 0
+        self.held: list[tuple[Asked, Action]] = []  # calls that make a directory
+
+    def attach(self, supervisor: Supervisor) -> None:
+        """Decide about calls, too."""
+        super().attach(supervisor)
+        supervisor.on_action = self.decide
+
+    def decide(self, asked: Asked, action: Action) -> Result | str:
+        """Hold a call of a rank that has done its part, but what changes nothing anyway."""
+        self.learn(asked.process)
+        rank = self.ranks.get(asked.process)
+        if rank is None or action.perform is None:
+            return "perform"
+        if asked.name in {"mkdir", "mkdirat"}:
+            mine = action.path in self.makes[rank] and self.left[rank] > 0
+            if mine or self._is_there(action):
+                return "perform"
+            self.held.append((asked, action))
+            return HOLD
+        return "perform" if self.left[rank] > 0 else HOLD
+
+    def _is_there(self, action: Action) -> bool:
+        root = self.supervisor.tree.root if self.supervisor else ""
+        return os.path.lexists(f"{root}/{action.path}")
+
+    def see(self, asked: Asked, action: Action, result: Result) -> None:
+        """Count what a rank has done; let go who waited for it."""
+        super().see(asked, action, result)
+        if self.supervisor is None:
+            return
+        for one in self.supervisor.operations[self.counted :]:
+            if one.kind is not Kind.MARK and one.process in self.ranks:
+                self.left[self.ranks[one.process]] -= 1
+        self.counted = len(self.supervisor.operations)
+        if max(self.left) <= 0:
+            self.supervisor.frozen = True
+            os.kill(self.main, signal.SIGKILL)
+            return
+        for other in [pair for pair in self.held if self._is_there(pair[1])]:
+            self.held.remove(other)
+            self.supervisor.listener.let_go(other[0].note)
 
 
 def _parent(process: int) -> int:

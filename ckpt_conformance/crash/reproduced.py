@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
 from ckpt_conformance.crash import workloads
-from ckpt_conformance.crash.exploration import BY_PROCESS, KILL
+from ckpt_conformance.crash.exploration import BY_PROCESS, KILL, RANKS
 from ckpt_conformance.crash.layout import Layout
 from ckpt_conformance.crash.operations import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ckpt_conformance.crash.exploration import Violation
     from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.operations import Operation
+    from ckpt_conformance.crash.states import State
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 TRIES = 3  # calls; one that fails leaves no operation, so calls may run ahead of operations
@@ -38,6 +41,50 @@ def reproduce(explorer: Explorer) -> None:
             report.worst[outcome] = replace(violation, grade=BY_PROCESS)
 
 
+def reproduce_ranks(explorer: Explorer) -> None:
+    """Stop the ranks of a real world at each violation of the model `ranks`, and kill them."""
+    report = explorer.result.models.get(RANKS)
+    if report is None or explorer.result.interrupted:
+        return
+    for outcome, violation in report.worst.items():
+        if is_left_by_ranks(explorer, violation.case.state):
+            explorer.result.left.add((violation.case.content, violation.case.state.point))
+            report.worst[outcome] = replace(violation, grade=BY_PROCESS)
+
+
+def is_left_by_ranks(explorer: Explorer, state: State, tries: int = TRIES) -> bool:
+    """Stop each rank of a real world where it stops in a state, kill all, compare what is left.
+
+    Ranks that can't come to their stops are killed, too, when their time is over. A rank may do
+    other things than it did when it was recorded, as it meets others sooner: hence the tries.
+    """
+    done = [one for one in explorer.recording.operations if state.has(one)]
+    if all(one.kind is Kind.MARK for one in done):
+        return False
+    wanted = _wanted(explorer, state)
+    stops = [_stop(explorer, done, rank) for rank in range(explorer.recording.ranks)]
+    for _ in range(tries):
+        ending = workloads.stopped(explorer.subject, explorer.recorded, stops)
+        if ending.how == "killed" and _content(explorer.subject.root) == wanted:
+            return True
+    return False
+
+
+def _stop(explorer: Explorer, done: Sequence[Operation], rank: int) -> dict[str, Any]:
+    """Say how many operations a rank does, and which directories it makes."""
+    made = [one for one in explorer.recording.operations if one.kind is Kind.MKDIR]
+    count = sum(one.rank == rank and one.kind is not Kind.MARK for one in done)
+    return {"count": count, "makes": [one.path for one in made if one.rank == rank]}
+
+
+def _wanted(explorer: Explorer, state: State) -> dict[str, Any]:
+    """Lay a state out beside the run, and read it."""
+    wanted = explorer.subject.folder / "wanted"
+    trees.clear(wanted)
+    Layout(explorer.recording, wanted).apply(state)
+    return _content(wanted)
+
+
 def _left(explorer: Explorer, violation: Violation) -> bool:
     state = violation.case.state
     whole = explorer.complete(state.point)
@@ -49,10 +96,7 @@ def _left(explorer: Explorer, violation: Violation) -> bool:
     facts = explorer.result.facts
     if facts(calls[done].index) != facts(state.point):
         return False
-    wanted = explorer.subject.folder / "wanted"
-    trees.clear(wanted)
-    Layout(explorer.recording, wanted).apply(state)
-    content = _content(wanted)
+    content = _wanted(explorer, state)
     return any(_kill(explorer, done + number) == content for number in range(1, TRIES + 1))
 
 

@@ -1,8 +1,9 @@
 """A life that is recorded or struck at its system calls: its parent becomes the supervisor.
 
 Keys of a life's program: `record` names the folder of the recording, and all ranks of a `crew` are
-in it. An operation with a fault
-`ckpt_conformance.fault_injectors.system_call:SystemCall` makes the life supervised too.
+in it. `stops` says how many operations each rank of a crew may do before all are killed. An
+operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the life
+supervised too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 def is_wanted(program: dict[str, Any]) -> bool:
     """Tell whether a program asks for a supervisor."""
-    return bool(program.get("record")) or INJECTOR in json.dumps(program["ops"])
+    asked = program.get("record") or program.get("stops")
+    return bool(asked) or INJECTOR in json.dumps(program["ops"])
 
 
 def enter(program: dict[str, Any]) -> None:
@@ -49,7 +51,11 @@ def enter(program: dict[str, Any]) -> None:
         recorder.filter_in_child()
         return
     striker = syscall_faults.Striker(main=pid)
-    ranks = ranked.Collector(len(program["crew"])) if "crew" in program else None
+    ranks: ranked.Collector | None = None
+    if "crew" in program:
+        ranks = ranked.Collector(len(program["crew"]))
+        if stops := program.get("stops"):
+            ranks = ranked.Stopper(stops, main=pid)
 
     def prepare(supervisor: Supervisor) -> None:
         (ranks or striker).attach(supervisor)
@@ -57,7 +63,7 @@ def enter(program: dict[str, Any]) -> None:
     try:
         deadline = program.get("deadline", 600.0)
         recording = recorder.supervise(pid, deadline=deadline, prepare=prepare)
-        if ranks is not None:
+        if ranks is not None and folder is not None:
             ranks.finish(recording)
     except notify.NotAvailableError as error:
         os.waitpid(pid, 0)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
 PREPARE = {**name_calls.PREPARE, **move_calls.PREPARE, **data_calls.PREPARE}
 SOON = 1  # milliseconds; a stack is dumped in less
+HOLD = "hold"  # what `on_action` says of a call that is neither done nor answered
 POLL = 100  # milliseconds between looks at whether the caller's tree is still there
 
 
@@ -143,6 +144,8 @@ class Supervisor:
         if self.frozen:
             self._finish(asked)  # what was done before the kill
             return
+        if decision == HOLD:
+            return  # nobody answers: the caller stands until it is killed
         if isinstance(decision, str):
             result = action.perform(None) if action.perform is not None else None
         else:

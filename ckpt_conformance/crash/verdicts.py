@@ -57,6 +57,7 @@ def explored_of_ranks(subject: Subject, name: str) -> Explorer:
         explorer = explore_ranks.RanksExplorer(subject, recorded, limits)
         engine.run(explorer, OF_RANKS)
         explorer.confirm_worst()
+        reproduced.reproduce_ranks(explorer)
         subject.notes[key] = explorer
         carry(subject, f"{name} of ranks", explorer)
     return known(subject, key)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.client import Ended, Ending
     from ckpt_conformance.subject import Golden, Subject
 
+STOPPED = 8.0  # seconds that ranks have to come to their stops
 OTHER = 23  # the seed of a job that saves a step which another job has saved
 
 
@@ -140,6 +141,14 @@ def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> Ending:
     return cast("Ending", ending)
 
 
+def stopped(subject: Subject, recorded: Recorded, stops: Sequence[dict[str, Any]]) -> Ended:
+    """Run a workload of ranks once more; kill all when each has done so many operations."""
+    work = replace(WORKLOADS[recorded.name], layout=recorded.layout)
+    _lay_out(subject, work)
+    given: dict[str, Any] = {"seed": work.seed, "options": _options(work), "deadline": STOPPED}
+    return worlds.recorded(subject, work.layout, *_ops(work), stops=stops, **given)
+
+
 def _lay_out(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
     """Make the directory what the workload begins with; give the steps that are there, as trees."""
     golden: Golden | None = None
@@ -159,14 +168,20 @@ def _live(
     step: int | None = None,
     record: str = "",
 ) -> Ended:
-    run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": list(faults)}
-    run |= {} if step is None else {"fault_step": step}
-    ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
-    ops.append({"op": "close"})
+    ops = _ops(work, faults, step)
     given: dict[str, Any] = {"seed": work.seed, "options": _options(work)}
     if work.layout:
         return worlds.recorded(subject, work.layout, *ops, folder=Path(record), **given)
     return subject.life(*ops, **given, **({"record": record} if record else {}))
+
+
+def _ops(
+    work: Workload, faults: Sequence[dict[str, Any]] = (), step: int | None = None
+) -> list[dict[str, Any]]:
+    run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": list(faults)}
+    run |= {} if step is None else {"fault_step": step}
+    ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
+    return [*ops, {"op": "close"}]
 
 
 def _options(work: Workload) -> dict[str, Any]:
