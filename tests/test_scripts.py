@@ -94,6 +94,7 @@ def test_a_rename_without_a_sync_stands_a_kill_and_no_power_cut(explored: Explor
     assert "renamed-unsynced" in told.audit()
 
 
+@pytest.mark.slow
 def test_a_correct_script_passes_everything(explored: Explored) -> None:
     told = explored("correct")
     assert told.code == 0, told.text
@@ -129,6 +130,7 @@ def test_a_script_that_begins_anew_is_a_cold_start_although_its_result_is_right(
     assert told.worst("kill") == {"COLD_START"}
 
 
+@pytest.mark.slow
 def test_an_unseeded_script_is_unknown_and_says_what_to_seed(explored: Explored) -> None:
     told = explored("unseeded")
     assert told.code == 3, told.text
@@ -240,6 +242,7 @@ def test_a_script_that_can_not_be_judged_is_unknown(case: str, tmp_path: Path) -
     assert reason in told.text
 
 
+@pytest.mark.slow
 def test_a_script_that_never_resumes_is_held_to_its_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys, torch\n"
@@ -269,6 +272,7 @@ while step < 4:
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_prints_nothing_is_measured_by_its_checkpoints(tmp_path: Path) -> None:
     """No torch in it, no steps told: what it writes says where it began."""
     (tmp_path / "train.py").write_text(QUIET)
