@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,11 +139,8 @@ class Marker:
         @functools.wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
-            found: Any = original(*given, **more)
-            many: list[Any] = [found]
-            if isinstance(found, list | tuple):
-                many = list(found)
-            for one in many:
+            found = original(*given, **more)
+            for one in tree_leaves(found):
                 if isinstance(one, functional.AsyncCollectiveTensor):
                     one.trigger_wait()
             self.journal.note("ask")
