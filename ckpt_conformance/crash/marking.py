@@ -204,10 +204,3 @@ def _wrap(owner: Any, names: tuple[str, ...], wrap: Callable[..., Any]) -> None:
     for name in names:
         if hasattr(owner, name):  # older versions of torch have fewer
             setattr(owner, name, wrap(getattr(owner, name), name))
-
-
-def _wait(found: Any) -> None:  # noqa: ANN401  a tensor, or several
-    """Wait for what a functional collective gave."""
-    for one in pytree.tree_leaves(found):
-        if isinstance(one, functional.AsyncCollectiveTensor):
-            one.trigger_wait()
