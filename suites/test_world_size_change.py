@@ -77,6 +77,19 @@ def differs(
     return found
 
 
+def weights_arrive(subject: Subject, old: Layout, new: Layout) -> None:
+    """Raise Violation unless ranks in one layout get the weights that another one saved."""
+    gold = worlds.golden(subject, old)
+    ending = arrived(subject, gold, new)
+    step, state = oracle.arrival(ending)
+    if step != NEWEST:
+        told = f"saved by {name(old)}: {name(new)} cannot load it"
+        raise Violation(told, evidence=subject.evidence(ending))
+    parts = [part for part in ("model", "ema") if part in subject.holds]
+    found = differs(gold.at[NEWEST], state, parts, is_tensor)
+    demand(found, f"saved by {name(old)}: {name(new)} gets other weights")
+
+
 def demand(found: Sequence[str], message: str, **evidence: Any) -> None:  # noqa: ANN401
     """Raise Violation if anything differs."""
     if found:
@@ -113,15 +126,7 @@ def test_each_rank_gets_its_shards_back(subject: Subject) -> None:
     """
     subject.need("ranks")
     for layout in subject.sample(SAME, 3):
-        gold = worlds.golden(subject, layout)
-        ending = arrived(subject, gold, layout)
-        step, state = oracle.arrival(ending)
-        if step != NEWEST:
-            told = f"{name(layout)}: the newest step does not load"
-            raise Violation(told, evidence=subject.evidence(ending))
-        parts = [part for part in ("model", "ema") if part in subject.holds]
-        found = differs(gold.at[NEWEST], state, parts, is_tensor)
-        demand(found, f"{name(layout)}: what arrives is not what was saved")
+        weights_arrive(subject, layout, layout)
 
 
 @check("CKC-SHRD-005")
@@ -184,15 +189,7 @@ def test_another_world_size_gets_the_saved_weights(subject: Subject) -> None:
     """
     subject.need("ranks", "reshard")
     for old, new in subject.sample(PAIRS, 3):
-        gold = worlds.golden(subject, old)
-        ending = arrived(subject, gold, new)
-        step, state = oracle.arrival(ending)
-        if step != NEWEST:
-            told = f"saved by {name(old)}: {name(new)} cannot load it"
-            raise Violation(told, evidence=subject.evidence(ending))
-        parts = [part for part in ("model", "ema") if part in subject.holds]
-        found = differs(gold.at[NEWEST], state, parts, is_tensor)
-        demand(found, f"saved by {name(old)}: {name(new)} gets other weights")
+        weights_arrive(subject, old, new)
 
 
 @check("CKC-SHRD-008")
