@@ -89,6 +89,15 @@ def siblings(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(found[0], found[1]) for found in groups.values() if len(found) > 1]
 
 
+def next_of(name: str, names: Sequence[str]) -> str | None:
+    """Name what the next rank would write: the number in which siblings differ, one higher."""
+    for match in re.finditer(r"\d+", name):
+        head, tail = name[: match.start()], name[match.end() :]
+        if f"{head}{int(match[0]) - 1}{tail}" in names:
+            return f"{head}{int(match[0]) + 1}{tail}"
+    return None
+
+
 def older_of(gold: Golden, name: str) -> str | None:
     """Name what stood for a file of the newest step at the older one: the step is in its name."""
     there = payload.names(gold.snapshot(OLDER))
@@ -183,6 +192,28 @@ def test_a_stale_shard_is_never_served(subject: Subject) -> None:
         lambda folder, name: at_rest.replace_file(
             folder, name, other.snapshot(NEWEST) / name, "other-run"
         ),
+    )
+    never_served(subject, gold, cases)
+
+
+@check("CKC-SHRD-020")
+def test_the_shard_of_a_rank_that_is_not_there_disturbs_nothing(subject: Subject) -> None:
+    """With a shard of one rank more in it, a checkpoint is served as it was saved, or refused.
+
+    Why: a save by fewer ranks into a directory that is there leaves the files of the others; who
+    counts files takes it for a checkpoint of another world (J12, I03).
+    How: two ranks; copy the second rank's file under the name that a third one would have; resume.
+    """
+    subject.need("ranks")
+    gold, names = files(subject)
+    more = {second: third for _, second in siblings(names) if (third := next_of(second, names))}
+    if not more:
+        raise NotApplicable("no two files of a step differ in one number of their names")
+    cases = damaged(
+        subject,
+        gold,
+        subject.sample(list(more), 2),
+        lambda folder, name: at_rest.add(folder, more[name], (folder / name).read_bytes()),
     )
     never_served(subject, gold, cases)
 

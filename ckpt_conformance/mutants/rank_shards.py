@@ -175,3 +175,25 @@ class KeepsOneReplica(CheckpointManager):
 
     def check_replicas(self, told: Sequence[Any], written: Sequence[Any]) -> None:
         """Compare nothing."""
+
+
+@mutant(
+    "J12-counted",
+    url="pytorch/pytorch#125877",
+    change="how many ranks have saved is counted from the shards that are there",
+    violates={"CKC-SHRD-020"},
+    base="reference-dcp",
+)
+class CountsShards(CheckpointManager):
+    """Takes a file too many for a rank, and every rank's own state for another world's."""
+
+    _counted = 0
+
+    def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> None:
+        """Count, then verify."""
+        self._counted = len(list(opened.reference.directory.glob("*.distcp")))
+        super().verify_on_rank(ranks, opened)
+
+    def source_rank(self, ranks: Ranks, manifest: Manifest) -> int:
+        """Give the own rank, or rank 0 where the shards are more."""
+        return 0 if self._counted > ranks.size else super().source_rank(ranks, manifest)
