@@ -91,6 +91,7 @@ def apart(store: Path, patience: float) -> Callable[[Subject, dict[str, Any]], l
     return send
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_start_ends_the_life(
     subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_shards_of_two_saves_side_by_side_are_found(subjects: Callable[[str], Su
     assert not MODELS["ranks"].illegal(explorer.recording, worst.case.state)
 
 
+@pytest.mark.slow
 def test_real_ranks_that_are_killed_there_leave_the_same_bytes(
     subjects: Callable[[str], Subject],
 ) -> None:
@@ -182,6 +184,7 @@ def test_an_index_that_waits_for_all_shards_is_clean(subjects: Callable[[str], S
     assert {"NEW", "PREVIOUS"} == set(explorer.result.models["ranks"].outcomes)
 
 
+@pytest.mark.slow
 def test_without_the_collectives_an_impossible_cut_is_blamed(
     subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,6 +297,7 @@ def test_an_item_that_is_another_tensor_is_damage(tmp_path: Path) -> None:
     assert "__0_0.distcp" in problem
 
 
+@pytest.mark.slow
 def test_lists_inside_of_lists_do_not_fill_the_memory(tmp_path: Path) -> None:
     nested: Any = [torch.ones(1)]
     for _ in range(40):

@@ -76,6 +76,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
     return one
 
 
+@pytest.mark.slow
 def test_a_script_that_saves_in_place_loses_everything_when_killed(explored: Explored) -> None:
     told = explored("in_place")
     assert told.code == 1, told.text
@@ -232,7 +233,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", ["fails", pytest.param("writes nothing", marks=pytest.mark.slow)])
 def test_a_script_that_can_not_be_judged_is_unknown(case: str, tmp_path: Path) -> None:
     text, reason = WRONG[case]
     (tmp_path / "train.py").write_text(text)
@@ -308,6 +309,7 @@ while step < 3:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_script_that_stages_in_tmpdir_is_followed(*, sync: bool, tmp_path: Path) -> None:
     """A rename from there works in a resume too; without a sync a power cut takes the bytes."""
