@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import elastic, worlds
@@ -9,9 +10,12 @@ from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.suites import test_world_size_change as layouts
-from ckpt_conformance.verdicts import Outcome, Unknown
+from ckpt_conformance.verdicts import Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.fault_injectors.rank_points import RankPoint
     from ckpt_conformance.subject import Subject
 
 UNTIL = 8
@@ -39,12 +43,27 @@ def test_an_elastic_restart_goes_on_from_the_newest_step(subject: Subject) -> No
     if not rank_points.fired(killed):
         told = f"the kill of {point.name} did not fire: {subject.tell(killed)}"
         raise Unknown(f"{told} {killed.output[-500:]}")
-    subject.judge(
-        resumed,
-        legal,
-        {Outcome.NEW, Outcome.PREVIOUS},
-        f"{point.name} died under torchrun",
+    judged = partial(
+        subject.judge,
+        legal=legal,
+        allowed={Outcome.NEW, Outcome.PREVIOUS},
+        message=f"{point.name} died under torchrun",
         newest=NEWEST,
         acknowledged=(OLDER,),
-        output=resumed.output[-500:],
     )
+    try:
+        judged(resumed, output=resumed.output[-500:])
+    except Violation as found:
+        _blame_the_restart(subject, point, judged, found)
+
+
+def _blame_the_restart(
+    subject: Subject, point: RankPoint, judged: Callable[..., Outcome], found: Violation
+) -> None:
+    """Raise what was found, unless the same kill costs as much where nobody starts ranks again."""
+    rank_points.save(subject, layouts.TWO, [point.spec("kill")])
+    try:
+        judged(worlds.resume(subject, layouts.TWO))
+    except Violation as alone:
+        raise control_failed(f"without torchrun, too: {alone}", "CKC-RANK-002") from alone
+    raise found
