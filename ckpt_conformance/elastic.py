@@ -54,21 +54,8 @@ def _programs(
     attempt: int,
     ops: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    made = [
-        subject.program(
-            *worlds.ops_of_rank(ops, rank),
-            rank=rank,
-            layout=dict(layout),
-            seed=JOB_SEED if attempt == 0 else OTHER_SEED,
-            world={
-                "rank": rank,
-                "size": worlds.size_of(layout),
-                "store": str(folder / f"rendezvous-{attempt}"),
-                "timeout": worlds.PATIENCE,
-            },
-        )
-        for rank in range(worlds.size_of(layout))
-    ]
+    given = {"seed": JOB_SEED if attempt == 0 else OTHER_SEED}
+    made = worlds.programs(subject, layout, ops, given)
     own = ("journal", "result", "output")
     named = [
         {name: str(folder / f"{name}-{attempt}-{at}") for name in own} for at in range(len(made))
@@ -76,16 +63,16 @@ def _programs(
     return [{**one, **names} for one, names in zip(made, named, strict=True)]
 
 
+def began(ending: WorldEnding) -> bool:
+    """Tell whether every rank of an attempt came as far as its journal."""
+    return all(Path(one.program["journal"]).exists() for one in ending.ranks)
+
+
 def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--standalone"]
     command += ["--nproc-per-node", str(size), "--max-restarts", str(restarts)]
-    command += [
-        "--monitor-interval",
-        "0.1",
-        "-m",
-        "ckpt_conformance.elastic",
-        str(folder / "attempts"),
-    ]
+    command += ["--monitor-interval", "0.1"]
+    command += ["-m", "ckpt_conformance.elastic", str(folder / "attempts")]
     (folder / "tmp").mkdir()
     environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(folder / "tmp")}
     with (folder / "log").open("w+") as log:

@@ -86,9 +86,11 @@ class WorldEnding:
     def result(self, op: str, index: int = -1) -> dict[str, Any]:
         """Join the ranks' results of an operation; empty if a rank did not reach it."""
         found = [rank.result(op, index) for rank in self.ranks]
-        if not all(found) or any("arrived" not in one for one in found if op == "run"):
-            return {} if op == "run" or not all(found) else found[0]
-        return joined(found) if op == "run" else found[0]
+        if not all(found):
+            return {}
+        if op != "run":
+            return found[0]
+        return joined(found) if all("arrived" in one for one in found) else {}
 
     @property
     def split(self) -> bool:
@@ -122,9 +124,8 @@ def life(
 
     Fields: seed, variant, options, deadline (s), snapshots, patience (s of a collective).
     """
-    programs = _programs(subject, layout, ops, given)
-    endings = subject.send(programs)
-    return WorldEnding(tuple(endings), programs[0])
+    made = programs(subject, layout, ops, given)
+    return WorldEnding(tuple(subject.send(made)), made[0])
 
 
 def recorded(
@@ -139,16 +140,16 @@ def recorded(
 
     With `stops` all are killed when each rank has done so many operations on the directory.
     """
-    programs = _programs(subject, layout, ops, given)
-    journal = programs[0]["journal"]
-    ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(programs)]
-    crew = subject.program(deadline=programs[0]["deadline"], crew=ranks)
+    made = programs(subject, layout, ops, given)
+    journal = made[0]["journal"]
+    ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(made)]
+    crew = subject.program(deadline=made[0]["deadline"], crew=ranks)
     crew |= {"record": str(folder)} if folder else {"stops": list(stops)}
     own = {name: f"{crew[name]}-crew" for name in ("result", "output")}
-    return WorldEnding(tuple(subject.send_crew(crew | own)), programs[0])
+    return WorldEnding(tuple(subject.send_crew(crew | own)), made[0])
 
 
-def _programs(
+def programs(
     subject: Subject,
     layout: Mapping[str, int],
     ops: Sequence[dict[str, Any]],
@@ -281,3 +282,8 @@ def of_rank(component: Mapping[str, str], rank: int) -> dict[str, str]:
         else:
             found[path] = value
     return found
+
+
+def told(subject: Subject, ending: WorldEnding) -> list[str]:
+    """Say of each rank how it ended."""
+    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(ending.ranks)]

@@ -43,6 +43,8 @@ def test_an_elastic_restart_goes_on_from_the_newest_step(subject: Subject) -> No
     if not rank_points.fired(killed):
         told = f"the kill of {point.name} did not fire: {subject.tell(killed)}"
         raise Unknown(f"{told} {killed.output[-500:]}")
+    if not elastic.began(resumed):
+        raise Unknown(f"torchrun did not start the ranks again: {resumed.output[-500:]}")
     judged = partial(
         subject.judge,
         legal=legal,

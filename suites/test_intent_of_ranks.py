@@ -32,8 +32,8 @@ def test_another_dtype_is_refused_on_ranks(subject: Subject) -> None:
     ending = worlds.resume(subject, TWO, variant="dtype")
     step, state = oracle.arrival(ending)
     if ending.split or ending.how != "ended":
-        told = [subject.tell(one) for one in ending.ranks]
-        raise Violation("the ranks do not refuse alike", evidence={"ranks": told})
+        evidence = {"ranks": worlds.told(subject, ending)}
+        raise Violation("the ranks do not refuse alike", evidence=evidence)
     if step and state["model"].get(CAST) != gold.at[NEWEST]["model"][CAST]:
         raise Violation(
             f"{CAST} was cast to the dtype of its destination, silently",

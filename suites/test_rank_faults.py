@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,14 @@ from ckpt_conformance import fault_injectors, worlds
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
-from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import (
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,6 +99,18 @@ def _fail(subject: Subject, point: RankPoint) -> Struck:
     return Struck((point,), ending, ending)
 
 
+def ended(subject: Subject) -> Iterator[Struck]:
+    """Give the failed saves in which every rank had an end; raises Unknown if one had none."""
+    waiting = ""
+    for struck in failed(subject):
+        if hung(struck.ending):
+            waiting = struck.name
+        else:
+            yield struck
+    if waiting:
+        raise control_failed(f"{waiting} fails, and a rank waits for ever", "CKC-RANK-004")
+
+
 def hung(ending: WorldEnding) -> list[int]:
     """Name the ranks that had no end, but for those that only waited for the others at theirs."""
     return [
@@ -106,11 +126,6 @@ def patiently(subject: Subject, make: Callable[..., WorldEnding]) -> WorldEnding
     return make(deadline=subject.deadline) if hung(ending) else ending
 
 
-def told(subject: Subject, ending: WorldEnding) -> list[str]:
-    """Say of each rank how it ended."""
-    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(ending.ranks)]
-
-
 @check("CKC-RANK-001")
 def test_no_rank_waits_for_ever_for_one_that_died(subject: Subject) -> None:
     """When a rank dies inside a save, every other rank ends: it returns or it raises.
@@ -124,7 +139,7 @@ def test_no_rank_waits_for_ever_for_one_that_died(subject: Subject) -> None:
         if ranks := hung(struck.ending):
             raise Violation(
                 f"{struck.name} dies: rank {ranks[0]} waits for ever",
-                evidence={"ranks": told(subject, struck.ending)},
+                evidence={"ranks": worlds.told(subject, struck.ending)},
             )
 
 
@@ -146,7 +161,7 @@ def test_a_killed_rank_costs_at_most_the_step_that_was_saved(subject: Subject) -
             f"{struck.name} died",
             newest=NEWEST,
             acknowledged=struck.ending.steps_of("acknowledged") or (OLDER,),
-            save=told(subject, struck.ending),
+            save=worlds.told(subject, struck.ending),
         )
 
 
@@ -167,18 +182,18 @@ def test_an_error_of_one_rank_fails_the_save_on_all(subject: Subject) -> None:
     How: fill up the disk of one rank inside the save of step 4; look at what the others are told.
     """
     subject.need("ranks")
-    for struck in failed(subject):
+    for struck in ended(subject):
         saves = [one.steps_of("acknowledged").count(NEWEST) for one in struck.ending.ranks]
         tried = [one.steps_of("failed").count(NEWEST) for one in struck.ending.ranks]
-        if any(tried) and not all(tried) and not hung(struck.ending):
+        if any(tried) and not all(tried):
             raise Violation(
                 f"{struck.name} fails: not every rank is told",
                 evidence={"acknowledged": saves, "failed": tried},
             )
-        if not any(tried) and not hung(struck.ending):
+        if not any(tried):
             raise Violation(
                 f"{struck.name} fails: no rank is told",
-                evidence={"ranks": told(subject, struck.ending)},
+                evidence={"ranks": worlds.told(subject, struck.ending)},
             )
 
 
@@ -194,7 +209,7 @@ def test_no_rank_waits_for_ever_for_one_that_failed(subject: Subject) -> None:
         if ranks := hung(struck.ending):
             raise Violation(
                 f"{struck.name} fails: rank {ranks[0]} waits for ever",
-                evidence={"ranks": told(subject, struck.ending)},
+                evidence={"ranks": worlds.told(subject, struck.ending)},
             )
 
 
@@ -208,9 +223,7 @@ def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
     """
     subject.need("ranks")
     legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
-    for struck in failed(subject):
-        if hung(struck.ending):
-            continue
+    for struck in ended(subject):
         fault = struck.points[0].spec("raise", error="ENOSPC")
         again = [{"op": "save", "step": NEWEST}]
         given = {"continue": True, "then": again}
@@ -239,19 +252,22 @@ def test_ranks_that_see_different_files_agree(subject: Subject) -> None:
 
     Why: each rank looks for the newest step itself; on a shared file system one of them still sees
     the older listing, and half of the model is from another step (N02, N03, N04).
-    How: hide what the newest save made from the listings of one rank, then from its lookups too;
+    How: hide what the newest save made from the listings of each rank, then from its lookups too;
     resume.
     """
     subject.need("ranks")
     gold = worlds.golden(subject, TWO)
     legal = worlds.legal(subject, gold, TWO)
-    for layer in (False, True):
+    looked: list[bool] = []
+    for rank, lookups in itertools.product((1, 0), (False, True)):
         subject.lay_out(gold)
-        faults = [_hide(gold, lookups=layer)]
+        faults = [_hide(gold, rank, lookups=lookups)]
         ending = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
-        if not rank_points.fired(ending):
-            continue
-        _agree(subject, ending, legal, "rank 1 does not see the newest step")
+        looked.append(rank_points.fired(ending))
+        if looked[-1]:  # a rank that never looks can't see anything else than the others
+            _agree(subject, ending, legal, f"rank {rank} does not see the newest step")
+    if not any(looked):
+        raise Unknown("no rank was seen to look for files: its calls are native")
 
 
 @check("CKC-RANK-007")
@@ -274,7 +290,7 @@ def test_no_rank_waits_for_ever_in_a_load(subject: Subject) -> None:
                 raise Unknown(f"the kill of rank {rank} at its read {at} did not fire")
             where = f"rank {rank} dies at its read {at}"
             if ranks := hung(ending):
-                evidence = {"ranks": told(subject, ending)}
+                evidence = {"ranks": worlds.told(subject, ending)}
                 raise Violation(f"{where}: rank {ranks[0]} waits for ever", evidence=evidence)
             subject.judge(
                 worlds.resume(subject, TWO),
@@ -302,8 +318,9 @@ def test_an_error_of_one_rank_refuses_the_load_on_all(subject: Subject) -> None:
             subject.lay_out(gold)
             faults = [_read_fault(rank, at, "raise")]
             ending = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
-            if rank_points.fired(ending):
-                _agree(subject, ending, legal, f"rank {rank} cannot read, from its read {at} on")
+            if not rank_points.fired(ending):
+                raise Unknown(f"the error of rank {rank} at its read {at} did not fire")
+            _agree(subject, ending, legal, f"rank {rank} cannot read, from its read {at} on")
 
 
 @check("CKC-RANK-010")
@@ -321,21 +338,21 @@ def test_what_a_rank_is_told_is_a_documented_error(subject: Subject) -> None:
             if rank not in victims and one.error and not one.error["typed"]:
                 raise Violation(
                     f"{struck.name} is struck: rank {rank} gets an error that is not documented",
-                    evidence={"ranks": told(subject, struck.ending)},
+                    evidence={"ranks": worlds.told(subject, struck.ending)},
                 )
 
 
 # -- what they share --------------------------------------------------------------------------
 
 
-def _hide(gold: Any, *, lookups: bool) -> dict[str, Any]:  # noqa: ANN401  a Golden
-    """Make the fault that hides from rank 1 what the newest save made."""
+def _hide(gold: Any, rank: int, *, lookups: bool) -> dict[str, Any]:  # noqa: ANN401  a Golden
+    """Make the fault that hides from a rank what the newest save made."""
     tops = [{path.name for path in gold.snapshot(s).iterdir()} for s in gold.saves]
     hidden = sorted(tops[-1] - tops[0])
     if not hidden:
         raise NotApplicable("the newest save makes no new name in the directory")
     fault = fault_injectors.spec("stale-listing", hidden=hidden, lookups=lookups)
-    return {**fault, "ranks": [1]}
+    return {**fault, "ranks": [rank]}
 
 
 def _agree(
@@ -344,7 +361,7 @@ def _agree(
     """Raise Violation unless all ranks serve one legal step, or all refuse."""
     if ending.split or hung(ending):
         what = "a rank waits for ever" if hung(ending) else "the ranks do not agree"
-        evidence = {"ranks": told(subject, ending)}
+        evidence = {"ranks": worlds.told(subject, ending)}
         raise Violation(f"{message}: {what}", evidence=evidence)
     allowed = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
     subject.judge(ending, legal, allowed, message, newest=NEWEST, acknowledged=(OLDER, NEWEST))

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees, worlds
+from ckpt_conformance import oracle, trees, worlds
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Violation, control_failed
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.at_rest import Damage
     from ckpt_conformance.subject import Golden, Subject
-    from ckpt_conformance.worlds import Layout, WorldEnding
+    from ckpt_conformance.worlds import Layout
 
 OLDER, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}
@@ -60,7 +60,7 @@ def never_served(subject: Subject, gold: Golden, cases: Sequence[Case]) -> None:
     for case in cases:
         trees.lay_out(case.folder, subject.root)
         ending = worlds.resume(subject, TWO)
-        evidence = {"damage": case.damage.to_json(), "ranks": told(subject, ending)}
+        evidence = {"damage": case.damage.to_json(), "ranks": worlds.told(subject, ending)}
         if ending.split:
             raise Violation(f"{case.message}: the ranks do not agree", evidence=evidence)
         subject.judge(
@@ -72,11 +72,6 @@ def never_served(subject: Subject, gold: Golden, cases: Sequence[Case]) -> None:
             acknowledged=(OLDER, NEWEST),
             **evidence,
         )
-
-
-def told(subject: Subject, ending: WorldEnding) -> list[str]:
-    """Say of each rank how it ended."""
-    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(ending.ranks)]
 
 
 def siblings(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -230,6 +225,7 @@ def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
     subject.need("ranks")
     gold = worlds.golden(subject, TWO)
     names = payload.names(gold.snapshot(OLDER))
+    refused = False
     for name in subject.sample(names, 4):
         folder = subject.scratch / "case"
         trees.lay_out(gold.snapshot(OLDER), folder)
@@ -237,6 +233,7 @@ def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
         trees.lay_out(folder, subject.root)
         load = {"op": "load", "continue": True}
         ending = worlds.life(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
+        refused = refused or any("error" in one.result("load") for one in ending.ranks)
         for rank, one in enumerate(ending.ranks):
             before, after = one.result("leaves", 0), one.result("leaves", 1)
             if "error" in one.result("load") and after and before["value"] != after["value"]:
@@ -248,6 +245,8 @@ def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
                         "refused": one.result("load")["error"]["message"],
                     },
                 )
+    if not refused:
+        raise control_failed("no load of a torn file was refused", "CKC-SHRD-015")
 
 
 @check("CKC-SHRD-019")
@@ -268,12 +267,16 @@ def test_replicas_that_differ_are_not_made_one(subject: Subject) -> None:
         raise control_failed(f"the ranks do not come to their save: {subject.tell(ending)}")
     if any("error" in one.result("save") for one in ending.ranks):
         return
+    if not all(one.result("leaves") for one in ending.ranks):
+        raise control_failed(f"the save of unequal replicas has no end: {subject.tell(ending)}")
     resumed = worlds.resume(subject, TWO)
+    if oracle.arrival(resumed)[0] != 2:  # noqa: PLR2004  the step that was saved
+        raise control_failed(f"what was saved does not load: {subject.tell(resumed)}")
     for rank, (one, now) in enumerate(zip(ending.ranks, resumed.ranks, strict=True)):
         wanted = one.result("leaves").get("value", {}).get("model", {}).get("constant")
         found: Any = now.result("run").get("states", {}).get("2", {}).get("model", {})
-        if found and found.get("constant") != wanted:
+        if found.get("constant") != wanted:
             raise Violation(
                 f"rank {rank} does not get its own buffer back, and the save was not refused",
-                evidence={"ranks": told(subject, resumed)},
+                evidence={"ranks": worlds.told(subject, resumed)},
             )
