@@ -3,6 +3,9 @@
 A save that leaves a process behind which writes later would write into the directory of the next
 check. The group of a life is killed with it; a daemon has a group of its own. So the server is the
 parent of all orphans (PR_SET_CHILD_SUBREAPER), and each child that is no life is one.
+
+Lives run side by side, so each has a mark that whatever it starts inherits, through fork, exec and
+setsid: its soft limit of POSIX message queues, in bytes. prlimit(2) reads it of any process.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 ADOPT = 36  # PR_SET_CHILD_SUBREAPER
+MARK = resource.RLIMIT_MSGQUEUE
 
 
 def adopt() -> None:
@@ -25,14 +30,30 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(ADOPT, 1)
 
 
-def sweep(lives: Collection[int], group: int) -> list[str]:
+def mark(number: int) -> None:
+    """Mark this process, and all that it will start."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(MARK, (marked(number), resource.getrlimit(MARK)[1]))
+
+
+def marked(number: int) -> int:
+    """Give the mark of a number: bytes in the upper half of what is allowed; -1 for none."""
+    most = resource.getrlimit(MARK)[1]
+    if most == resource.RLIM_INFINITY:
+        most = 1 << 30
+    half = most // 2
+    return most - 1 - number % half if half else -1
+
+
+def sweep(lives: Collection[int], group: int, others: Collection[int] = ()) -> list[str]:
     """Kill and reap every child that is no life; name those that had left the `group`.
 
-    Of two lives that end at one moment the first that is asked about may be given both's daemons:
-    the names are evidence, and no verdict rests on them.
+    What carries the mark of one of the `others` is let live: it belongs to a life that goes on, or
+    will be asked about next.
     """
     named: list[str] = []
-    while found := children() - set(lives):
+    foreign = {marked(number) for number in others}
+    while found := {pid for pid in children() - set(lives) if _mark_of(pid) not in foreign}:
         for pid in found:
             if told := _describe(pid, group):
                 named.append(told)
@@ -56,6 +77,12 @@ def _status(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
+
+
+def _mark_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return resource.prlimit(pid, MARK)[0]
+    return -2  # it has ended, or is another user's: nobody's
 
 
 def _describe(pid: int, group: int) -> str:

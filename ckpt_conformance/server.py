@@ -42,6 +42,7 @@ class Server:
         self.buffers: dict[socket.socket, bytes] = {}
         self.deadlines: dict[int, tuple[float, int]] = {}  # pidfd -> (when, pid)
         self.owners: dict[int, tuple[socket.socket, int, dict[str, Any], float]] = {}
+        self.begun = 0  # lives, ever
 
     def serve(self, watch: int) -> None:
         """Serve until the process `watch` is gone; then nothing is left behind."""
@@ -77,6 +78,8 @@ class Server:
 
     def _begin(self, client: socket.socket, program: dict[str, Any]) -> None:
         import_named(program)
+        self.begun += 1
+        program["mark"] = self.begun
         pid = os.fork()
         if pid == 0:
             self._child(program)
@@ -89,6 +92,7 @@ class Server:
         """Become the life; never returns."""
         code = 70
         try:
+            orphans.mark(program["mark"])
             os.setsid()  # its helpers (loader workers) die with it
             ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # however the server ends
             out = os.open(program["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -126,7 +130,9 @@ class Server:
         self.selector.unregister(descriptor)
         os.close(descriptor)
         kill_group(pid)
-        left = orphans.sweep([pid, *(life for _, life, *_ in self.owners.values())], pid)
+        others = self.owners.values()
+        marks = [one["mark"] for _, _, one, _ in others]
+        left = orphans.sweep([pid, *(life for _, life, *_ in others)], pid, marks)
         _, status, usage = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         answer = {

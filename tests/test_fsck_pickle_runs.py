@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from ckpt_conformance.fsck import cover, dcp, pickle_runs, pickles
 from ckpt_conformance.fsck.findings import Malformed
-from ckpt_conformance.fsck.pickle_machine import Made, Name
+from ckpt_conformance.fsck.pickle_machine import Made, Name, Persistent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,15 +65,22 @@ MANY = metadata_of(
 )
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
+def plain(value: Any, within: tuple[int, ...] = ()) -> Any:  # noqa: ANN401  what a pickle holds
     """Give something that can be compared, whichever way it was read."""
+    if id(value) in within:
+        return "a part of itself"  # damaged bytes may ask for it
+    inner = (*within, id(value))
     if isinstance(value, Made):
         state = dict(zip(value.keys, value.state, strict=True)) if value.keys else value.state
-        return ("made", value.of, plain(value.args), plain(state), plain(value.parts))
+        return ("made", *(plain(one, inner) for one in (value.of, value.args, state, value.parts)))
+    if isinstance(value, Persistent):
+        return ("persistent", plain(value.id, inner))
+    if isinstance(value, float):
+        return value.hex()  # two NaN are no equals
     if isinstance(value, dict):
-        return [(plain(key), plain(one)) for key, one in value.items()]
+        return [(plain(key, inner), plain(one, inner)) for key, one in value.items()]
     if isinstance(value, list | tuple) and not isinstance(value, Name):
-        return [plain(one) for one in value]
+        return [plain(one, inner) for one in value]
     return value
 
 
