@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,10 @@ import pytest
 from browser import CHROMIUM, Browser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from ckpt_conformance.client import Server
+    from ckpt_conformance.subject import Subject
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -44,6 +48,35 @@ def committed(repository: Path) -> list[Path]:
 @pytest.fixture(scope="session")
 def python_files(committed: list[Path]) -> list[Path]:
     return [path for path in committed if path.suffix == ".py"]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Serve every bundled manager, and every mutant: one server, since it imports for seconds."""
+    from ckpt_conformance import client, registry
+    from ckpt_conformance.mutants import all_mutants
+
+    apart = ("accelerate", "lightning")  # of packages that may not be installed
+    names = [name for name in registry.BUNDLED if name not in apart]
+    with client.Server((*names, *(f"mutant:{name}" for name in all_mutants()))) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def new_subject(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Subject]]:
+    """Make a subject of a manager, with a folder of its own."""
+    from ckpt_conformance import client, facts, subject
+
+    with ExitStack() as stack:
+
+        def make(name: str, **given: int | str) -> Subject:
+            own = stack.enter_context(closing(client.Client(server.socket)))
+            info = facts.read(own, name, tmp_path_factory.mktemp("facts"))
+            return subject.Subject(info, own, tmp_path_factory.mktemp("subject"), **given)
+
+        yield make
 
 
 @pytest.fixture(scope="module")

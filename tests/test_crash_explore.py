@@ -6,47 +6,40 @@ written here, so that one call can be left out of it.
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from traces import Trace, atomic, in_place
 
-from ckpt_conformance import certificate, facts
-from ckpt_conformance.client import Client
+from ckpt_conformance import certificate
 from ckpt_conformance.crash import bundles, explore, reproduced, workloads
 from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
-from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.crash.exploration import Exploration
+    from ckpt_conformance.subject import Subject
 
 PER_STEP, IN_PLACE = "torch-save-atomic-per-step", "torch-save-inplace"
 LIMITS = Limits(candidates=300, visits=60, alone=10, rounds=2)
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
-    made: dict[str, Subject] = {}
-    with (
-        facts.serve((PER_STEP, IN_PLACE), (PER_STEP, IN_PLACE)) as (server, infos),
-        closing(Client(server)) as client,
-    ):
+def subjects(new_subject: Callable[..., Subject]) -> Callable[[str], Subject]:
+    @cache
+    def get(name: str) -> Subject:
+        subject = new_subject(name)
+        subject.golden()
+        return subject
 
-        def get(name: str) -> Subject:
-            if name not in made:
-                made[name] = Subject(infos[name], client, tmp_path_factory.mktemp("subject"))
-                made[name].golden()
-            return made[name]
-
-        yield get
+    return get
 
 
 def second_save(subject: Subject, folder: Path, skip: Sequence[str] = ()) -> Recorded:

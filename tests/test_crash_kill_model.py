@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,11 +29,9 @@ KILLS = 8  # of each recipe
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with Server(RECIPES) as server:
-        running = Client(server.socket)
+def client(server: Server) -> Iterator[Client]:
+    with closing(Client(server.socket)) as running:
         yield running
-        running.close()
 
 
 def live(client: Client, place: Path, adapter: str, fault: dict[str, Any], **more: Any) -> Any:  # noqa: ANN401

@@ -22,12 +22,6 @@ RECIPES = tuple(
 SAVE = {"op": "run", "until": 4, "save_at": [2, 4]}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(RECIPES) as running:
-        yield running
-
-
 def live(client: Client, tmp_path: Path, *ops: dict[str, Any], **more: Any) -> Any:  # noqa: ANN401
     (tmp_path / "root").mkdir(parents=True, exist_ok=True)
     files = {name: str(tmp_path / name) for name in ("root", "journal", "result", "output")}

@@ -6,21 +6,18 @@ or a mkfs the tests are skipped, and say what is missing.
 
 from __future__ import annotations
 
-from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
 from traces import Trace, atomic
 
-from ckpt_conformance import facts
-from ckpt_conformance.client import Client
 from ckpt_conformance.crash import explore, observed, real_fs, real_states
 from ckpt_conformance.crash.exploration import BY_MODEL
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
-from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Unknown
 
 if TYPE_CHECKING:
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Exploration
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.subject import Subject
 
 PER_STEP, FIXED = "torch-save-atomic-per-step", "torch-save-atomic-fixed-name"
 NAMES = {PER_STEP: "checkpoint-4.pt", FIXED: "checkpoint.pt"}
@@ -36,17 +34,8 @@ EMPTY = {PER_STEP: Outcome.REFUSED_UNTYPED, FIXED: Outcome.LOST_ALL}  # what a f
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
-    made: dict[str, Subject] = {}
-    every = tuple(NAMES)
-    with facts.serve(every, every) as (server, infos), closing(Client(server)) as client:
-
-        def get(name: str) -> Subject:
-            if name not in made:
-                made[name] = Subject(infos[name], client, tmp_path_factory.mktemp("subject"))
-            return made[name]
-
-        yield get
+def subjects(new_subject: Callable[..., Subject]) -> Callable[[str], Subject]:
+    return cache(new_subject)
 
 
 def explored(

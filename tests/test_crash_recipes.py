@@ -5,21 +5,20 @@ The table is what the recipes are known to do; the reference manager passes ever
 
 from __future__ import annotations
 
-from contextlib import closing
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 from recording import record
 
-from ckpt_conformance import facts
-from ckpt_conformance.client import Client
 from ckpt_conformance.crash import explore, workloads
 from ckpt_conformance.crash.audit import audit
-from ckpt_conformance.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from ckpt_conformance.subject import Subject
 
 FIXED, PER_STEP = "torch-save-atomic-fixed-name", "torch-save-atomic-per-step"
 NAMES = (
@@ -54,16 +53,8 @@ dcp.save({"weight": torch.ones(300)}, checkpoint_id=f"{sys.argv[1]}/step-1")
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
-    made: dict[str, Subject] = {}
-    with facts.serve(NAMES, NAMES) as (server, infos), closing(Client(server)) as client:
-
-        def get(name: str) -> Subject:
-            if name not in made:
-                made[name] = Subject(infos[name], client, tmp_path_factory.mktemp("subject"))
-            return made[name]
-
-        yield get
+def subjects(new_subject: Callable[..., Subject]) -> Callable[[str], Subject]:
+    return cache(new_subject)
 
 
 @pytest.mark.parametrize(("name", "workload"), KNOWN, ids=["-".join(each) for each in KNOWN])

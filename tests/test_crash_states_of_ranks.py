@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import facts, worlds
-from ckpt_conformance.client import Client, Server
+from ckpt_conformance import worlds
 from ckpt_conformance.crash import bundles, ranked, reproduced, verdicts, workloads
 from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore_ranks import RanksExplorer
@@ -22,26 +21,17 @@ from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.client import Ending, Server
 
 TWO = {"fsdp": 2}
 RECIPES = ("dcp-per-step", "dcp-overwrite")
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
-    found: dict[str, Subject] = {}
-    with Server(RECIPES) as server, closing(Client(server.socket)) as client:
-
-        def subject(name: str) -> Subject:
-            if name not in found:
-                info = facts.read(client, name, server.folder)
-                found[name] = Subject(info, client, tmp_path_factory.mktemp(name))
-            return found[name]
-
-        yield subject
+def subjects(new_subject: Callable[..., Subject]) -> Callable[[str], Subject]:
+    return cache(new_subject)
 
 
 def test_one_recording_has_the_operations_of_all_ranks_in_order(
@@ -102,17 +92,17 @@ def test_a_rank_that_does_not_start_ends_the_life(
 
 
 def test_a_crew_past_its_deadline_is_ended_with_all_its_ranks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    server: Server,
+    new_subject: Callable[..., Subject],
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(Subject, "send_crew", apart(tmp_path / "store", 60.0))
-    with Server(("dcp-per-step",)) as server, closing(Client(server.socket)) as client:
-        info = facts.read(client, "dcp-per-step", server.folder)
-        subject = Subject(info, client, tmp_path / "late")
-        train = {"op": "run", "until": 1}
-        ending = worlds.recorded(subject, TWO, train, folder=tmp_path / "record", deadline=2.0)
-        assert ending.how == "hang"
-        pid = server.process.pid
-        assert not Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    subject, train = new_subject("dcp-per-step"), {"op": "run", "until": 1}
+    ending = worlds.recorded(subject, TWO, train, folder=tmp_path / "record", deadline=2.0)
+    assert ending.how == "hang"
+    pid = server.process.pid
+    assert not Path(f"/proc/{pid}/task/{pid}/children").read_text()
 
 
 def test_shards_of_two_saves_side_by_side_are_found(subjects: Callable[[str], Subject]) -> None:

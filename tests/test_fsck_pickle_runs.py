@@ -70,18 +70,20 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:  # noqa: ANN401  wha
     if id(value) in within:
         return "a part of itself"  # damaged bytes may ask for it
     inner = (*within, id(value))
-    if isinstance(value, Made):
-        state = dict(zip(value.keys, value.state, strict=True)) if value.keys else value.state
-        return ("made", *(plain(one, inner) for one in (value.of, value.args, state, value.parts)))
-    if isinstance(value, Persistent):
-        return ("persistent", plain(value.id, inner))
-    if isinstance(value, float):
-        return value.hex()  # two NaN are no equals
+    if isinstance(value, Made | Persistent):
+        return [type(value).__name__, *(plain(one, inner) for one in parts(value))]
     if isinstance(value, dict):
         return [(plain(key, inner), plain(one, inner)) for key, one in value.items()]
     if isinstance(value, list | tuple) and not isinstance(value, Name):
         return [plain(one, inner) for one in value]
-    return value
+    return value.hex() if isinstance(value, float) else value  # two NaN are no equals
+
+
+def parts(value: Made | Persistent) -> list[Any]:
+    if isinstance(value, Persistent):
+        return [value.id]
+    state = dict(zip(value.keys, value.state, strict=True)) if value.keys else value.state
+    return [value.of, value.args, state, value.parts]
 
 
 def instances(value: Any) -> Iterator[Made]:  # noqa: ANN401  what a pickle holds

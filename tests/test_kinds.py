@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance import facts, resumption
-from ckpt_conformance.client import Client, Server
+from ckpt_conformance import resumption
 from ckpt_conformance.job import Job
 from ckpt_conformance.kinds import KINDS
 from ckpt_conformance.models import Mixed
@@ -20,7 +19,7 @@ from ckpt_conformance.mutants import all_mutants
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from ckpt_conformance.contract import StepRecord
 
@@ -85,12 +84,6 @@ def test_every_kind_is_in_the_table() -> None:
     assert all(kind.shows for kind in KINDS.values())
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(tuple(f"mutant:{name}" for name in SHOWN_BY.values())) as running:
-        yield running
-
-
 def shows(subject: Subject, kind: str) -> bool:
     """Tell whether the run that resumes at the first save leaves the unbroken one."""
     golden = subject.golden(kind=kind)
@@ -99,12 +92,7 @@ def shows(subject: Subject, kind: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", SHOWN_BY)
-def test_each_kind_shows_what_no_other_does(
-    kind: str, server: Server, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    client = Client(server.socket)
-    info = facts.read(client, f"mutant:{SHOWN_BY[kind]}", tmp_path_factory.mktemp("facts"))
-    subject = Subject(info, client, tmp_path_factory.mktemp("subject"))
+def test_each_kind_shows_what_no_other_does(kind: str, new_subject: Callable[..., Subject]) -> None:
+    subject = new_subject(f"mutant:{SHOWN_BY[kind]}")
     shown = {name for name in KINDS if shows(subject, name)}
-    client.close()
     assert shown == (LIKE_MIXED if kind == "mixed" else {kind})

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,9 +89,13 @@ def outcomes(on_path: str) -> dict[tuple[str, str], CheckOutcome]:
     del on_path
     subtle = tuple(name for name, (invariant, *_) in EXPECTED.items() if invariant != LOADS)
     rest = tuple(named(name) for name in (*EXPECTED, *WELL) if name not in {*HANGS, *subtle})
-    found = run_session(SessionOptions(HANGS, only=(LOADS,), deadline=DEADLINE))
-    found += run_session(SessionOptions((*subtle, WELL[0]), only=(LISTS, SAME)))
-    found += run_session(SessionOptions(rest, jobs=2, only=(LOADS,)))
+    with client.Server((*HANGS, *subtle, *rest)) as server:
+        runs = (
+            SessionOptions(HANGS, only=(LOADS,), deadline=DEADLINE),
+            SessionOptions((*subtle, WELL[0]), only=(LISTS, SAME)),
+            SessionOptions(rest, only=(LOADS,)),
+        )
+        found = [one for run in runs for one in run_session(replace(run, server=server.socket))]
     return {(one.adapter, one.invariant): one for one in found}
 
 

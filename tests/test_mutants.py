@@ -5,9 +5,6 @@ The whole matrix (every mutant, every check) runs in `make test-all`: `ckpt-conf
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
@@ -15,17 +12,13 @@ import pytest
 
 from ckpt_conformance.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.mutants import all_mutants
+from ckpt_conformance.session import SessionOptions, run_session
+from ckpt_conformance.verdicts import Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RUN = """
-import json, sys
-from ckpt_conformance.session import SessionOptions, run_session
-given = json.load(sys.stdin)
-found = run_session(SessionOptions(**{key: tuple(value) for key, value in given.items()}))
-json.dump([outcome.to_json() for outcome in found], sys.stdout)
-"""
+    from ckpt_conformance.client import Server
 
 
 def families() -> dict[str, list[str]]:
@@ -39,39 +32,30 @@ def families() -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
-def run(adapters: list[str], only: list[str]) -> list[dict[str, str]]:
-    """Run the checks of some ids on some adapters in a process of its own, all claimed."""
-    given = json.dumps({"adapters": adapters, "only": only, "claims": list(PROFILES)})
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], input=given, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    outcomes: list[dict[str, str]] = json.loads(done.stdout)
-    return outcomes
-
-
 @pytest.mark.parametrize("family", families())
-def test_the_mutants_of_a_family_violate_exactly_their_ids(family: str) -> None:
+def test_the_mutants_of_a_family_violate_exactly_their_ids(family: str, server: Server) -> None:
     ids = [name for name in load_catalogue().invariants if name.split("-")[1] == family]
-    are_exact(families()[family], ids)
+    are_exact(families()[family], ids, server)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [i.id for i in all_mutants().values() if i.spans_ranks])
-def test_a_mutant_of_ranks_violates_exactly_its_ids(name: str) -> None:
+def test_a_mutant_of_ranks_violates_exactly_its_ids(name: str, server: Server) -> None:
     """A world costs as much as ten lives, so these have no place in a quick run."""
     known = load_catalogue().invariants.values()
-    are_exact([name], [one.id for one in known if "distributed" in one.profiles])
+    are_exact([name], [one.id for one in known if "distributed" in one.profiles], server)
 
 
-def are_exact(mutants: list[str], ids: list[str]) -> None:
+def are_exact(mutants: list[str], ids: list[str], server: Server) -> None:
     """Run the checks of some ids on some mutants, and hold the verdicts against what they say."""
-    outcomes = run([f"mutant:{name}" for name in mutants], ids)
+    adapters, claims = tuple(f"mutant:{name}" for name in mutants), tuple(PROFILES)
+    options = SessionOptions(adapters, only=tuple(ids), claims=claims, server=server.socket)
+    outcomes = run_session(options)
     for name in mutants:
         got = {
-            outcome["invariant"]
+            outcome.invariant
             for outcome in outcomes
-            if outcome["adapter"] == f"mutant:{name}" and outcome["verdict"] == "VIOLATION"
+            if outcome.adapter == f"mutant:{name}" and outcome.verdict is Verdict.VIOLATION
         }
         wanted = {violated for violated in all_mutants()[name].violates if violated in ids}
         assert got == wanted, f"{name}: missed {sorted(wanted - got)}, extra {sorted(got - wanted)}"

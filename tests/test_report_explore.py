@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +11,17 @@ import pytest
 from browser import CONTRAST, HOSTILE, LONG, OVERFLOW, Browser
 from traces import Trace, atomic
 
-from ckpt_conformance import environment, facts, report, report_explore
-from ckpt_conformance.client import Client
+from ckpt_conformance import environment, report, report_explore
 from ckpt_conformance.crash import bundles, crashmap, explore
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.crash.operations import Kind, Operation
 from ckpt_conformance.report_map import LOOKS, NARROW, WIDE, draw
-from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from ckpt_conformance.subject import Subject
 
 NAME = "torch-save-atomic-per-step"
 MODELS = ("kill", "ext4")
@@ -31,27 +30,28 @@ PANEL = "document.querySelector('.panel').innerText"
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def result(
+    new_subject: Callable[..., Subject], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """Explore one save without any sync, from a trace made by hand."""
     folder = tmp_path_factory.mktemp("map")
-    with facts.serve((NAME,), (NAME,)) as (server, infos), closing(Client(server)) as client:
-        subject = Subject(infos[NAME], client, tmp_path_factory.mktemp("subject"))
-        golden = subject.golden()
-        trace = Trace(folder / "recording", subject.root, golden.snapshot(2))
-        data = (golden.snapshot(4) / "checkpoint-4.pt").read_bytes()
-        atomic(trace, "checkpoint-4.pt", data, 4, ["fsync", "directory"])
-        recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
-        explorer = Explorer(subject, recorded, Limits(candidates=300, visits=60, alone=5, rounds=1))
-        explored = explore.run(explorer, MODELS)
-        kept = {
-            key: str(bundles.write(folder / "bundles", explorer, group[0]))
-            for key, group in explored.classes().items()
-        }
-        findings = report_explore.Findings(report_explore.Asked(models=MODELS))
-        findings.add(explorer, kept)
-        report_explore.write(findings, {"adapter": infos[NAME].to_json()}, folder)
-        found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        return found
+    subject = new_subject(NAME)
+    golden = subject.golden()
+    trace = Trace(folder / "recording", subject.root, golden.snapshot(2))
+    data = (golden.snapshot(4) / "checkpoint-4.pt").read_bytes()
+    atomic(trace, "checkpoint-4.pt", data, 4, ["fsync", "directory"])
+    recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
+    explorer = Explorer(subject, recorded, Limits(candidates=300, visits=60, alone=5, rounds=1))
+    explored = explore.run(explorer, MODELS)
+    kept = {
+        key: str(bundles.write(folder / "bundles", explorer, group[0]))
+        for key, group in explored.classes().items()
+    }
+    findings = report_explore.Findings(report_explore.Asked(models=MODELS))
+    findings.add(explorer, kept)
+    report_explore.write(findings, {"adapter": subject.info.to_json()}, folder)
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
 
 
 def page_of(result: dict[str, Any], folder: Path) -> Path:

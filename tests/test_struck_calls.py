@@ -8,47 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import facts
-from ckpt_conformance.client import Client, Ending, Server
+from ckpt_conformance.client import Ending
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import KINDS, is_renewed
 from ckpt_conformance.fault_injectors.struck_calls import OPERATIONS, Trial
-from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from ckpt_conformance.subject import Subject
 
 NAME = "torch-save-atomic-per-step"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server((NAME,)) as running:
-        yield running
-
-
-def subject_of(server: Server, folder: Path, budget: str) -> Subject:
-    for name in ("facts", "subject"):
-        (folder / name).mkdir()
-    client = Client(server.socket)
-    info = facts.read(client, NAME, folder / "facts")
-    return Subject(info, client, folder / "subject", budget=budget)
-
-
-@pytest.fixture(scope="module")
-def full(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    found = subject_of(server, tmp_path_factory.mktemp("full"), "full")
-    yield found
-    found.client.close()
+def full(new_subject: Callable[..., Subject]) -> Subject:
+    return new_subject(NAME, budget="full")
 
 
 @pytest.fixture
-def quick(server: Server, tmp_path: Path) -> Iterator[Subject]:
-    found = subject_of(server, tmp_path, "quick")
-    yield found
-    found.client.close()
+def quick(new_subject: Callable[..., Subject]) -> Subject:
+    return new_subject(NAME)
 
 
 @pytest.mark.parametrize("what", ["save", "load"])

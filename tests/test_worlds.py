@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import struct
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import facts, fault_injectors, joining, oracle, trees, worlds
-from ckpt_conformance.client import Client, Server
+from ckpt_conformance import fault_injectors, joining, oracle, trees, worlds
 from ckpt_conformance.hashing import hash_bytes
-from ckpt_conformance.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-pytestmark = pytest.mark.xdist_group("worlds")  # they share a server
+    from ckpt_conformance.subject import Subject
 
 LAYOUTS = [
     {"fsdp": 2},
@@ -33,10 +30,8 @@ TRAIN = {"op": "run", "until": 6, "final": True}
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    with Server(("dcp-per-step",)) as server, closing(Client(server.socket)) as client:
-        info = facts.read(client, "dcp-per-step", server.folder)
-        yield Subject(info, client, tmp_path_factory.mktemp("worlds"))
+def subject(new_subject: Callable[..., Subject]) -> Subject:
+    return new_subject("dcp-per-step")
 
 
 def final(ending: worlds.WorldEnding) -> dict[str, dict[str, str]]:
