@@ -68,10 +68,10 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
     """Explore each script of the folder once."""
 
     @cache
-    def one(name: str, *words: str) -> Told:
+    def one(name: str, *words: str, models: tuple[str, ...] = ()) -> Told:
         out = tmp_path_factory.mktemp("scripts") / "out"
         script = (sys.executable, str(SCRIPTS / f"{name}.py"), *words, "--out", "{out}")
-        return run(out, command=script)
+        return run(out, *(f"--model={model}" for model in models), command=script)
 
     return one
 
@@ -87,6 +87,15 @@ def test_a_script_that_saves_in_place_loses_everything_when_killed(explored: Exp
 
 
 def test_a_rename_without_a_sync_stands_a_kill_and_no_power_cut(explored: Explored) -> None:
+    told = explored("renamed", models=("kill", "ext4"))
+    assert told.code == 1, told.text
+    assert not told.worst("kill")
+    assert {"LOST_STEP", "COLD_START", "LOST_ALL"} <= told.worst("ext4")
+    assert "renamed-unsynced" in told.audit()
+
+
+@pytest.mark.slow
+def test_a_rename_without_a_sync_is_seen_under_every_model_of_a_disk(explored: Explored) -> None:
     told = explored("renamed")
     assert told.code == 1, told.text
     assert not told.worst("kill")
