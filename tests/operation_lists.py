@@ -158,6 +158,13 @@ class Disk:
     def sync(self) -> None:
         self._note(Kind.SYNC)
 
+    def close(self, path: str) -> None:
+        self._note(Kind.CLOSE, self.objects[path], path)
+
+    def exit(self) -> None:
+        """End the process, which closes all its files."""
+        self._note(Kind.CLOSE)
+
     def mark(self, what: str, step: int) -> None:
         self._note(Kind.MARK, mark=what, step=step)
 
@@ -234,7 +241,8 @@ def _valid(disk: Disk) -> list[tuple[str, ...]]:
     files = [path for path, kind in kinds.items() if kind == "file"]
     folders = [path for path, kind in kinds.items() if kind == "dir"]
     free = [path for path in _paths() if dirname(path) in {"", *folders}]
-    found: list[tuple[str, ...]] = [("sync",), ("fsync", ""), ("mark",)]
+    found: list[tuple[str, ...]] = [("sync",), ("fsync", ""), ("mark",), ("exit",)]
+    found += [("close", path) for path in files]
     found += [("create", path) for path in free if path not in kinds]
     found += [("mkdir", path) for path in FOLDERS if path and path not in kinds]
     found += [(what, path) for path in files for what in ("write", "write", "truncate", "fsync")]
@@ -293,7 +301,7 @@ def random_disk(seed: int, count: int = 14, step: Callable[[Disk], None] | None 
     if rng.random() < 0.7:
         disk.before("a", rng.choice((100, 2 * PAGE)))
     for _ in range(count):
-        skipped = {"sync", "failed", "mark"}
+        skipped = {"sync", "failed", "mark", "close", "exit"}
         what = rng.choice([one for one in _valid(disk) if one[0] not in skipped])
         weighted = rng.choice([one for one in _valid(disk) if one[0] in {what[0], "write"}])
         _do(disk, weighted, rng.choice(SIZES), rng.choice((0, PAGE, 1 << 20)))

@@ -86,6 +86,15 @@ def test_what_a_model_yields_is_legal_by_its_predicate(model: str, recording: Re
 @given(recording=worlds())
 def test_what_a_kill_leaves_is_legal_when_a_node_is_lost(recording: Recording) -> None:
     for state in states("ranks", recording):
+        for model in ("nfs", "node-loss"):
+            wrong = MODELS[model].illegal(recording, state)
+            assert not wrong, f"{model}: {wrong}\n{told(recording, state)}"
+
+
+@SLOW
+@given(recording=worlds())
+def test_an_nfs_loses_nothing_that_another_file_system_keeps(recording: Recording) -> None:
+    for state in states("nfs", recording):
         wrong = MODELS["node-loss"].illegal(recording, state)
         assert not wrong, f"{wrong}\n{told(recording, state)}"
 
@@ -257,6 +266,34 @@ def test_what_a_node_synced_is_kept_and_a_sync_of_another_does_not_help(disk: Di
     last = [one for one in states("node-loss", recording, budget=10**6) if one.point == 9]
     sizes = {tuple(len(body) for body in shown(recording, one).values()) for one in last}
     assert sizes == {(100, 100, 100), (0, 100, 100), (100, 100, 0)}
+
+
+@pytest.mark.parametrize("how", ["close", "exit"])
+def test_a_close_sends_what_a_client_of_an_nfs_holds(disk: Disk, how: str) -> None:
+    save(disk)
+    {"close": lambda: disk.close("one"), "exit": disk.exit}[how]()
+    disk.mark("acknowledged", 1)
+    recording = share(disk, [*WHOSE, 0, 0], meet(4, "barrier") + meet(7, "end"))
+
+    def left(model: str) -> set[tuple[int, ...]]:
+        last = [one for one in states(model, recording, budget=10**6) if one.point == 8]
+        return {tuple(len(body) for body in shown(recording, one).values()) for one in last}
+
+    assert (100, 0, 100) in left("node-loss")  # by name: index, one, two
+    assert (100, 0, 100) not in left("nfs")
+    assert (100, 100, 0) in left("nfs"), "nobody closed it"
+
+
+def test_what_was_closed_is_not_lost_by_an_nfs_and_the_predicate_says_so(disk: Disk) -> None:
+    save(disk)
+    disk.close("one")
+    recording = share(disk, [*WHOSE, 0], meet(4, "barrier"))
+    whole = complete(recording, 7)
+    lost = replace(whole, contents={**whole.contents, whole.names["one"]: replay.EMPTY})
+    assert not MODELS["node-loss"].illegal(recording, lost)
+    assert MODELS["nfs"].illegal(recording, lost)
+    early = replace(complete(recording, 6), contents=lost.contents)
+    assert not MODELS["nfs"].illegal(recording, early), "it had not been closed yet"
 
 
 def test_broken_cuts_are_caught(disk: Disk) -> None:

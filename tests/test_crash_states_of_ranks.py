@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance import worlds
-from ckpt_conformance.crash import bundles, ranked, reproduced, verdicts, workloads
+from ckpt_conformance.crash import (
+    bundles,
+    explore,
+    explore_ranks,
+    ranked,
+    reproduced,
+    verdicts,
+    workloads,
+)
 from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore_ranks import RanksExplorer
 from ckpt_conformance.crash.exploring import complete
-from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import Subject
 from ckpt_conformance.verdicts import Outcome, Unknown, Violation
@@ -47,6 +55,8 @@ def test_one_recording_has_the_operations_of_all_ranks_in_order(
     other = 1 - index.rank
     assert index.after[other] > shard[other].index, "a collective stands between them"
     assert shard[0].after[1] <= min(one.index for one in ones if one.path == shard[1].path)
+    closed = {one.rank: one for one in ones if one.kind == "close" and "distcp" in one.path}
+    assert all(shard[rank].index < closed[rank].index for rank in (0, 1))
     marks = {(one.rank, one.mark) for one in ones if one.mark}
     assert marks == {(rank, mark) for rank in (0, 1) for mark in ("begun", "acknowledged")}
     done = [one for one in ones if one.mark == "acknowledged"]
@@ -64,7 +74,7 @@ def test_the_last_state_is_what_stands_there(subjects: Callable[[str], Subject])
     assert recorded.final is not None
     there = {path.relative_to(recorded.final).as_posix() for path in recorded.final.rglob("*")}
     assert set(whole.names) == there
-    for model in ("ranks", "node-loss"):
+    for model in OF_RANKS:
         assert not MODELS[model].illegal(recorded.recording, whole)
 
 
@@ -168,7 +178,7 @@ def test_a_bundle_of_ranks_replays(subjects: Callable[[str], Subject], tmp_path:
 
 def test_an_index_that_waits_for_all_shards_is_clean(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("dcp-per-step")
-    for model in ("ranks", "node-loss"):
+    for model in verdicts.OF_RANKS:
         verdicts.require_clean(subject, ["second"], [model], explore=verdicts.explored_of_ranks)
     explorer = verdicts.explored_of_ranks(subject, "second")
     assert {"NEW", "PREVIOUS"} == set(explorer.result.models["ranks"].outcomes)
@@ -188,3 +198,16 @@ def test_without_the_collectives_an_impossible_cut_is_blamed(
     recorded.recording.save()
     with pytest.raises(Violation):
         verdicts.require_clean(fresh, ["second"], ["ranks"], explore=verdicts.explored_of_ranks)
+
+
+@pytest.mark.slow
+def test_a_file_that_one_rank_does_not_sync_is_lost_but_on_an_nfs(
+    subjects: Callable[[str], Subject],
+) -> None:
+    """It was closed, and a close sends it there: the models tell the two apart."""
+    subject = subjects("mutant:A05-ranks")
+    recorded = workloads.record(subject, "second", TWO)
+    explorer = explore_ranks.RanksExplorer(subject, recorded, explore_ranks.FULL)
+    models = explore.run(explorer, ("nfs", "node-loss")).models
+    assert "LOST_STEP" in models["node-loss"].outcomes
+    assert set(models["nfs"].outcomes) <= {"NEW", "PREVIOUS"}

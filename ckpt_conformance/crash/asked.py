@@ -96,6 +96,7 @@ class Asked:
     foreign: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # path, why
     other: tuple[int, os.stat_result] | None = None  # a regular file elsewhere that is written
     sink: Sink | None = None
+    writers: set[int] = field(default_factory=set[int])  # processes that have written
     is_valid: Callable[[], bool] = lambda: True
 
     @property

@@ -74,7 +74,10 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "preadv": (295, 69),
     "preadv2": (327, 286),
     "getdents64": (217, 61),
+    "close": (3, 57),
+    "exit_group": (231, 94),
 }
+CLOSING = ("close", "exit_group")
 READING = ("read", "pread64", "readv", "preadv", "preadv2", "getdents64")
 # Let through and named where they touch a file below the directory.
 UNSUPPORTED = {
@@ -88,7 +91,7 @@ UNSUPPORTED = {
 # Changes nothing that a crash state keeps: named here so that the table is whole.
 HARMLESS = frozenset(
     {
-        *("close", "dup", "dup2", "dup3", "fcntl", "flock", "lseek", "chdir", "fchdir"),
+        *("dup", "dup2", "dup3", "fcntl", "flock", "lseek", "chdir", "fchdir"),
         *("stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2"),
         *("readlink", "readlinkat", "fadvise64", "readahead", "sync_file_range"),
         *("chown", "fchown", "fchownat", "lchown", "msync", "munmap"),
@@ -121,12 +124,16 @@ def names() -> dict[int, str]:
     return {numbers[column]: name for name, numbers in NUMBERS.items() if numbers[column] >= 0}
 
 
-def rules(*, reading: bool = False) -> list[Rule]:
-    """Give the filter's rules; with `reading` also for opening to read, and for reading."""
+def rules(*, reading: bool = False, closing: bool = False) -> list[Rule]:
+    """Give the filter's rules; with `reading` also for opening to read, and for reading.
+
+    With `closing` also for closing: it is what makes a client of NFS send what it holds.
+    """
+    left_out = (*([] if reading else READING), *([] if closing else CLOSING))
     found: list[Rule] = []
     for name in NUMBERS:
         number = number_of(name)
-        if number < 0 or (name in READING and not reading):
+        if number < 0 or name in left_out:
             continue
         conditions = CONDITIONS.get(name, [()])
         if reading and name in {"open", "openat"}:

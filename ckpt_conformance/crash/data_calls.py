@@ -312,6 +312,22 @@ def _do_sync(
     return -code
 
 
+def prepare_close(asked: Asked) -> Action | None:
+    """close, exit_group: the kernel does it."""
+    if asked.name == "exit_group":
+        if asked.process not in asked.writers:
+            return None
+        asked.writers.discard(asked.process)
+        asked.make(Kind.CLOSE)
+        return Action("")
+    found = _opened(asked, 0)
+    if found is None or fcntl.fcntl(found[0], fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        return None
+    path = asked.tree.path(found[2])
+    asked.make(Kind.CLOSE, object=found[2], path=path)
+    return Action(path, object=found[2])
+
+
 # -- what can't be followed, and reading ------------------------------------------------------
 
 
@@ -377,4 +393,5 @@ PREPARE: dict[str, Callable[[Asked], Action | None]] = {
     **dict.fromkeys(calls.UNSUPPORTED, prepare_foreign),
     "ioctl": prepare_clone,
     **dict.fromkeys(calls.READING, prepare_read),
+    **dict.fromkeys(calls.CLOSING, prepare_close),
 }

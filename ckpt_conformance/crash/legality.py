@@ -26,6 +26,7 @@ from ckpt_conformance.crash.operations import (
     DATA,
     NAMING,
     ROOT,
+    SILENT,
     SYNCING,
     Kind,
     Operation,
@@ -138,7 +139,7 @@ class History:
                 one.kind is Kind.WRITE and one.stop > size
             ):
                 self.grows.add(one.index)
-            if one.kind in SYNCING or one.kind is Kind.MARK:
+            if one.kind in SYNCING | SILENT:
                 continue
             if one.kind is not Kind.WRITE or one.index in self.grows:
                 more = (one.parent, one.new_parent, one.replaced) if one.kind in NAMING else ()
@@ -269,7 +270,7 @@ def moments(history: History, floor: int, point: int, *, log: bool = False) -> I
     yield point
     for one in reversed(history.operations[floor:point]):
         sync = one.kind in SYNCING or one.sync
-        if (sync and log) or one.kind not in SYNCING | {Kind.WRITE, Kind.MARK}:
+        if (sync and log) or one.kind not in SYNCING | SILENT | {Kind.WRITE}:
             yield one.index
 
 

@@ -22,9 +22,12 @@ def killed(recording: Recording, state: State) -> str:
     return stopped.inconsistent() or stopped.wrong_names() or stopped.wrong_contents()
 
 
-def node_lost(recording: Recording, state: State) -> str:
-    """Judge a state after the loss of one node; of one that is not lost all data is there."""
-    stopped = Stopped(recording, state)
+def node_lost(recording: Recording, state: State, *, closing: bool = False) -> str:
+    """Judge a state after the loss of one node; of one that is not lost all data is there.
+
+    With `closing` a node had also sent what it closed.
+    """
+    stopped = Stopped(recording, state, closing=closing)
     wrong = stopped.inconsistent() or stopped.wrong_names()
     if wrong:
         return wrong
@@ -35,8 +38,9 @@ def node_lost(recording: Recording, state: State) -> str:
 class Stopped:
     """A recording and a state of it: what had been issued."""
 
-    def __init__(self, recording: Recording, state: State) -> None:
+    def __init__(self, recording: Recording, state: State, *, closing: bool = False) -> None:
         """Look at every operation."""
+        self.closing = closing
         self.state, self.ranks = state, recording.ranks
         self.history = History.of(recording)
         self.all = recording.operations
@@ -99,7 +103,18 @@ class Stopped:
         if one.sync:
             return not self._torn(one)
         for sync in self.issued:
-            mine = sync.rank == one.rank and sync.kind in SYNCING and one.precedes(sync)
-            if mine and (sync.kind is Kind.SYNC or sync.object == one.object):
+            mine = sync.rank == one.rank and one.precedes(sync)
+            if mine and (_syncs(sync, one) or (self.closing and _closes(sync, one))):
                 return not sync.error
         return False
+
+
+def _syncs(sync: Operation, one: Operation) -> bool:
+    return sync.kind is Kind.SYNC or (sync.kind in SYNCING and sync.object == one.object)
+
+
+def _closes(close: Operation, one: Operation) -> bool:
+    """Whether a file was closed, or the process that wrote it has ended."""
+    if close.kind is not Kind.CLOSE:
+        return False
+    return close.object == one.object if close.object else close.process == one.process

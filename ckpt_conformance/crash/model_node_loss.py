@@ -30,6 +30,8 @@ RULES = Rules("node-loss", holes=True)
 class NodeLossWalk(CutWalk):
     """Cuts, and at each the data that one node had not synced."""
 
+    sending = SYNCING  # kinds of operations after which a node holds nothing back
+
     def __post_init__(self) -> None:
         """Know of no data yet."""
         super().__post_init__()
@@ -56,10 +58,10 @@ class NodeLossWalk(CutWalk):
         for one in (operations[at] for at in self.lanes[rank] if at < bound):
             if one.kind is Kind.WRITE and not one.sync:
                 waiting.setdefault(one.object, []).append(one.index)
-            elif one.kind in SYNCING:
-                for each in list(waiting) if one.kind is Kind.SYNC else [one.object]:
-                    done = [at for at in waiting.get(each, []) if operations[at].precedes(one)]
-                    waiting[each] = [at for at in waiting.get(each, []) if at not in done]
+            elif one.kind in self.sending:
+                for each, indices in waiting.items():
+                    done = [at for at in indices if is_for(one, operations[at])]
+                    waiting[each] = [at for at in indices if at not in done]
                     doomed.setdefault(each, []).extend(done if one.error else [])
         found = {each: [*doomed.get(each, []), *waiting.get(each, [])] for each in doomed | waiting}
         return {each: indices for each, indices in found.items() if indices}
@@ -108,6 +110,13 @@ class NodeLossWalk(CutWalk):
             each: one.drawn(rng, holes=True) for each, one in versions.items()
         }
         return f"random part of the data of node {rank}", stop_at(self.cut), chosen
+
+
+def is_for(sync: Operation, write: Operation) -> bool:
+    """Whether a sync or a close was for a write that had returned before."""
+    of_process = sync.kind is Kind.CLOSE and not sync.object and sync.process == write.process
+    every = sync.kind is Kind.SYNC or of_process
+    return (every or sync.object == write.object) and write.precedes(sync)
 
 
 class NodeLoss:

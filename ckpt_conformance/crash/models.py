@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash.model_btrfs import Btrfs
 from ckpt_conformance.crash.model_ext4 import Ext4
 from ckpt_conformance.crash.model_kill import Kill
+from ckpt_conformance.crash.model_nfs import Nfs
 from ckpt_conformance.crash.model_node_loss import NodeLoss
 from ckpt_conformance.crash.model_posix import Posix
 from ckpt_conformance.crash.model_ranks import Ranks
@@ -15,7 +16,6 @@ from ckpt_conformance.crash.model_xfs import Xfs
 if TYPE_CHECKING:
     from ckpt_conformance.crash.states import Model
 
-MODELS: dict[str, Model] = {
-    model.name: model for model in (Kill(), Ranks(), NodeLoss(), Ext4(), Xfs(), Btrfs(), Posix())
-}
-OF_RANKS = ("ranks", "node-loss")  # only of a recording of several ranks
+_ALL = (Kill(), Ranks(), Nfs(), NodeLoss(), Ext4(), Xfs(), Btrfs(), Posix())
+MODELS: dict[str, Model] = {model.name: model for model in _ALL}
+OF_RANKS = ("ranks", "nfs", "node-loss")  # only of a recording of several ranks

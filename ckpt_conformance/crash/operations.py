@@ -36,6 +36,7 @@ class Kind(StrEnum):
     FSYNC = "fsync"  # of a file or of a directory
     FDATASYNC = "fdatasync"
     SYNC = "sync"  # sync(2), syncfs(2): everything
+    CLOSE = "close"  # of a file that may be written; object 0: the process ends, and closes all
     MARK = "mark"  # of the journal, see MARKS, `mark` and `step`
 
 
@@ -53,6 +54,7 @@ NAMING = frozenset(
 )
 DATA = frozenset({Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE})
 SYNCING = frozenset({Kind.FSYNC, Kind.FDATASYNC, Kind.SYNC})
+SILENT = frozenset({Kind.CLOSE, Kind.MARK})  # change nothing on a disk
 # Events of a journal that become MARKs; "said" is a line of a script, with the step in it.
 MARKS = frozenset({"begun", "acknowledged", "failed", "said"})
 

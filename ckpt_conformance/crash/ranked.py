@@ -17,7 +17,7 @@ from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind, Operation, Unsupported
+from ckpt_conformance.crash.operations import NAMING, SILENT, SYNCING, Kind, Operation, Unsupported
 from ckpt_conformance.crash.supervisor import HOLD
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Clocks:
             self.changed[key][rank] = clock
         for key in uses:
             self.used[key][rank] = clock
-        for path in {one.path, one.target} - {""} if one.kind is not Kind.MARK else ():
+        for path in {one.path, one.target} - {""} if one.kind not in SILENT else ():
             self.paths[path][rank] = clock
             if one.kind in NAMING:
                 self.lists[dirname(path)][rank] = clock
@@ -246,7 +246,7 @@ class Clocks:
 
 def _changes(one: Operation) -> list[Key]:
     """Give what an operation changes: objects, and names in directories."""
-    if one.kind in SYNCING or one.kind is Kind.MARK:
+    if one.kind in SYNCING | SILENT:
         return []
     found: list[Key] = [("object", each, "") for each in (one.object, one.replaced) if each]
     if one.kind in NAMING and one.path:

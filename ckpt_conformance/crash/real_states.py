@@ -168,6 +168,7 @@ class Replay:
             Kind.UTIME: lambda: os.utime(path),
             Kind.SYNC: lambda: real_fs.sync_all(root),
             Kind.MARK: lambda: None,
+            Kind.CLOSE: lambda: None,
         }
         if one.kind in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}:
             self._make(root, one)

@@ -37,10 +37,20 @@ class Recorder:
     """One recording: of what happens below `root`, kept in `folder`, which it makes."""
 
     def __init__(
-        self, root: Path, folder: Path | None, *, journal: Path | None = None, reading: bool = False
+        self,
+        root: Path,
+        folder: Path | None,
+        *,
+        journal: Path | None = None,
+        reading: bool = False,
+        closing: bool = False,
     ) -> None:
-        """Copy what is there. Without `folder` nothing is kept; `reading` also asks about reads."""
-        self.root, self.folder, self.reading = Path(root), folder, reading
+        """Copy what is there. Without `folder` nothing is kept.
+
+        `reading` also asks about reads, `closing` about closes.
+        """
+        self.root, self.folder = Path(root), folder
+        self.rules = calls.rules(reading=reading, closing=closing)
         self.journal = os.path.realpath(journal) if journal else ""
         self.root.mkdir(parents=True, exist_ok=True)
         self.parent, self.child = socket.socketpair()
@@ -60,7 +70,7 @@ class Recorder:
         sources.register(self.notes)
         os.close(self.notes)
         try:
-            listener = notify.install(calls.rules(reading=self.reading))
+            listener = notify.install(self.rules)
         except notify.NotAvailableError as error:
             self.child.sendall(str(error).encode())
             os._exit(70)

@@ -44,7 +44,13 @@ def enter(program: dict[str, Any]) -> None:
     reading = '"reading": true' in json.dumps(program["ops"])
     journal = Path(program["journal"])
     journal.touch()
-    recorder = Recorder(Path(program["root"]), folder, journal=journal, reading=reading)
+    recorder = Recorder(
+        Path(program["root"]),
+        folder,
+        journal=journal,
+        reading=reading,
+        closing="crew" in program,  # the ranks may be nodes of an NFS
+    )
     pid = os.fork()
     if pid == 0:
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)

@@ -51,6 +51,7 @@ class Supervisor:
         self.events_of: Callable[[int, bytes], list[dict[str, Any]]] = _events  # of a write
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
         self.answered: Callable[[Asked, Action, Result], None] = lambda _a, _b, _c: None
+        self.writers: set[int] = set()  # processes that have written below the directory
         self._elsewhere: dict[tuple[int, int], str] = {}  # regular files elsewhere: journal or not
 
     # -- the loop -----------------------------------------------------------------------------
@@ -108,7 +109,7 @@ class Supervisor:
         if name in _OWN:
             self._own(name, call)
             return
-        asked = Asked(call, name, self.tree, self.processes, sink=self.sink)
+        asked = Asked(call, name, self.tree, self.processes, sink=self.sink, writers=self.writers)
         asked.is_valid = lambda: self.listener.is_valid(call)
         try:
             self._decide(asked)
@@ -177,6 +178,8 @@ class Supervisor:
         end = self._tick()
         for fields in asked.made:
             source = self.sources.opener.get(fields.get("object", 0), "")
+            if fields["kind"] is Kind.WRITE and fields["object"] not in self.tree.outside:
+                self.writers.add(asked.process)
             self.operations.append(
                 Operation(
                     index=len(self.operations),
@@ -251,6 +254,7 @@ _NO_DUMP = frozenset(
     {
         *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
         *calls.READING,
+        *calls.CLOSING,
         *_OWN,
     }
 )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import bundle
 from ckpt_conformance.crash import bundles, explore_ranks, reproduced, summary, workloads
 from ckpt_conformance.crash import explore as engine
-from ckpt_conformance.crash.models import OF_RANKS
 from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
+OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
 SAME = ("same",)
 RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
 CONTROL = "going on without a crash"  # its result, in the subject's notes
