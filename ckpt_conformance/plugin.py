@@ -284,10 +284,11 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.fail(NO_ADAPTER, pytrace=False)
     found = state.subject(request.param, tmp_path_factory)
     found.reset()
-    name = invariant_of(request.node)
+    item: pytest.Item = request.node
+    name = invariant_of(item)
     if name:
         invariant = load_catalogue(request.config.option.ckpt_catalogue).invariants[name]
-        request.node.stash[NEEDS] = (found, invariant)
+        item.stash[NEEDS] = (found, invariant)
     return found
 
 

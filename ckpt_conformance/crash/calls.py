@@ -129,7 +129,7 @@ def rules(*, reading: bool = False, closing: bool = False) -> list[Rule]:
 
     With `closing` also for closing: it is what makes a client of NFS send what it holds.
     """
-    left_out = (*([] if reading else READING), *([] if closing else CLOSING))
+    left_out = {*(() if reading else READING), *(() if closing else CLOSING)}
     found: list[Rule] = []
     for name in NUMBERS:
         number = number_of(name)

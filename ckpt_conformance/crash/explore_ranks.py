@@ -49,7 +49,8 @@ class RanksExplorer(Explorer):
     def choose(self, cases: Sequence[Case]) -> list[Case]:
         """Choose distinct contents: half of them without a torn file, whoever's files are new.
 
-        A torn file is mostly refused; whole files of two saves side by side are what loads.
+        A torn file is mostly refused; whole files of two saves side by side are what loads. A
+        quarter lack something of a save that was acknowledged: there a step can be lost.
         """
         usual, limit = super().choose(cases), self.limits.visits
         if len(usual) < limit:
@@ -57,12 +58,21 @@ class RanksExplorer(Explorer):
         rng = random.Random(self.seed)  # noqa: S311
         before = replay.initial_contents(self.recording)
         after = self.complete(len(self.recording.operations)).contents
-        mixed = list({c.content: c for c in cases if _is_whole(c.state, before, after)}.values())
-        chosen = rng.sample(mixed, min(len(mixed), limit // 2))
-        known = {case.content for case in chosen}
-        rest = [case for case in usual if case.content not in known]
-        chosen += rng.sample(rest, min(len(rest), limit - len(chosen)))
-        return sorted(chosen, key=lambda case: case.state.point)
+        mixed = [case for case in cases if _is_whole(case.state, before, after)]
+        lacking = [case for case in cases if self._lacks_what_was_told(case.state)]
+        found: dict[str, Case] = {}
+        for some, most in ((mixed, limit // 2), (lacking, limit // 4), (usual, limit)):
+            new = list({c.content: c for c in some if c.content not in found}.values())
+            chosen = rng.sample(new, min(len(new), most, limit - len(found)))
+            found |= {case.content: case for case in chosen}
+        return sorted(found.values(), key=lambda case: case.state.point)
+
+    def _lacks_what_was_told(self, state: State) -> bool:
+        """Tell whether a recorded save was acknowledged, and not all that was written is there."""
+        floor = self.result.facts(state).floor
+        if floor is None or self.versions[floor].begun < 0:
+            return False
+        return state.contents != self.complete(state.point).contents
 
     # -- visits ------------------------------------------------------------------------------
 
