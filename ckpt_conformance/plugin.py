@@ -7,7 +7,7 @@ The suites themselves import none either; lives are forked by the server (see `s
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -284,7 +284,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.fail(NO_ADAPTER, pytrace=False)
     found = state.subject(request.param, tmp_path_factory)
     found.reset()
-    item: pytest.Item = request.node
+    item = cast("pytest.Item", request.node)
     name = invariant_of(item)
     if name:
         invariant = load_catalogue(request.config.option.ckpt_catalogue).invariants[name]
