@@ -53,7 +53,8 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ABSENT
 
 
-def _prove(fault: str, root: Path, file: str, before: str, **more: Any) -> Damage:  # noqa: ANN401
+def prove(fault: str, root: Path, file: str, before: str, **more: Any) -> Damage:  # noqa: ANN401
+    """Describe damage; raises Unknown where the digest of the file is what it was before."""
     after = digest(root / file)
     if after == before:
         message = f"the fault {fault} did not fire: {file} still has digest {before}"
@@ -77,7 +78,7 @@ def _patch(fault: str, root: Path, place: Place, change: Callable[[bytearray], s
     data[place.offset : place.offset + place.length] = window
     rewrite(path, bytes(data))
     detail = f"{detail} of {place.tensor or 'the middle of the largest file'}"
-    return _prove(fault, root, place.file, before, offset=place.offset, detail=detail)
+    return prove(fault, root, place.file, before, offset=place.offset, detail=detail)
 
 
 # -- bytes inside a file ---------------------------------------------------------------------------
@@ -124,7 +125,7 @@ def swap_blocks(root: Path, place: Place, other: Place | None = None) -> Damage:
     data[first], data[second] = data[second], data[first]
     rewrite(path, bytes(data))
     detail = f"{size} bytes of {place.tensor} and {other.tensor} (at {other.offset}) swapped"
-    return _prove("swapped-blocks", root, place.file, before, offset=place.offset, detail=detail)
+    return prove("swapped-blocks", root, place.file, before, offset=place.offset, detail=detail)
 
 
 # -- whole files -----------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def truncate(root: Path, file: str, cut: Cut = "half") -> Damage:
     length = {"0": 0, "1": 1, "half": len(data) // 2, "len-1": max(len(data) - 1, 0)}[cut]
     rewrite(path, data[:length])
     detail = f"{len(data)} to {length} bytes"
-    return _prove("truncation", root, file, before, offset=length, detail=detail)
+    return prove("truncation", root, file, before, offset=length, detail=detail)
 
 
 def swap_files(root: Path, file: str, other: str) -> Damage:
@@ -146,7 +147,7 @@ def swap_files(root: Path, file: str, other: str) -> Damage:
     before, data = digest(left), left.read_bytes()
     rewrite(left, right.read_bytes())
     rewrite(right, data)
-    return _prove("swapped-files", root, file, before, detail=f"with {other}")
+    return prove("swapped-files", root, file, before, detail=f"with {other}")
 
 
 def replace_file(root: Path, file: str, source: Path, fault: str = "other-step") -> Damage:
@@ -154,7 +155,7 @@ def replace_file(root: Path, file: str, source: Path, fault: str = "other-step")
     path = root / file
     before = digest(path)
     rewrite(path, source.read_bytes())
-    return _prove(fault, root, file, before, detail=f"bytes of {source.name}")
+    return prove(fault, root, file, before, detail=f"bytes of {source.name}")
 
 
 def duplicate(root: Path, file: str, source: str) -> Damage:
@@ -166,7 +167,7 @@ def remove(root: Path, file: str) -> Damage:
     """Delete a file."""
     before = digest(root / file)
     (root / file).unlink(missing_ok=True)
-    return _prove("missing-file", root, file, before)
+    return prove("missing-file", root, file, before)
 
 
 def add(root: Path, file: str, data: bytes = b"not yours\n") -> Damage:
@@ -175,7 +176,7 @@ def add(root: Path, file: str, data: bytes = b"not yours\n") -> Damage:
     before = digest(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return _prove("extra-file", root, file, before)
+    return prove("extra-file", root, file, before)
 
 
 # -- metadata --------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def edit_json(
     text = json.dumps(tree, separators=separators, ensure_ascii=ascii_only, indent=_indent(data))
     rewrite(path, text.encode() + (b"\n" if data.endswith(b"\n") else b""))
     detail = f"{key}: {old!r} became {container[key]!r}"
-    return _prove("edited-metadata", root, file, before, detail=detail)
+    return prove("edited-metadata", root, file, before, detail=detail)
 
 
 def _indent(data: bytes) -> int | None:
@@ -248,7 +249,7 @@ def break_utf8(root: Path, file: str) -> Damage:
     letters = [at for at, byte in enumerate(data) if chr(byte).isalpha()]
     at = letters[len(letters) // 2] if letters else len(data) // 2
     rewrite(path, data[:at] + b"\xff" + data[at + 1 :])
-    return _prove("non-utf8", root, file, before, offset=at, detail="one byte became 0xff")
+    return prove("non-utf8", root, file, before, offset=at, detail="one byte became 0xff")
 
 
 # -- by name ---------------------------------------------------------------------------------------

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, trees, worlds
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import at_rest, payload
-from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Violation, control_failed
+from ckpt_conformance.fault_injectors import at_rest, chunk_index, payload
+from ckpt_conformance.verdicts import (
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -211,6 +218,40 @@ def test_the_shard_of_a_rank_that_is_not_there_disturbs_nothing(subject: Subject
         lambda folder, name: at_rest.add(folder, more[name], (folder / name).read_bytes()),
     )
     never_served(subject, gold, cases)
+
+
+@check("CKC-SHRD-021")
+def test_an_index_with_a_hole_or_an_overlap_is_never_believed(subject: Subject) -> None:
+    """Where the index leaves out a part of a tensor, or tells it twice, all ranks refuse.
+
+    Why: a reader that copies what overlaps takes a part for the whole: the rest of the destination
+    keeps what was there before, and nothing is said (J05, MX3).
+    How: two ranks; in the index of DCP take the last chunk of the largest tensor out, then put in
+    one more that tells a row again; resume.
+    """
+    subject.need("ranks")
+    gold, names = files(subject)
+    found = [name for name in names if chunk_index.is_index(gold.snapshot(NEWEST) / name)]
+    if not found:
+        raise NotApplicable("no file of a step is an index of chunks as DCP writes it")
+    cases = [indexed(subject, gold, name, fault) for name in found for fault in chunk_index.FAULTS]
+    never_served(subject, gold, cases)
+
+
+def indexed(subject: Subject, gold: Golden, name: str, fault: str) -> Case:
+    """Edit an index in a copy of the whole directory."""
+    folder = subject.scratch / f"case-{fault}"
+    trees.lay_out(gold.snapshot(NEWEST), folder)
+    before = at_rest.digest(folder / name)
+    args = {"path": str(folder / name), "fault": fault}
+    ending = subject.life({"op": "probe", "probe": chunk_index.EDIT, "args": args})
+    tensor = ending.result("probe").get("value")
+    if tensor is None:
+        raise Unknown(f"the index {name} could not be edited: {subject.tell(ending)}")
+    if not tensor:
+        raise NotApplicable(f"{name} tells of no tensor in several parts")
+    damage = at_rest.prove(fault, folder, name, before, detail=tensor)
+    return Case(f"{name}: {fault} in {tensor}", damage, folder)
 
 
 @check("CKC-SHRD-018")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager, layout
 from ckpt_conformance.reference_impl.durable import file_size, hash_file
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.manifest import ShardedEntry
 from ckpt_conformance.reference_impl.model_state import bare
+from ckpt_conformance.reference_impl.opened import read_dcp_documents
 from ckpt_conformance.reference_impl.shards import local_of
 
 if TYPE_CHECKING:
@@ -197,3 +201,41 @@ class CountsShards(CheckpointManager):
     def source_rank(self, ranks: Ranks, manifest: Manifest) -> int:
         """Give the own rank, or rank 0 where the shards are more."""
         return 0 if self._counted > ranks.size else super().source_rank(ranks, manifest)
+
+
+@mutant(
+    "J05-index",
+    url="pytorch/pytorch#126604",
+    change="on ranks what the index of DCP tells is read, as far as it goes, unverified",
+    violates={"CKC-SHRD-021"},
+    base="reference-dcp",
+)
+class BelievesTheIndex(CheckpointManager):
+    """Copies what overlaps, and takes that for all that there is."""
+
+    def share(self, ranks: Ranks, opened: OpenCheckpoint) -> list[str]:
+        """Verify all but the index."""
+        return [name for name in super().share(ranks, opened) if name != layout.DCP_METADATA]
+
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+        """Read where parts lie from the index, and do not hold it against the manifest."""
+        if opened.manifest.kind == "model":
+            return super().documents_on_rank(ranks, opened)
+        path = opened.reference.directory
+        try:
+            index = FileSystemReader(path).read_metadata().state_dict_metadata
+        except Exception as error:
+            raise CheckpointDamaged(f"its index can not be read: {error}") from error
+        manifest, told = opened.manifest, dict[str, ShardedEntry]()
+        for key, entry in manifest.sharded.items():
+            first = {part.begin: part for part in entry.parts}
+            last = max(entry.parts, key=lambda part: part.begin)
+            chunks: list[Any] = list(getattr(index.get(key), "chunks", ()))
+            boxes = [tuple(one.offsets) for one in chunks]
+            parts = [replace(first.get(one, last), begin=one) for one in boxes]
+            told[key] = replace(entry, parts=tuple(parts))
+        opened.manifest = replace(manifest, sharded=told)
+        documents = read_dcp_documents(opened, self.source_rank(ranks, manifest), check=False)
+        if manifest.world_size != ranks.size:
+            documents["extra"]["rng"] = self.generators_of(ranks.rank, opened)
+        return documents
