@@ -122,7 +122,8 @@ def life(
 ) -> WorldEnding:
     """Run operations on every rank of a world; an operation or a fault with `ranks` on these only.
 
-    Fields: seed, variant, options, deadline (s), snapshots, patience (s of a collective).
+    Fields: seed, variant, options, deadline (s), snapshots, patience (s of a collective), roots
+    (by rank: the directory of its manager, where it is not that of the others).
     """
     made = programs(subject, layout, ops, given)
     return WorldEnding(tuple(subject.send(made)), made[0])
@@ -160,7 +161,8 @@ def programs(
     store = subject.scratch / f"rendezvous-{next(_worlds)}"
     patience = given.pop("patience", PATIENCE)
     given.setdefault("deadline", DEADLINE)
-    return [
+    roots: dict[int, str] = given.pop("roots", {})
+    made = [
         subject.program(
             *ops_of_rank(ops, rank),
             rank=rank,
@@ -170,6 +172,7 @@ def programs(
         )
         for rank in range(size)
     ]
+    return [{**one, "root": roots.get(rank, one["root"])} for rank, one in enumerate(made)]
 
 
 def ops_of_rank(ops: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:

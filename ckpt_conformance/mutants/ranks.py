@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -98,7 +99,9 @@ class ErrorStaysOnItsRank(CheckpointManager):
         """Write; of an error nothing is told, but what the files would have been."""
         try:
             return super().write_own(rank, state, own, begun)
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
             return self.write_elsewhere(rank, state, own, begun)
 
     def check_seen(self, sizes: Mapping[Path, int]) -> None:
@@ -114,6 +117,26 @@ class ErrorStaysOnItsRank(CheckpointManager):
                 return super().write_own(rank, state, own, begun)
             finally:
                 self.root = root
+
+
+@mutant(
+    "N01-apart",
+    url="ByteDance-Seed/VeOmni#1172",
+    change="a rank makes the directory where it sees none, and rank 0 looks for no files",
+    violates={"CKC-RANK-012"},
+    base="reference-dcp",
+)
+class WritesWhereverItIs(CheckpointManager):
+    """Takes a directory that it has just made for the one that all share."""
+
+    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write, into a directory of its own if need be."""
+        staged = self.staged(layout.directory_name(state.step), begun.save_id)
+        staged.mkdir(parents=True, exist_ok=True)
+        return super().write_own(rank, state, own, begun)
+
+    def check_seen(self, sizes: Mapping[Path, int]) -> None:
+        """Look at nothing."""
 
 
 @mutant(
