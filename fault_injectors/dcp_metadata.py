@@ -1,14 +1,16 @@
 """The chunk list in the `.metadata` of a torch.distributed.checkpoint directory.
 
-Models: a rank whose part of the metadata never arrived: half of one tensor is in no chunk.
-Does not model: metadata that does not unpickle (see at_rest), or several ranks.
-Proof: digests of the file before and after, and the tensor whose chunk was halved.
+Models: a rank whose part of the metadata never arrived: half of one tensor is in no chunk, or of
+    several ranks the last one's chunk is gone, or a row is told twice.
+Does not model: metadata that does not unpickle (see at_rest).
+Proof: digests of the file before and after, and the tensor whose chunks were changed.
 
 It runs inside a life (`op_probe`), because reading `.metadata` needs torch and a pickle.
 """
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 from ckpt_conformance.fault_injectors import at_rest
 
 FAULTS = ("dcp-chunk-hole",)
+OF_RANKS = ("hole", "overlap")  # what `edit` does to a tensor of several chunks
+EDIT = f"{__name__}:edit"  # a probe of a life
+_MODULE = "torch.distributed.checkpoint.metadata"
 
 
 def punch_hole(life: Any, file: str, tensor: str = "") -> dict[str, Any]:  # noqa: ANN401  a Life
@@ -48,3 +53,57 @@ def punch_hole(life: Any, file: str, tensor: str = "") -> dict[str, Any]:  # noq
 def _rows(item: Any) -> int:  # noqa: ANN401  torch's metadata classes
     chunks = getattr(item, "chunks", None)
     return int(chunks[0].sizes[0]) if chunks and len(chunks[0].sizes) else 0
+
+
+# -- of several ranks -----------------------------------------------------------------------------
+
+
+def is_index(path: Path) -> bool:
+    """Tell whether a file is an index of chunks."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    return head.startswith(b"\x80") and _MODULE.encode() in head
+
+
+def edit(_life: Any, path: str, fault: str) -> str:  # noqa: ANN401  a Life
+    """Edit the largest tensor that has several chunks; gives its name, empty if there is none.
+
+    hole: the last chunk is taken out. overlap: one more chunk, a row before the last one, with the
+    last one's bytes; so one row is told twice, and the tellings differ.
+    """
+    metadata = pickle.loads(Path(path).read_bytes())  # noqa: S301  this run has just saved it
+    name = _largest(metadata.state_dict_metadata)
+    if not name:
+        return ""
+    stored = metadata.state_dict_metadata[name]
+    last = max((one for one in stored.chunks if _elements(one)), key=lambda one: one.offsets)
+    place = next(
+        key for key in metadata.storage_data if (key.fqn, key.offset) == (name, last.offsets)
+    )
+    if fault == "hole":
+        stored.chunks.remove(last)
+        del metadata.storage_data[place]
+    else:
+        made: Any = importlib.import_module(_MODULE)
+        size = type(last.offsets)
+        before = size((last.offsets[0] - 1, *last.offsets[1:]))
+        stored.chunks.append(made.ChunkStorageMetadata(before, last.sizes))
+        key = made.MetadataIndex(name, before, len(stored.chunks) - 1)
+        metadata.storage_data[key] = metadata.storage_data[place]
+    Path(path).write_bytes(pickle.dumps(metadata))
+    return name
+
+
+def _largest(described: dict[str, Any]) -> str:
+    """Name the largest tensor of which several chunks along the first dimension hold something."""
+    sizes = {
+        name: sum(filled)
+        for name, one in described.items()
+        if len(filled := [n for c in getattr(one, "chunks", ()) if (n := _elements(c))]) > 1
+        and len({tuple(c.offsets)[1:] for c in one.chunks}) == 1
+    }
+    return max(sizes, key=lambda name: (sizes[name], name), default="")
+
+
+def _elements(chunk: Any) -> int:  # noqa: ANN401  ChunkStorageMetadata
+    return int(chunk.sizes.numel())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, trees, worlds
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import at_rest, chunk_index, payload
+from ckpt_conformance.fault_injectors import at_rest, dcp_metadata, payload
 from ckpt_conformance.verdicts import (
     REFUSALS,
     NotApplicable,
@@ -231,10 +231,12 @@ def test_an_index_with_a_hole_or_an_overlap_is_never_believed(subject: Subject) 
     """
     subject.need("ranks")
     gold, names = files(subject)
-    found = [name for name in names if chunk_index.is_index(gold.snapshot(NEWEST) / name)]
+    found = [name for name in names if dcp_metadata.is_index(gold.snapshot(NEWEST) / name)]
     if not found:
         raise NotApplicable("no file of a step is an index of chunks as DCP writes it")
-    cases = [indexed(subject, gold, name, fault) for name in found for fault in chunk_index.FAULTS]
+    cases = [
+        indexed(subject, gold, name, fault) for name in found for fault in dcp_metadata.OF_RANKS
+    ]
     never_served(subject, gold, cases)
 
 
@@ -244,7 +246,7 @@ def indexed(subject: Subject, gold: Golden, name: str, fault: str) -> Case:
     trees.lay_out(gold.snapshot(NEWEST), folder)
     before = at_rest.digest(folder / name)
     args = {"path": str(folder / name), "fault": fault}
-    ending = subject.life({"op": "probe", "probe": chunk_index.EDIT, "args": args})
+    ending = subject.life({"op": "probe", "probe": dcp_metadata.EDIT, "args": args})
     tensor = ending.result("probe").get("value")
     if tensor is None:
         raise Unknown(f"the index {name} could not be edited: {subject.tell(ending)}")

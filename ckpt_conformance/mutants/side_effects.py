@@ -168,7 +168,7 @@ class WritesWholeStorages(CheckpointManager):
     "O07",
     url="bghira/SimpleTuner#2714",
     change="after a save the model file of the step before is written anew under its own name",
-    violates={"CKC-SIDE-003"},
+    violates={"CKC-SIDE-003", "CKC-IOER-007"},
 )
 class RewritesTheStepBefore(CheckpointManager):
     """Post-processes what was already acknowledged."""

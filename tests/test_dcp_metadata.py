@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_fsck_pickle_runs import metadata_of
 
-from ckpt_conformance.fault_injectors import chunk_index
+from ckpt_conformance.fault_injectors import dcp_metadata
 from ckpt_conformance.fsck import cover
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def index(tmp_path: Path) -> Path:
 )
 def test_a_tensor_gets_a_hole_or_an_overlap(index: Path, fault: str, why: str, count: int) -> None:
     assert cover.why_not((15, 2), boxes(index, "large")) == ""
-    assert chunk_index.edit(None, str(index), fault) == "large"
+    assert dcp_metadata.edit(None, str(index), fault) == "large"
     found = boxes(index, "large")
     assert len(found) == count
     assert why in cover.why_not((15, 2), found)
@@ -43,12 +43,12 @@ def test_a_tensor_gets_a_hole_or_an_overlap(index: Path, fault: str, why: str, c
 
 
 def test_an_index_is_known_by_its_bytes(index: Path, tmp_path: Path) -> None:
-    assert chunk_index.is_index(index)
+    assert dcp_metadata.is_index(index)
     (tmp_path / "other").write_bytes(pickle.dumps({"torch": 1}))
-    assert not chunk_index.is_index(tmp_path / "other")
+    assert not dcp_metadata.is_index(tmp_path / "other")
 
 
 def test_a_tensor_in_one_piece_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / ".metadata"
     path.write_bytes(metadata_of({"one": ((90,), 1)}))
-    assert chunk_index.edit(None, str(path), "hole") == ""
+    assert dcp_metadata.edit(None, str(path), "hole") == ""
