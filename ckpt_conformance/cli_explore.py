@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
-OF_RANKS = (
-    "ranks",
-    "nfs",
-    "node-loss",
-)  # as `crash.models` has it, which imports more than --help needs
+# As `crash.models` has it, which imports more than --help needs.
+OF_RANKS = ("ranks", "nfs", "node-loss")
 INTERRUPTED = 130
 E = TypeVar("E", bound="Exploring")
 
@@ -83,8 +80,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
         Names, typer.Option(help="Persistence model (repeatable); default: all but posix.")
     ] = None,
     ranks: Annotated[
-        int,
-        typer.Option(min=1, max=8, help="Ranks that save together: ranks, nfs, node-loss."),
+        int, typer.Option(min=1, max=8, help="Ranks that save: models ranks, nfs, node-loss.")
     ] = 1,
     workload: Annotated[
         Names, typer.Option(help="What is saved (repeatable): first, second, same, resumed, ...")

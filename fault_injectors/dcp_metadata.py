@@ -90,7 +90,7 @@ def edit(_life: Any, path: str, fault: str) -> str:  # noqa: ANN401  a Life
         stored.chunks.append(made.ChunkStorageMetadata(before, last.sizes))
         key = made.MetadataIndex(name, before, len(stored.chunks) - 1)
         metadata.storage_data[key] = metadata.storage_data[place]
-    Path(path).write_bytes(pickle.dumps(metadata))
+    at_rest.rewrite(Path(path), pickle.dumps(metadata))
     return name
 
 

@@ -37,6 +37,8 @@ def test_a_rank_that_writes_elsewhere_is_no_part_of_a_save(subject: Subject) -> 
     if ending.how == "hang" and not all(told):
         raise control_failed(f"{WHERE}: the save has no end: {subject.tell(ending)}")
     if not any(told):
+        if ending.how != "ended" or not ending.error:
+            raise control_failed(f"{WHERE}: no rank refuses the save: {subject.tell(ending)}")
         return
     evidence = {"elsewhere": sorted(path.name for path in own.rglob("*"))[:8]}
     if not all(told):

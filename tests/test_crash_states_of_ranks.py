@@ -178,7 +178,7 @@ def test_a_bundle_of_ranks_replays(subjects: Callable[[str], Subject], tmp_path:
 
 def test_an_index_that_waits_for_all_shards_is_clean(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("dcp-per-step")
-    for model in verdicts.OF_RANKS:
+    for model in verdicts.MODELS_OF_RANKS:
         verdicts.require_clean(subject, ["second"], [model], explore=verdicts.explored_of_ranks)
     explorer = verdicts.explored_of_ranks(subject, "second")
     assert {"NEW", "PREVIOUS"} == set(explorer.result.models["ranks"].outcomes)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
-OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
+MODELS_OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
 SAME = ("same",)
 RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
 CONTROL = "going on without a crash"  # its result, in the subject's notes
@@ -55,7 +55,7 @@ def explored_of_ranks(subject: Subject, name: str) -> Explorer:
         recorded = workloads.record(subject, name, RANKS)
         limits = explore_ranks.FULL if subject.budget == "full" else explore_ranks.QUICK
         explorer = explore_ranks.RanksExplorer(subject, recorded, limits)
-        engine.run(explorer, OF_RANKS)
+        engine.run(explorer, MODELS_OF_RANKS)
         explorer.confirm_worst()
         reproduced.reproduce_ranks(explorer)
         subject.notes[key] = explorer
