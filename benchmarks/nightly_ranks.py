@@ -50,9 +50,9 @@ def kill(subject: Subject, number: int, seed: int) -> Found:
     """Strike once and resume."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311  a choice, no secret
     layout = LAYOUTS[rng.randrange(len(LAYOUTS))]
-    size = worlds.size_of(layout)
-    victims = rng.sample(range(size), rng.randint(1, size))
     found = rank_points.points_of(subject, layout)
+    able = sorted({point.rank for point in found})  # a copy may not write
+    victims = rng.sample(able, rng.randint(1, len(able)))
     points = [rng.choice([p for p in found if p.rank == victim]) for victim in victims]
     legal = worlds.legal(subject, worlds.golden(subject, layout), layout)
     told = f"{layout}: " + "; ".join(point.name for point in points)

@@ -240,6 +240,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state.socket()
 
 
+LONGEST = {
+    "test_crash_states",
+    "test_discovery_planted",
+    "test_power_loss",
+    "test_sigkill_truncation",
+    "test_stateful",
+    "test_system_call_errors",
+    "test_system_call_errors_of_loads",
+}
+"""Suites that workers begin with, so that none of them runs alone at the end."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select checks by profile, id and catalogue version; group what shares golden runs."""
     given = config.option
@@ -253,6 +265,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gone = set(map(id, dropped))
     items[:] = [item for item in items if id(item) not in gone]
     config.hook.pytest_deselected(items=dropped)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.stem not in LONGEST)
     coarse = len(config.stash[STATE].adapters) > 12  # noqa: PLR2004  many adapters: one worker each is balance enough
     for item in items:
         if invariant_of(item):

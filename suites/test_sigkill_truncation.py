@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle, resumption, screening, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, points, struck_save
+from ckpt_conformance.fault_injectors.injector import fingerprint, identity
 from ckpt_conformance.fault_injectors.struck_save import ELSEWHERE
 from ckpt_conformance.screening import Case
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
@@ -57,8 +58,10 @@ def crashes(subject: Subject, name: str) -> list[Crash]:
         full = subject.budget == "full"
         chosen = found if full else points.choose(found, subject.rng, SCREENED)
         folders = [struck_save.crash_state(subject, name, point) for point in chosen]
-        endings = screening.screen(subject, [Case(folder) for folder in folders])
-        made = list(zip(chosen, folders, endings, strict=True))
+        distinct = list(dict.fromkeys(folders))  # calls that change nothing leave the same one
+        screened = screening.screen(subject, [Case(folder) for folder in distinct])
+        endings = dict(zip(distinct, screened, strict=True))
+        made = [(point, at, endings[at]) for point, at in zip(chosen, folders, strict=True)]
         new = struck_save.overwritten(subject) if name.startswith("same") else None
         good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
         whole = {crash.point for crash in good}
@@ -225,11 +228,12 @@ def control(subject: Subject) -> None:
 
 
 def usable(subject: Subject) -> list[Crash]:
-    """List the crashes of a new step that can be resumed from.
+    """List the crashes of a new step that can be resumed from, one for each distinct directory.
 
     First those after which the struck step is saved again, with most temporary files in its way.
     """
-    found = [crash for crash in crashes(subject, "new") if crash.is_usable]
+    able = [crash for crash in crashes(subject, "new") if crash.is_usable]
+    found = list({identity(fingerprint(crash.folder)): crash for crash in able}.values())
     if not found:
         told = "no killed save can be resumed from"
         raise resumption.blame(subject, told, test_a_kill_during_a_save_costs_at_most_that_step)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -138,6 +140,20 @@ def plain(recording: Recording) -> list[tuple[str, ...]]:
         kind = "write" if op.kind is Kind.ALLOCATE else str(op.kind)
         found.append((kind, op.path, "" if op.kind is Kind.SYMLINK else op.target, size))
     return found
+
+
+def is_seen_so(recording: Recording, seen: list[tuple[str, ...]]) -> bool:
+    """Tell whether a witness saw these operations in an order that they allow.
+
+    Calls of two threads that overlap may be seen either way round; all others may not.
+    """
+    told, places = plain(recording), defaultdict[tuple[str, ...], deque[int]](deque)
+    if sorted(told) != sorted(seen):
+        return False
+    for at, one in enumerate(told):
+        places[one].append(at)
+    order = [recording.operations[places[one].popleft()] for one in seen]
+    return not any(other.precedes(one) for one, other in itertools.combinations(order, 2))
 
 
 _LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+)(.*)$")

@@ -314,7 +314,9 @@ class Processes:
         """Copy a caller's descriptor: the same open file, offset and flags included."""
         found = -errno.ESRCH
         for _ in range(2):
-            found = syscall(_PIDFD_GETFD, self._group(thread)[1], descriptor, 0)
+            # A caller that waits keeps its number: what `process_of` found is not looked up again.
+            group = self.groups.get(thread) or self._group(thread)
+            found = syscall(_PIDFD_GETFD, group[1], descriptor, 0)
             if found != -errno.ESRCH:
                 break
             os.close(self.groups.pop(thread)[1])  # the number was given to a new process

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
 PREPARE = {**name_calls.PREPARE, **move_calls.PREPARE, **data_calls.PREPARE}
 SOON = 1  # milliseconds; a stack is dumped in less
-HOLD = "hold"  # what `on_action` says of a call that is neither done nor answered
+# What `on_action` says of a call that is neither done nor answered, and of one that the kernel may
+# do: its bytes are in no record, and its place in the order matters to nobody.
+HOLD, LET_GO = "hold", "let go"
 POLL = 100  # milliseconds between looks at whether the caller's tree is still there
 
 
@@ -66,7 +68,9 @@ class Supervisor:
             if ready is None:
                 break
             if ready:
+                self._take()
                 self._drain()
+                call = call or self._next()
             if call is not None:
                 self.queue.remove(call)
                 self._one(call)
@@ -81,10 +85,14 @@ class Supervisor:
     def _drain(self) -> None:
         """Take all calls that wait."""
         while self.listener.ready():
-            call = self.listener.receive()
-            if call is not None:
-                call.begin = self._tick()
-                self.queue.append(call)
+            self._take()
+
+    def _take(self) -> None:
+        """Take a call that waits."""
+        call = self.listener.receive()
+        if call is not None:
+            call.begin = self._tick()
+            self.queue.append(call)
 
     def _tick(self) -> int:
         self.clock += 1
@@ -147,7 +155,9 @@ class Supervisor:
             return
         if decision == HOLD:
             return  # nobody answers: the caller stands until it is killed
-        if isinstance(decision, str):
+        if decision == LET_GO:
+            result = None
+        elif isinstance(decision, str):
             result = action.perform(None) if action.perform is not None else None
         else:
             result = decision

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.crash import calls, notify
 from ckpt_conformance.crash.operations import Kind
 from ckpt_conformance.crash.recorder import Recorder
+from ckpt_conformance.crash.supervisor import LET_GO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,20 +125,21 @@ class Striker:
         else:
             return
         with open(event["report"], "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(self.report(), file)
+            file.write(json.dumps(self.report()))  # json.dump has no C encoder
 
     # -- at a call ----------------------------------------------------------------------------
 
     def decide(self, asked: Asked, action: Action) -> Result | str:
         """Count a call; strike it if it is due."""
         reads = action.perform is None
+        usual = LET_GO if asked.name in WRITING and asked.sink is None else "perform"
         if not self.armed or not self.fault.counts(asked.name, reads=reads):
-            return "perform"
+            return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)
         entry = {"call": self.calls, "what": asked.name, "path": action.path, "size": action.size}
         self.log.append({**entry, "reads": reads, "struck": due})
-        return self.strike(asked, action) if due else "perform"
+        return self.strike(asked, action) if due else usual
 
     def strike(self, asked: Asked, action: Action) -> Result | str:
         """Write down that the fault fires, and fire."""
