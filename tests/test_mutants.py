@@ -1,6 +1,7 @@
 """Each mutant violates exactly its ids, in its own family.
 
 The whole matrix (every mutant, every check) runs in `make test-all`: `ckpt-conformance mutants`.
+Mutants of ranks are in no other run: a world costs as much as ten lives.
 """
 
 from __future__ import annotations
@@ -36,14 +37,6 @@ def families() -> dict[str, list[str]]:
 def test_the_mutants_of_a_family_violate_exactly_their_ids(family: str, server: Server) -> None:
     ids = [name for name in load_catalogue().invariants if name.split("-")[1] == family]
     are_exact(families()[family], ids, server)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [i.id for i in all_mutants().values() if i.spans_ranks])
-def test_a_mutant_of_ranks_violates_exactly_its_ids(name: str, server: Server) -> None:
-    """A world costs as much as ten lives, so these have no place in a quick run."""
-    known = load_catalogue().invariants.values()
-    are_exact([name], [one.id for one in known if "distributed" in one.profiles], server)
 
 
 def are_exact(mutants: list[str], ids: list[str], server: Server) -> None:

@@ -79,3 +79,15 @@ def test_the_users_own_tests_stay(words: list[str], tmp_path: Path) -> None:
     assert {"::test_mine", "test_mine.py::test_mine"} & set(found.splitlines())
     assert "test_no_pickle_of_a_checkpoint_is_run" in found
     assert ("test_a_new_process_loads" in found) is not bool(words)
+
+
+def test_a_session_runs_where_the_suites_were_imported_before(tmp_path: Path) -> None:
+    """As in a worker whose tests import them: pytest warns of what it can no longer rewrite."""
+    inner = ["-W", "error", "-c", "/dev/null", "--collect-only", str(tmp_path / "nothing")]
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "test_outer.py").write_text(
+        "def test_inner():\n    import pytest, ckpt_conformance.suites\n"
+        f"    assert pytest.main({inner!r}) == pytest.ExitCode.NO_TESTS_COLLECTED\n"
+    )
+    done = run("-n", "1", str(tmp_path / "test_outer.py"), folder=tmp_path)
+    assert done.returncode == 0, done.stdout

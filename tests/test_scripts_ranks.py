@@ -13,6 +13,8 @@ import pytest
 from test_scripts import SCRIPTS, Told, run
 from test_stopping import PATIENCE, Place, place, wait
 
+from ckpt_conformance.crash.script_rehearsal import last_words
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -129,3 +131,11 @@ def test_no_process_outlives_the_run(how: str, place: Place) -> None:
     is_clean: Callable[[], bool] = place.is_clean
     wait(is_clean)
     assert process.returncode == (143 if how == "recorded" else 3), out
+
+
+def test_of_a_rank_that_a_signal_ends_the_code_is_told() -> None:
+    """As torchrun tells it: the rule under its table is the last line, and names nothing."""
+    table = "train.py FAILED\nRoot Cause:\n  rank      : 1\n  exitcode  : -6 (pid: 7)\n======\n"
+    assert last_words({"output": table}) == "exitcode  : -6 (pid: 7)"
+    assert last_words({"output": "begins\n-----\n"}) == "begins"
+    assert last_words({"output": ""}) == "it printed nothing"

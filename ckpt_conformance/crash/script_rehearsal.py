@@ -111,12 +111,17 @@ class Stage:
 
 
 def last_words(line: Line) -> str:
-    """Give the last line that names an error, or the last line; a launcher's own says nothing."""
-    lines = [one.strip() for one in str(line.get("output", "")).splitlines() if one.strip()]
+    """Give the last line that names an error, or the last line; a launcher's own says nothing.
+
+    A rank that a signal ends names none: there torchrun's `exitcode` is the most there is.
+    """
+    text = str(line.get("output", "")).splitlines()
+    lines = [one.strip() for one in text if any(map(str.isalnum, one))]
     errors = [one for one in lines if _ERROR.match(one) and LAUNCHER not in one]
     if errors and any(LAUNCHER in one for one in lines):
         return errors[0][:LAST_WORDS]  # what ended the others
-    return (errors or lines or ["it printed nothing"])[-1][:LAST_WORDS]
+    codes = [one for one in lines if one.startswith("exitcode")]
+    return (errors or codes or lines or ["it printed nothing"])[-1][:LAST_WORDS]
 
 
 class _UnlikeError(Exception):
