@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import hugepages, oracle, trees
 from ckpt_conformance.crash import children
 from ckpt_conformance.crash.syscall_faults import SYNCING, WRITING, Fault
 from ckpt_conformance.fault_injectors.injector import fingerprint
@@ -93,6 +93,8 @@ class Advancer:
 
     def run(self) -> int:
         """Try the control, then the faults; give the number of trials."""
+        if not self.task.sample:
+            hugepages.collapse()  # many children will be forked
         if self.task.what != "load" and self.is_manager:
             self.life.op_run({"until": self.task.step, "save_at": []}, {})
         control = self.trial("control", NONE)
