@@ -11,13 +11,14 @@ from ckpt_conformance.fsck.dcp_part import metadata_of, shard_works
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed, Report
 from ckpt_conformance.fsck.parts import Context, torch_part
-from ckpt_conformance.fsck.source import Absent, Folder, chunks, whole
-from ckpt_conformance.fsck.sums import Sums, Work, unreadable
+from ckpt_conformance.fsck.source import Absent, chunks, whole
+from ckpt_conformance.fsck.sums import Sums, Work, run_all, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckpt_conformance.fsck.layouts import Candidate
+    from ckpt_conformance.fsck.source import Folder
 
 _RANK = re.compile(r"optim_\d+_rank(\d+)\.pt|__(\d+)_\d+\.distcp")
 
@@ -155,8 +156,8 @@ def _where(
     elif name.endswith(".distcp"):
         stored = metadata_of(context, base)
         works = shard_works(context, base + name, (stored.items if stored else {}).get(name, []))
-    for work in works:
-        found += work.run(buffer).findings
+    for sums in run_all(works, buffer):
+        found += sums.findings
     return [_with_tensors(one, tensors) for one in found if one.kind is not Kind.NOTE]
 
 
