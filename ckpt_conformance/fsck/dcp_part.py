@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import replace
-from operator import itemgetter
+from itertools import accumulate
+from operator import itemgetter, le
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import cover, dcp, torch_file
@@ -93,6 +95,23 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
         context.report.say(found.kind, name, what, keys)
         return []
     items.sort(key=itemgetter(-1))  # by place: there may be a million
+    good = items if _is_plain(items, size) else _refused(context, name, items, size)
+    packed = sum(one.place.packed for one in items)
+    if packed:
+        context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
+        good = [one for one in good if not one.place.packed]
+    return _divided(context, name, good) if context.sizes.reads_payload else []
+
+
+def _is_plain(items: Sequence[dcp.Item], size: int) -> bool:
+    """Tell whether items in their order follow each other, inside of so many bytes."""
+    places = [one.place for one in items]
+    starts, ends = map(itemgetter(1), places[1:]), list(map(itemgetter(2), places))
+    return ends[-1] <= size and all(map(le, ends, starts))
+
+
+def _refused(context: Context, name: str, items: Sequence[dcp.Item], size: int) -> list[dcp.Item]:
+    """Say which items overlap or end behind the file; give the others."""
     at = 0
     good: list[dcp.Item] = []
     for one in items:
@@ -106,24 +125,18 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
         else:
             good.append(one)
         at = max(at, end)
-    packed = sum(one.place.packed for one in items)
-    if packed:
-        context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
-    plain_items = [one for one in good if not one.place.packed]
-    return _divided(context, name, plain_items)
+    return good
 
 
 def _divided(context: Context, name: str, items: list[dcp.Item]) -> list[Work]:
     """Divide the items of a shard into works."""
     works: list[Work] = []
-    part: list[dcp.Item] = []
-    size = 0
-    for at, one in enumerate(items):
-        part.append(one)
-        size += one.place.end - one.place.start
-        if size >= context.sizes.batch or at == len(items) - 1:
-            works.append(_items_work(context, name, part, size))
-            part, size = [], 0
+    behind = list(accumulate(one.place.end - one.place.start for one in items))
+    first = done = 0
+    while first < len(items):
+        last = min(bisect_left(behind, done + context.sizes.batch, first) + 1, len(items))
+        works.append(_items_work(context, name, items[first:last], behind[last - 1] - done))
+        first, done = last, behind[last - 1]
     return works
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from ckpt_conformance.fsck.examine import examine, find, folder_of
 from ckpt_conformance.fsck.findings import SEVERITY, Finding, Kind, Report, State
 from ckpt_conformance.fsck.places import changed
 from ckpt_conformance.fsck.source import CHUNK, in_threads
-from ckpt_conformance.fsck.sums import DIVIDED, SAMPLED
+from ckpt_conformance.fsck.sums import DIVIDED, NOTHING, SAMPLED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,6 +136,7 @@ class _Judging:
         judged: list[tuple[Candidate, Folder, Report]] = []
         top = self.judged.path
         sizes = DIVIDED if self.options.sample == 1 else SAMPLED
+        sizes = NOTHING if self.options.metadata_only else replace(sizes, jobs=self.options.jobs)
         for one in candidates:
             folder = folder_of(one, top)
             report, more = examine(self.found, one, folder, top, sizes)

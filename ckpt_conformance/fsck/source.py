@@ -22,6 +22,8 @@ Got = TypeVar("Got")
 
 CHUNK = 512 << 10
 """Bytes read at once: they stay in a core's cache until they are summed."""
+AHEAD = 4 << 20
+"""Bytes read at once where several threads work on them."""
 IO_THREADS = 32
 """Threads that wait at once: they read names and headers, not payload."""
 _FEW = 4  # items for which no thread is worth its start
@@ -230,3 +232,22 @@ def chunks(file: Readable, start: int, end: int, buffer: memoryview) -> Iterator
             raise Malformed(f"it ends at byte {at}, and {end} are expected", at, end)
         at += got
         yield buffer[:got]
+
+
+def chunks_ahead(file: Readable, start: int, end: int) -> Iterator[memoryview]:
+    """Stream bytes [start, end) as `chunks` does, while a thread reads the next ones."""
+    buffers = [memoryview(bytearray(AHEAD)) for _ in range(2)]
+    expect(file, start, end)
+    at, turn = start, 0
+    file.seek(at)
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(file.readinto, buffers[turn][: end - at])
+        while at < end:
+            got = coming.result()
+            if not got:
+                raise Malformed(f"it ends at byte {at}, and {end} are expected", at, end)
+            at += got
+            piece, turn = buffers[turn][:got], 1 - turn
+            if at < end:
+                coming = reader.submit(file.readinto, buffers[turn][: end - at])
+            yield piece

@@ -25,14 +25,23 @@ class Sizes:
     Attributes:
         batch: bytes that one thread verifies before it takes the next work.
         part: bytes of one record that one thread sums; a longer record is divided.
+        jobs: threads that there are.
 
     """
 
     batch: int = 64 << 20
     part: int = 64 << 20
+    jobs: int = 1
+
+    @property
+    def reads_payload(self) -> bool:
+        """Whether there is any work to divide."""
+        return self.batch > 0
 
 
 DIVIDED = Sizes()
+NOTHING = Sizes(0, 0)
+"""No payload is read: of a million items none is kept."""
 SAMPLED = Sizes(4 << 20, sys.maxsize)
 """Little at once, and no record divided: a part of one is verified by nothing."""
 
@@ -150,7 +159,7 @@ def works_of(
     works: list[Work] = []
     group: list[Span] = []
     size = 0
-    for span in spans:
+    for span in spans if sizes.reads_payload else ():
         if span.size > sizes.part:
             works += _Divided(folder, name, span, sizes.part).works()
             continue
