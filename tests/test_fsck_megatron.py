@@ -208,6 +208,7 @@ CONTRADICTIONS = [
     (lambda body: body["contents"].pop("model"), "have none"),
     (setting("contents", to={}), "contents are none"),
     (lambda body: body["directories"].pop("extra/dist_ckpt"), "directories do not list"),
+    (setting("directories", to=[]), "directories are none"),
     (setting("saved_any_dist_ckpt", to=False), "saved_any_dist_ckpt is False"),
     (setting("backend", "has_bridge", to=False), "has no bridge"),
     (setting("backend", "peft", to="no"), "backend"),

@@ -306,13 +306,31 @@ def test_a_file_that_does_not_come_is_unknown_and_not_damaged(
     assert CliRunner().invoke(app, ["fsck", url]).exit_code == 2
 
 
-def test_a_gate_chooses_nothing_where_the_network_failed(corpus: dict[str, Path]) -> None:
+def test_a_file_whose_kind_is_not_known_is_not_passed_over(tmp_path: Path) -> None:
+    """Only the first bytes say whether a .bin is an archive, and they do not come."""
+    (tmp_path / "step_5").mkdir()
+    for name in ("model.pt", "optimizer.bin"):
+        torch.save({"w": torch.ones(2)}, tmp_path / "step_5" / name)
+    url = upload(tmp_path, "broken://bucket/run")
+    assert judge(place(url)).state is State.WHOLE
+    for error in (TimeoutError("late"), PermissionError("Forbidden")):
+        Broken.failing["read"] = ("optimizer.bin", error)
+        (report,) = judge(place(url)).reports
+        assert [(one.kind, one.file) for one in report.findings] == [
+            (Kind.UNKNOWN, "optimizer.bin")
+        ]
+
+
+@pytest.mark.parametrize("error", [TimeoutError("late"), PermissionError("Forbidden")])
+def test_a_gate_chooses_nothing_where_the_network_failed(
+    error: Exception, corpus: dict[str, Path]
+) -> None:
     """What was not read may be the newest whole one: an older one would lose its steps."""
     url = upload(corpus["reference-dcp"], "broken://bucket/run")
-    Broken.failing["read"] = ("dcp_000005/__0_0.distcp", TimeoutError("late"))
+    Broken.failing["read"] = ("dcp_000005/__0_0.distcp", error)
     assert judge_newest(place(url)).newest_whole
     said = refused(url, "--newest-whole")
-    assert "TimeoutError: late" in said
+    assert str(error) in said
     assert "try again" in said
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.fsck import manifest, manifest_v2, megatron
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.places import folder_at
-from ckpt_conformance.fsck.source import in_threads, whole
+from ckpt_conformance.fsck.source import Unreachable, in_threads, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -138,6 +138,8 @@ def format_of(folder: Folder, name: str) -> str:
         try:
             with folder.open(name) as file:
                 head = file.read(4)
+        except (PermissionError, Unreachable):
+            return "torch"  # whoever judges it says that it cannot be read
         except (OSError, Malformed):
             return ""
         return "torch" if head[:4] == b"PK\x03\x04" or not head else ""

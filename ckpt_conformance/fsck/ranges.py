@@ -14,7 +14,7 @@ BLOCK = 64 << 10
 """Bytes that are fetched for a small read."""
 AHEAD = 8 << 20
 """Bytes that are fetched at once where bytes are read in order."""
-_MOST_BLOCKS = 16
+_MOST_BLOCKS = 4
 
 
 class RemoteFile(io.RawIOBase):

@@ -28,6 +28,7 @@ Given = TypeVar("Given")
 _FEW = 4  # files that are asked for one by one, and not by a listing
 _KINDS = {"file": "file", "directory": "folder", "link": "link"}
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
+_WHOLE_ONLY = "the store gives whole files only, and no ranges"
 _TRY = "look at the network, the credentials and the endpoint, then try again"
 
 
@@ -162,6 +163,7 @@ class Files:
         self._listed: dict[str, dict[str, Entry]] = {}
         self._alone: dict[str, Entry | None] = {}
         self._times: dict[str, float] = {}
+        self._unranged = set[str]()
 
     def listing(self, path: str) -> dict[str, Entry]:
         """Give what is in a folder by name; FileNotFoundError, PermissionError, Unreachable."""
@@ -189,6 +191,8 @@ class Files:
             try:
                 info = self._ask("looking at", path, lambda: self._files.info(path))
                 self._alone[path] = _entry(info)
+                if "mimetype" in info and not info.get("partial"):  # by HTTP
+                    self._unranged.add(path)
             except (FileNotFoundError, NotADirectoryError):
                 self._alone[path] = None
         return self._alone[path]
@@ -196,11 +200,14 @@ class Files:
     def read(self, path: str, start: int, end: int) -> bytes:
         """Read bytes [start, end); fewer where the file ends before."""
         what = f"reading bytes {start}..{end} of"
+        known = self._alone.get(path) if path in self._unranged else None
+        if known and known.size > end - start:
+            raise self._failure(what, path, _WHOLE_ONLY)
         data: bytes = self._ask(
             what, path, lambda: self._files.cat_file(path, start=start, end=end)
         )
         if len(data) > end - start:
-            raise self._failure(what, path, "the store gives whole files only, and no ranges")
+            raise self._failure(what, path, _WHOLE_ONLY)
         return data
 
     def changed(self, path: str) -> float:
@@ -209,10 +216,16 @@ class Files:
         return found.changed if found else self._times.get(path, 0.0)
 
     def _ask(self, what: str, path: str, action: Callable[[], Given]) -> Given:
-        """Do a request; Unreachable for any error but those of the file itself."""
+        """Do a request; Unreachable for any error but those of the file itself.
+
+        What is refused is noted, too: nothing is known of it.
+        """
         try:
             return action()
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except PermissionError as error:
+            self._failure(what, path, str(error) or "refused")
             raise
         except Exception as error:  # each protocol's package has errors of its own
             raise self._failure(what, path, f"{type(error).__name__}: {error}") from error
@@ -249,6 +262,7 @@ def _time(info: dict[str, Any]) -> float:
 def _entry(info: dict[str, Any]) -> Entry:
     """Read what a store says of a name; a file whose size it does not say has -1."""
     kind = "link" if info.get("islink") else _KINDS.get(str(info.get("type")), "other")
+    kind = "folder" if info.get("mimetype") == "text/html" else kind  # an index, by HTTP
     size = info.get("size")
     size = size if isinstance(size, int) else -1 if kind == "file" else 0
     return Entry(kind, size, (0, 0), 1, _time(info))

@@ -28,7 +28,7 @@ IO_THREADS = 32
 """Threads that wait at once: they read names and headers, not payload."""
 _FEW = 4  # items for which no thread is worth its start
 _MOST_FILES = 2_000_000
-_FAR = 8 << 20
+_NEAR, _FAR = 64 << 10, 8 << 20
 
 
 class Absent(OSError):  # noqa: N818  as Malformed
@@ -215,9 +215,12 @@ def whole(file: Readable, limit: int) -> bytes:
 
 def expect(file: Readable, start: int, end: int) -> None:
     """Tell a file that bytes [start, end) will be read in their order."""
-    if isinstance(file, Foretold):
-        file.expect(start, end)
-    elif end - start > _FAR and isinstance(file, io.FileIO):  # a cold disk reads ahead twice as far
+    if end - start <= _NEAR:
+        return
+    if not isinstance(file, io.FileIO):
+        if isinstance(file, Foretold):
+            file.expect(start, end)
+    elif end - start > _FAR:  # a cold disk reads ahead twice as far
         os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_SEQUENTIAL)
 
 
