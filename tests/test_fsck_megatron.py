@@ -135,6 +135,18 @@ def test_a_missing_tokenizer_is_told(role: Path) -> None:
     assert "tokenizer" in missing.what
 
 
+def test_an_export_without_weights_is_incomplete(role: Path) -> None:
+    """The configuration and the tokenizer are written first, the weights by the bridge."""
+    for path in (role / "model" / "huggingface").glob("model*"):
+        path.unlink()
+    (missing,) = bad(only(role.parent))
+    assert missing.file == "actor/model/huggingface/model.safetensors"
+    body = megatron_layouts.manifest()
+    body["contents"]["model"]["peft_adapter_path"] = "model/huggingface"
+    megatron_layouts.write_manifest(role, body)
+    assert bad(only(role.parent)) == []  # then adapters are all that is exported
+
+
 def test_a_save_killed_at_any_file_is_incomplete(layouts: dict[str, Path], role: Path) -> None:
     """Files come in verl's order and the manifest is the last; the step before is then served."""
     shutil.copytree(role.parent, role.parents[1] / "global_step_90")

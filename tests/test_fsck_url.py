@@ -132,15 +132,17 @@ def test_the_command_takes_urls(corpus: dict[str, Path], tmp_path: Path) -> None
     """As a user meets it: by a scheme that another process reads, too."""
     shutil.copytree(corpus["reference-dcp"], tmp_path / "run")
     url = f"file://{tmp_path}/run"
-    assert cli("fsck", url, "--newest-whole").stdout == f"{url}/dcp_000005\n"
+    command = ["fsck", url, "--newest-whole"]
+    assert CliRunner().invoke(app, command).stdout == f"{url}/dcp_000005\n"
     os.truncate(tmp_path / "run" / "dcp_000005" / "__0_0.distcp", 100)
     done = cli("fsck", url, "--newest-whole")
     assert (done.returncode, done.stdout) == (0, f"{url}/dcp_000002\n")
     assert f"passed over: {url}/dcp_000005: damaged" in done.stderr
-    done = cli("fsck", f"{url}/", "--json")
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["fsck", f"{url}/", "--json"])
+    assert done.exit_code == 1
     assert json.loads(done.stdout)["newest_whole"] == f"{url}/dcp_000002"
-    assert cli("fsck", url).stdout.startswith("✗ damaged  dcp_000005  (reference-dcp")
+    done = CliRunner().invoke(app, ["fsck", url])
+    assert done.stdout.startswith("✗ damaged  dcp_000005  (reference-dcp")
 
 
 def test_diff_takes_urls(corpus: dict[str, Path]) -> None:
