@@ -142,7 +142,7 @@ def test_an_export_without_weights_is_incomplete(role: Path) -> None:
     (missing,) = bad(only(role.parent))
     assert missing.file == "actor/model/huggingface/model.safetensors"
     body = megatron_layouts.manifest()
-    body["contents"]["model"]["peft_adapter_path"] = "model/huggingface"
+    body["backend"]["peft"] = True
     megatron_layouts.write_manifest(role, body)
     assert bad(only(role.parent)) == []  # then adapters are all that is exported
 

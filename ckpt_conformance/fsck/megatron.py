@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.fsck import manifest_v2
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Kind, Malformed
+from ckpt_conformance.fsck.guards import is_dict
 from ckpt_conformance.fsck.manifest_v2 import DIST, HF, JSON, MANIFEST, inside
 from ckpt_conformance.fsck.parts import Context, json_part
 from ckpt_conformance.fsck.safetensors_file import parse_json
@@ -157,15 +158,16 @@ def _by_manifest(role: _Role, one: Candidate) -> None:
     world = body.get("world_size")
     if type(world) is int and report.world_size is None:
         report.world_size = world
+    is_peft = is_dict(body.get("backend")) and body["backend"].get("peft") is True
     for what, entry in manifest_v2.contents(body):
-        _content(role, what, entry)
+        _content(role, what, entry, is_peft=is_peft)
     for folder in manifest_v2.named(body):
         if not role.has(folder):
             role.say(Kind.MISSING, folder, f"{MANIFEST} lists this folder: nothing is in it")
     _strangers(role, body)
 
 
-def _content(role: _Role, what: str, entry: dict[str, Any]) -> None:
+def _content(role: _Role, what: str, entry: dict[str, Any], *, is_peft: bool) -> None:
     """Look for one content, and for what its format demands."""
     try:
         path = inside(entry.get("path"))
@@ -175,7 +177,7 @@ def _content(role: _Role, what: str, entry: dict[str, Any]) -> None:
     if not role.has(path):
         role.say(Kind.MISSING, path, f"{MANIFEST} says that {clip(what)} is here")
     elif form == HF:
-        _huggingface(role, what, path, is_peft="peft_adapter_path" in entry)
+        _huggingface(role, what, path, is_peft=is_peft)
     elif form == DIST:
         _key(role, what, path, entry.get("key"))
     elif form == JSON and not path.endswith(".json"):
