@@ -185,6 +185,13 @@ def test_a_migration_killed_at_any_file_is_incomplete(mode: str, tmp_path: Path)
     assert only(role.parent).state is State.WHOLE
 
 
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    link = megatron_layouts.migrated(tmp_path, "symlink") / STEP / "actor" / "extra" / "dist_ckpt"
+    link.unlink()
+    link.symlink_to(link.with_name("gone"))
+    assert [one.what for one in bad(only(tmp_path))] == ["the link leads nowhere"]
+
+
 # -- what is damaged -------------------------------------------------------------------------------
 
 
