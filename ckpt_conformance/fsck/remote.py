@@ -212,8 +212,11 @@ class Files:
 
     def changed(self, path: str) -> float:
         """Give when a file, or something in a folder, was changed; 0 where nothing said it."""
-        found = None if path in self._times else self.entry(path)
-        return found.changed if found else self._times.get(path, 0.0)
+        if path not in self._times:
+            with contextlib.suppress(OSError):  # who reads it is told
+                found = self.entry(path)
+                return found.changed if found else 0.0
+        return self._times.get(path, 0.0)
 
     def _ask(self, what: str, path: str, action: Callable[[], Given]) -> Given:
         """Do a request; Unreachable for any error but those of the file itself.
