@@ -95,6 +95,7 @@ def test_each_format_is_judged_as_on_a_path(layout: str, tmp_path: Path) -> None
     assert said.replace(url, ".") == expected.replace(str(root), ".")
 
 
+@pytest.mark.slow
 def test_verls_manifest_is_followed(tmp_path: Path) -> None:
     url = upload(megatron_layouts.v2_sharded(tmp_path / "run"), "verl")
     assert judge(place(url)).state is State.WHOLE
@@ -126,6 +127,7 @@ def test_a_mark_of_a_folder_is_no_file(run: Path) -> None:
     assert [one.findings for one in judge(place(url)).reports] == [[], []]
 
 
+@pytest.mark.slow
 def test_a_run_on_s3_is_compared_with_one_on_disk(run: Path) -> None:
     compared = diff(place(upload(run, "diff") + "/dcp_000005"), run / "dcp_000005")
     assert compared.is_judged
