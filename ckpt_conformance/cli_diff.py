@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path  # noqa: TC003  typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckpt_conformance import asking, report_terminal
-from ckpt_conformance.cli_fsck import Progress
-from ckpt_conformance.cli_options import Jobs, Names  # noqa: TC001  as above
+from ckpt_conformance.cli_fsck import Progress, threads
+from ckpt_conformance.cli_options import Jobs, Names  # noqa: TC001  typer reads the annotations
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.diff import Compared
 
 SAME, DIFFERENT, UNDECIDED = 0, 1, 2
-_CHECKPOINT = "A checkpoint's folder or file."
+_CHECKPOINT = "A checkpoint's folder or file; a path or a URL."
 
 
 def diff(  # noqa: PLR0913  one parameter for each option
-    a: Annotated[Path, typer.Argument(metavar="A", help=_CHECKPOINT)],
-    b: Annotated[Path, typer.Argument(metavar="B", help=_CHECKPOINT)],
+    a: Annotated[str, typer.Argument(metavar="A", help=_CHECKPOINT)],
+    b: Annotated[str, typer.Argument(metavar="B", help=_CHECKPOINT)],
     *,
     rename: Annotated[
         Names,
@@ -41,15 +40,16 @@ def diff(  # noqa: PLR0913  one parameter for each option
 
     Exit status: 0 the same, 1 different, 2 usage error, or one of them is damaged.
     """
-    from ckpt_conformance import environment
+    from ckpt_conformance.fsck import places
     from ckpt_conformance.fsck.diff import Options
     from ckpt_conformance.fsck.diff import diff as compare
 
     renames = tuple(_rename(one) for one in rename or ())
     patterns = tuple(_pattern(one, "--only") for one in only or ())
-    options = Options(renames, patterns, jobs or environment.usable_cpus())
+    one, other = places.place(a), places.place(b)
+    options = Options(renames, patterns, jobs or threads(one, other))
     with Progress("diff") as progress:
-        compared = compare(a, b, options, progress)
+        compared = compare(one, other, options, progress)
     if as_json:
         typer.echo(json.dumps(compared.to_json(names_same=show_all), indent=2))
     else:

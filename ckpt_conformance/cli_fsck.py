@@ -16,8 +16,10 @@ from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge import Judged
+    from ckpt_conformance.fsck.places import Where
 
 WHOLE, DAMAGED, UNDECIDED = 0, 1, 2
+FAR_THREADS = 8  # each with at most 9 MiB
 _MIB = 1 << 20
 
 
@@ -42,8 +44,11 @@ def share(value: object) -> float:
 
 
 def fsck(  # noqa: PLR0913  one parameter for each option
-    path: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, a checkpoint, or a file.")
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR", help="A run's folder, a checkpoint, or a file; a path or a URL."
+        ),
     ],
     *,
     newest_whole: Annotated[
@@ -67,16 +72,19 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     jobs: Jobs = None,
 ) -> None:
     """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
-    from ckpt_conformance import environment
+    from ckpt_conformance.fsck import places
     from ckpt_conformance.fsck.judge import Options, judge, judge_newest
 
+    path = places.place(place)
     if not path.exists():
         raise asking.RequestError(f"{path} does not exist; give the folder of a run")
     if metadata_only and (nan or sample < 1):
         raise asking.RequestError("--metadata-only reads no payload: leave out --sample and --nan")
-    options = Options(jobs or environment.usable_cpus(), metadata_only, sample, seed, nan)
+    options = Options(jobs or threads(path), metadata_only, sample, seed, nan)
     with Progress("fsck") as progress:
         judged = (judge_newest if newest_whole else judge)(path, options, progress)
+    if newest_whole:
+        places.check_reached(path)
     if as_json:
         typer.echo(json.dumps(judged.to_json(), indent=2))
     elif newest_whole:
@@ -84,6 +92,15 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     else:
         _say_all(judged)
     raise typer.Exit(_gate(judged) if newest_whole else _status(judged))
+
+
+def threads(*where: Where) -> int:
+    """Give how many threads read payload: one a core; those that wait for a network may be more."""
+    from ckpt_conformance import environment
+    from ckpt_conformance.fsck.remote import Url
+
+    is_far = any(isinstance(one, Url) for one in where)
+    return max(environment.usable_cpus(), FAR_THREADS if is_far else 1)
 
 
 def _say_all(judged: Judged) -> None:

@@ -12,9 +12,9 @@ from ckpt_conformance.report_terminal import count, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ckpt_conformance.fsck.judge import Judged, Options
+    from ckpt_conformance.fsck.places import Where
 
 GLYPHS = {State.WHOLE: "✓", State.UNKNOWN: "?", State.INCOMPLETE: "○", State.DAMAGED: "✗"}
 MOST_FINDINGS = 20
@@ -36,10 +36,9 @@ def lines(judged: Judged) -> Iterator[str]:
     yield f"newest whole: {one_line(newest.path) if newest else 'none'}"
 
 
-def _checkpoint(report: Report, top: Path, options: Options) -> Iterator[str]:
+def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
     """Tell one checkpoint."""
-    inside = report.path != top and report.path.is_relative_to(top)
-    name = one_line(report.path.relative_to(top) if inside else report.path)
+    name = one_line(_short(report.path, top))
     step = "" if report.step is None else f", step {report.step}"
     ranks = "" if report.world_size is None else f", {count(report.world_size, 'rank')}"
     yield f"{GLYPHS[report.state]} {report.state}  {name}  ({report.layout}{step}{ranks})"
@@ -64,6 +63,12 @@ def _checkpoint(report: Report, top: Path, options: Options) -> Iterator[str]:
     if len(report.findings) > MOST_FINDINGS:
         yield f"    and {len(report.findings) - MOST_FINDINGS} more (--json has all)"
     yield from _not_finite(report.not_finite)
+
+
+def _short(path: Where, top: Where) -> str:
+    from ckpt_conformance.fsck.places import below
+
+    return str(path) if path == top else below(path, top) or str(path)
 
 
 def _not_finite(found: list[NotFinite] | None) -> Iterator[str]:

@@ -18,7 +18,7 @@ from test_cli_fsck import cli
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 
-from ckpt_conformance.fsck import manifest, reference_part, source
+from ckpt_conformance.fsck import disk, manifest, reference_part
 from ckpt_conformance.fsck.findings import Kind, NotFinite, State
 from ckpt_conformance.fsck.judge import Options, judge, judge_newest
 
@@ -83,13 +83,13 @@ def test_many_shards_are_looked_at_once_each_and_at_the_same_time(
 ) -> None:
     count = 2000
     run = shards(tmp_path / "run" / "step_5", count).parent
-    disk = SlowDisk(together=16)
-    monkeypatch.setattr(source, "lstat", disk)
+    slow = SlowDisk(together=16)
+    monkeypatch.setattr(disk, "lstat", slow)
     judged = judge(run, Options(metadata_only=True))
     assert judged.state is State.WHOLE, judged.reports[0].findings
     assert judged.reports[0].size == count * 9 + (run / "step_5" / ".metadata").stat().st_size
-    assert len(disk.calls) <= count + 10
-    assert len(disk.threads) >= 16
+    assert len(slow.calls) <= count + 10
+    assert len(slow.threads) >= 16
 
 
 def test_a_missing_shard_among_many_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckpt_conformance.fsck import tiles
 from ckpt_conformance.fsck.compare import Sides
 from ckpt_conformance.fsck.content import Tensor, dense
-from ckpt_conformance.fsck.source import Folder
+from ckpt_conformance.fsck.disk import DiskFolder
 from ckpt_conformance.fsck.tiles import Piece, Reader
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_any_division_of_a_tensor_compares_like_the_whole(
         boxes = data.draw(cuts(shape), name)
         orders = data.draw(st.lists(st.integers(0, 1), min_size=len(boxes), max_size=len(boxes)))
         both.append(stored(folder, name, value, boxes, orders))
-    reader = Folder(folder)
+    reader = DiskFolder(folder)
     sides = Sides(Reader(reader), Reader(reader))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tiles.tiles, "__defaults__", (data.draw(st.sampled_from([8, 40, 4096])),))
@@ -96,16 +96,16 @@ def test_files_stay_few_while_shards_are_many(
 ) -> None:
     """A checkpoint of 10,000 shards must not need 10,000 descriptors."""
     opened: list[str] = []
-    original: Callable[[Folder, str], Any] = Folder.open
+    original: Callable[[DiskFolder, str], Any] = DiskFolder.open
 
-    def counted(self: Folder, name: str) -> Any:  # noqa: ANN401  a file
+    def counted(self: DiskFolder, name: str) -> Any:  # noqa: ANN401  a file
         opened.append(name)
         return original(self, name)
 
-    monkeypatch.setattr(Folder, "open", counted)
+    monkeypatch.setattr(DiskFolder, "open", counted)
     for at in range(100):
         (tmp_path / f"{at}").write_bytes(b"abcd")
-    reader = Reader(Folder(tmp_path))
+    reader = Reader(DiskFolder(tmp_path))
     for at in range(100):
         reader.file(f"{at}")
     live = sum(not one.closed for one in reader._open.values())

@@ -34,6 +34,8 @@ EXTRAS = {
     "cli": {"typer", "rich", "jinja2", "pytest-xdist"},
     "reference": {"blake3", "fsspec", "safetensors"},
     "tools": {"pyyaml"},
+    "fast": {"isal"},
+    "s3": {"s3fs"},
     "all": {"ckpt-conformance"},
     "accelerate": {"accelerate"},
     "lightning": {"lightning"},

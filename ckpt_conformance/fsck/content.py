@@ -11,21 +11,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import dcp, layouts, leaves, manifest, safetensors_file, torch_file
 from ckpt_conformance.fsck.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.leaves import Value, joined
 from ckpt_conformance.fsck.parts import MOST_JSON, weight_map
-from ckpt_conformance.fsck.source import whole
+from ckpt_conformance.fsck.source import exactly, whole
 from ckpt_conformance.fsck.tiles import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckpt_conformance.fsck.layouts import Candidate
-    from ckpt_conformance.fsck.source import Folder
+    from ckpt_conformance.fsck.source import Folder, Readable
 
 BYTES = "bytes"
 """The dtype of a file that no reader knows."""
@@ -144,12 +144,12 @@ def _torch(found: Content, name: str, top: str) -> Iterator[str]:
     yield name
 
 
-def _check_order(file: Any, archive: torch_file.Archive) -> None:  # noqa: ANN401  a binary file
+def _check_order(file: Readable, archive: torch_file.Archive) -> None:
     """Refuse bytes of a big-endian machine: their numbers would be read wrong."""
     record = archive.records.get("byteorder")
     if record is not None:
-        file.seek(record.start)
-        if file.read(record.end - record.start) not in (b"little", b""):
+        length = min(record.end - record.start, len("little"))
+        if exactly(file, record.start, length) not in (b"little", b""):
             raise Malformed("it was written on a big-endian machine, which is not supported")
 
 

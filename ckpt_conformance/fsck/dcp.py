@@ -120,7 +120,7 @@ def _state(made: object, kind: str) -> dict[str, Any]:
 
 def _fields(made: object, kind: str, names: tuple[str, ...]) -> tuple[Any, ...]:
     """Give some attributes of an instance; None for one that it lacks."""
-    if isinstance(made, Made) and made.keys == names and made.of.name == kind:
+    if type(made) is Made and made.keys == names and made.of.name == kind:
         found: tuple[Any, ...] = made.state
         return found
     state = _state(made, kind)
@@ -147,9 +147,9 @@ def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
         name, start, length = _fields(info, "_StorageInfo", ("relative_path", "offset", "length"))
         if not isinstance(key, str):
             raise Malformed(f"it stores an item under {clip(key)}, which is no name")
-        at = None if offset is None else sizes(offset, "offset")
-        if (key, at) in found:
-            raise Malformed(f"it stores {clip(key)} at {at} twice")
+        index = key, None if offset is None else sizes(offset, "offset")
+        if index in found:
+            raise Malformed(f"it stores {clip(key)} at {index[1]} twice")
         if type(start) is not int or type(length) is not int or start < 0 or length < 0:
             what = f"the place of {clip(key)} in its shard"
             start, length = count(start, what), count(length, what)
@@ -159,7 +159,7 @@ def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
         packed = info.keys is None and bool(info.state.get("transform_descriptors"))
         if info.keys is not None and "transform_descriptors" in info.keys:
             packed = bool(_state(info, "_StorageInfo")["transform_descriptors"])
-        found[key, at] = Place(file, start, start + length, packed)
+        found[index] = Place(file, start, start + length, packed)
     return found
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from dataclasses import replace
-from operator import itemgetter
+from itertools import accumulate
+from operator import itemgetter, le
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import cover, dcp, torch_file
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
-from ckpt_conformance.fsck.parts import MOST_JSON, Context, problems_of
+from ckpt_conformance.fsck.parts import MOST_JSON, Context, facts_of, problems_of
 from ckpt_conformance.fsck.pickles import without_collector
-from ckpt_conformance.fsck.source import Absent, Folder, whole
-from ckpt_conformance.fsck.sums import Sums, Work, check_spans, unreadable
+from ckpt_conformance.fsck.source import Absent, whole
+from ckpt_conformance.fsck.sums import Sums, Work, check_spans, unreadable, works_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from ckpt_conformance.fsck.source import Folder
     from ckpt_conformance.fsck.sums import Span
 
 
@@ -38,6 +42,7 @@ def _directory(context: Context, base: str) -> list[Work]:
         if why:
             context.report.say(Kind.DAMAGED, name, f"{clip(key)}: {why}", (key,))
     context.report.tensors += len(found.tensors)
+    context.report.facts |= facts_of(name, _tops(found))
     works = [
         work
         for shard, items in sorted(found.items.items())
@@ -48,6 +53,17 @@ def _directory(context: Context, base: str) -> list[Work]:
             what = "nothing refers to this shard: another save left it?"
             context.report.say(Kind.NOTE, base + shard, what)
     return works
+
+
+def _tops(found: dcp.Metadata) -> dict[str, None]:
+    """Give the first parts of all names: `rng_state` of `rng_state/shard_0_1`."""
+    keys = {*found.tensors, *_values(found)}
+    return dict.fromkeys(re.split(r"[./]", key, maxsplit=1)[0] for key in sorted(keys))
+
+
+def _values(found: dcp.Metadata) -> Iterator[str]:
+    """Name the entries that are no tensors."""
+    return (one.key for items in found.items.values() for one in items if not one.dtype)
 
 
 def metadata_of(context: Context, base: str) -> dcp.Metadata | None:
@@ -65,7 +81,7 @@ def metadata_of(context: Context, base: str) -> dcp.Metadata | None:
 
 def _shards(folder: Folder, base: str) -> list[str]:
     """Name the shards that are there."""
-    return sorted(one.name for one in (folder.root / base).iterdir() if one.suffix == ".distcp")
+    return [name for name in folder.listing(base) if name.endswith(".distcp")]
 
 
 def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work]:
@@ -79,6 +95,23 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
         context.report.say(found.kind, name, what, keys)
         return []
     items.sort(key=itemgetter(-1))  # by place: there may be a million
+    good = items if _is_plain(items, size) else _refused(context, name, items, size)
+    packed = sum(one.place.packed for one in items)
+    if packed:
+        context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
+        good = [one for one in good if not one.place.packed]
+    return _divided(context, name, good) if context.sizes.reads_payload else []
+
+
+def _is_plain(items: Sequence[dcp.Item], size: int) -> bool:
+    """Tell whether items in their order follow each other, inside of so many bytes."""
+    places = [one.place for one in items]
+    starts, ends = map(itemgetter(1), places[1:]), list(map(itemgetter(2), places))
+    return ends[-1] <= size and all(map(le, ends, starts))
+
+
+def _refused(context: Context, name: str, items: Sequence[dcp.Item], size: int) -> list[dcp.Item]:
+    """Say which items overlap or end behind the file; give the others."""
     at = 0
     good: list[dcp.Item] = []
     for one in items:
@@ -92,34 +125,28 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
         else:
             good.append(one)
         at = max(at, end)
-    packed = sum(one.place.packed for one in items)
-    if packed:
-        context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
-    plain_items = [one for one in good if not one.place.packed]
-    return _divided(context, name, plain_items)
+    return good
 
 
 def _divided(context: Context, name: str, items: list[dcp.Item]) -> list[Work]:
     """Divide the items of a shard into works."""
     works: list[Work] = []
-    part: list[dcp.Item] = []
-    size = 0
-    for at, one in enumerate(items):
-        part.append(one)
-        size += one.place.end - one.place.start
-        if size >= context.batch or at == len(items) - 1:
-            works.append(_items_work(context.folder, name, part, size))
-            part, size = [], 0
+    behind = list(accumulate(one.place.end - one.place.start for one in items))
+    first = done = 0
+    while first < len(items):
+        last = min(bisect_left(behind, done + context.sizes.batch, first) + 1, len(items))
+        works.append(_items_work(context, name, items[first:last], behind[last - 1] - done))
+        first, done = last, behind[last - 1]
     return works
 
 
-def _items_work(folder: Folder, name: str, items: Sequence[dcp.Item], size: int) -> Work:
-    return Work(size, lambda buffer: check_items(folder, name, items, buffer))
+def _items_work(context: Context, name: str, items: Sequence[dcp.Item], size: int) -> Work:
+    return Work(size, lambda buffer: check_items(context, name, items, buffer))
 
 
-def check_items(folder: Folder, name: str, items: Sequence[dcp.Item], buffer: memoryview) -> Sums:
+def check_items(context: Context, name: str, items: Sequence[dcp.Item], buffer: memoryview) -> Sums:
     """Look into the items of a shard: each is an archive of what the metadata says."""
-    found = Sums()
+    found, folder = Sums(), context.folder
     for one in items:
         start, end = one.place.start, one.place.end
         try:
@@ -134,6 +161,9 @@ def check_items(folder: Folder, name: str, items: Sequence[dcp.Item], buffer: me
         found.findings += problems_of(name, archive, one.key)
         found.findings += _unlike(name, one, archive)
         spans = [_named(span, one.key) for span in archive.spans]
+        if max((span.size for span in spans), default=0) > context.sizes.part:
+            found.more += works_of(folder, name, spans, context.sizes)
+            continue
         sums = check_spans(folder, name, spans, buffer)
         found.findings += sums.findings
         found.crc += sums.crc

@@ -26,10 +26,10 @@ from ckpt_conformance.fsck.tiles import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from ckpt_conformance.fsck.content import Entry
     from ckpt_conformance.fsck.layouts import Candidate, Found
+    from ckpt_conformance.fsck.places import Where
 
 SCHEMA = "ckpt-conformance/diff/v1"
 _MOST_NAMED = 5
@@ -55,7 +55,7 @@ class Options:
 class Side:
     """One checkpoint: where it was found, and what is wrong with it."""
 
-    path: Path
+    path: Where
     layout: str
     step: int | None
     entries: int = 0
@@ -117,8 +117,8 @@ class Compared:
 
 
 def diff(
-    a: Path,
-    b: Path,
+    a: Where,
+    b: Where,
     options: Options | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Compared:
@@ -168,7 +168,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 # -- what is compared ------------------------------------------------------------------------------
 
 
-def _side(path: Path) -> tuple[Side, Content | None]:
+def _side(path: Where) -> tuple[Side, Content | None]:
     """Find and read one checkpoint; no content, and problems, where its structure is damaged."""
     found, one = locate(path)
     top = path if path.is_dir() else path.parent
@@ -189,7 +189,7 @@ def _side(path: Path) -> tuple[Side, Content | None]:
         return side, None
 
 
-def locate(path: Path) -> tuple[Found, Candidate]:
+def locate(path: Where) -> tuple[Found, Candidate]:
     """Give the one checkpoint at a path; RequestError where there is none, or a choice."""
     if not path.exists():
         raise RequestError(f"{path} does not exist; give the folder or the file of a checkpoint")

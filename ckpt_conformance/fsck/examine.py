@@ -10,6 +10,7 @@ from ckpt_conformance.fsck import layouts, ranks
 from ckpt_conformance.fsck.dcp_part import dcp_part
 from ckpt_conformance.fsck.expected import judge_layout
 from ckpt_conformance.fsck.findings import Kind, Malformed, Report
+from ckpt_conformance.fsck.megatron import judge_megatron
 from ckpt_conformance.fsck.parts import (
     Context,
     index_part,
@@ -17,46 +18,49 @@ from ckpt_conformance.fsck.parts import (
     safetensors_part,
     torch_part,
 )
+from ckpt_conformance.fsck.places import below, folder_at
 from ckpt_conformance.fsck.reference_part import reference_part
-from ckpt_conformance.fsck.source import Folder, in_threads
-from ckpt_conformance.fsck.sums import BATCH
+from ckpt_conformance.fsck.source import in_threads
+from ckpt_conformance.fsck.sums import DIVIDED, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from ckpt_conformance.fsck.layouts import Candidate, Found
+    from ckpt_conformance.fsck.places import Where
+    from ckpt_conformance.fsck.source import Folder
     from ckpt_conformance.fsck.sums import Work
 
 _AT_ONCE = 8  # parts whose structure is in memory at once
 
 
-def find(path: Path) -> Found:
+def find(path: Where) -> Found:
     """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
     if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
         raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
     try:
         return layouts.find(path)
     except (OSError, Malformed) as error:
-        raise RequestError(f"{path} cannot be listed: {error}") from error
+        may = ": use an account that may read it" if isinstance(error, PermissionError) else ""
+        raise RequestError(f"{path} cannot be listed: {error}{may}") from error
 
 
-def folder_of(one: Candidate, top: Path) -> Folder:
+def folder_of(one: Candidate, top: Where) -> Folder:
     """Give the folder of a checkpoint, its files looked at; nothing outside of `top` is read."""
-    folder = Folder(one.root, top if top.is_dir() else top.parent)
+    folder = folder_at(one.root, top if top.is_dir() else top.parent)
     folder.fetch(one.files)
     return folder
 
 
 def examine(
-    found: Found, one: Candidate, folder: Folder, top: Path, batch: int = BATCH
+    found: Found, one: Candidate, folder: Folder, top: Where, sizes: Sizes = DIVIDED
 ) -> tuple[Report, list[Work]]:
-    """Judge all of a checkpoint but its payload; give the works of about `batch` bytes left."""
+    """Judge all of a checkpoint but its payload; give the work that is left."""
     report = Report(one.path, one.layout, one.step)
 
     def judge_part(part: tuple[str, str, str]) -> tuple[Report, list[Work]]:
         own = Report(one.path, one.layout, one.step)
-        return own, _part(Context(folder, own, batch), one, *part)
+        return own, _part(Context(folder, own, sizes), one, *part)
 
     works: list[Work] = []
     for own, more in in_threads(judge_part, one.parts, _AT_ONCE):
@@ -64,6 +68,7 @@ def examine(
         works += more
     _ranks(one, report)
     judge_layout(one, report)
+    judge_megatron(Context(folder, report, sizes), one)
     report.size = sum(_sizes(folder, one.files))
     _links(found, top, report, one)
     return report, works
@@ -109,13 +114,11 @@ def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:
             yield folder.size(name)
 
 
-def _links(found: Found, top: Path, report: Report, one: Candidate) -> None:
-    """Say which files are links out of the folder: nobody here can vouch for what they show."""
+def _links(found: Found, top: Where, report: Report, one: Candidate) -> None:
+    """Say which files are links that are not followed: nobody here can vouch for what they show."""
     files = set(one.files) if found.links else set[str]()
-    for name, target in sorted(found.links.items()):
-        path = top / name
-        short = str(path.relative_to(one.root)) if path.is_relative_to(one.root) else ""
+    for name, why in sorted(found.links.items()):
+        short = below(top / name, one.root) or ""
         if short in files:
             report.findings = [each for each in report.findings if each.file != short]
-            what = f"a symbolic link to {target}, out of {top}: not followed"
-            report.say(Kind.DAMAGED, short, what)
+            report.say(Kind.DAMAGED, short, why)

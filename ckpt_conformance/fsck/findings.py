@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
+
+    from ckpt_conformance.fsck.places import Where
+    from ckpt_conformance.fsck.sums import Sums
 
 
 class Malformed(ValueError):  # noqa: N818  said of bytes, and mostly no error of anybody
@@ -127,7 +129,7 @@ class Report:
 
     """
 
-    path: Path
+    path: Where
     layout: str
     step: int | None = None
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -164,6 +166,13 @@ class Report:
         self.step = part.step
         self.facts |= part.facts
         self.world_size = part.world_size if self.world_size is None else self.world_size
+
+    def add(self, sums: Sums) -> None:
+        """Add what came of work."""
+        self.findings += sums.findings
+        self.digest += sums.digest
+        self.crc += sums.crc
+        self.structure += sums.structure
 
     def say(self, kind: Kind, file: str, what: str, tensors: Iterable[str] = ()) -> None:
         """Add a finding about a whole file or tensor."""

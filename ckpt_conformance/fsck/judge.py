@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_conformance.fsck.examine import examine, find, folder_of
 from ckpt_conformance.fsck.findings import SEVERITY, Finding, Kind, Report, State
+from ckpt_conformance.fsck.places import changed
 from ckpt_conformance.fsck.source import CHUNK, in_threads
-from ckpt_conformance.fsck.sums import BATCH
+from ckpt_conformance.fsck.sums import DIVIDED, NOTHING, SAMPLED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from concurrent.futures import Future
 
     from ckpt_conformance.fsck.layouts import Candidate
+    from ckpt_conformance.fsck.places import Where
     from ckpt_conformance.fsck.source import Folder
     from ckpt_conformance.fsck.sums import Sums, Work
 
     Progress = Callable[[int, int], None] | None
 
 SCHEMA = "ckpt-conformance/fsck/v1"
-_SAMPLE_BATCH = 4 << 20
 _Sampled = TypeVar("_Sampled")
 
 
@@ -59,7 +61,7 @@ class Judged:
 
     """
 
-    path: Path
+    path: Where
     reports: list[Report] = field(default_factory=list[Report])
     leftovers: list[str] = field(default_factory=list[str])
     options: Options = field(default_factory=Options)
@@ -91,7 +93,7 @@ class Judged:
         }
 
 
-def judge(path: Path, options: Options | None = None, progress: Progress = None) -> Judged:
+def judge(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
     """Judge the checkpoints at a path, which exists. Nothing is written, run or unpickled.
 
     `progress` is told how many bytes of how many were read.
@@ -101,7 +103,7 @@ def judge(path: Path, options: Options | None = None, progress: Progress = None)
     return judging.judged
 
 
-def judge_newest(path: Path, options: Options | None = None, progress: Progress = None) -> Judged:
+def judge_newest(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:
     """Judge from the newest checkpoint on until one is whole: what a launch script needs to know.
 
     The older ones are not read and have no report.
@@ -117,7 +119,7 @@ def judge_newest(path: Path, options: Options | None = None, progress: Progress 
 class _Judging:
     """The checkpoints of one path, and what is known of them."""
 
-    def __init__(self, path: Path, options: Options, progress: Progress) -> None:
+    def __init__(self, path: Where, options: Options, progress: Progress) -> None:
         self.options, self.progress = options, progress
         self.found = find(path)
         leftovers = sorted(set(self.found.leftovers))
@@ -133,10 +135,11 @@ class _Judging:
         works: list[tuple[Report, Work]] = []
         judged: list[tuple[Candidate, Folder, Report]] = []
         top = self.judged.path
-        batch = BATCH if self.options.sample == 1 else _SAMPLE_BATCH
+        sizes = DIVIDED if self.options.sample == 1 else SAMPLED
+        sizes = NOTHING if self.options.metadata_only else replace(sizes, jobs=self.options.jobs)
         for one in candidates:
             folder = folder_of(one, top)
-            report, more = examine(self.found, one, folder, top, batch)
+            report, more = examine(self.found, one, folder, top, sizes)
             judged.append((one, folder, report))
             works += self._sampled(report, more)
         _shared(judged)
@@ -182,11 +185,7 @@ def sample(
 
 def _age(one: Candidate) -> tuple[bool, int, float]:
     """Order checkpoints: by step where the name says one, else by the time of the last change."""
-    try:
-        changed = one.path.lstat().st_mtime
-    except OSError:
-        changed = 0.0
-    return one.step is not None, one.step or 0, changed
+    return one.step is not None, one.step or 0, changed(one.path)
 
 
 def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress) -> None:
@@ -199,17 +198,26 @@ def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress)
             own.buffer = memoryview(bytearray(CHUNK))
         return work.run(own.buffer)
 
+    finished: SimpleQueue[Future[Sums]] = SimpleQueue()
+    waiting: dict[Future[Sums], tuple[Report, int]] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(run, work): (report, work.size) for report, work in works}
+
+        def submit(report: Report, work: Work) -> None:
+            future = pool.submit(run, work)
+            waiting[future] = report, work.size
+            future.add_done_callback(finished.put)
+
         try:
-            for future in as_completed(waiting):
-                report, size = waiting[future]
+            for report, work in works:
+                submit(report, work)
+            while waiting:
+                future = finished.get()
+                report, size = waiting.pop(future)
                 sums = future.result()
-                report.findings += sums.findings
-                report.digest += sums.digest
-                report.crc += sums.crc
-                report.structure += sums.structure
-                done += size
+                report.add(sums)
+                for more in sums.more:
+                    submit(report, more)
+                done += size - sum(more.size for more in sums.more)
                 if progress:
                     progress(done, total)
         except BaseException:  # Ctrl-C, too: what has not begun is not begun
@@ -219,7 +227,7 @@ def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress)
 
 def _shared(judged: Sequence[tuple[Candidate, Folder, Report]]) -> None:
     """Note files that are one inode: one damage hits both."""
-    seen: dict[tuple[int, int], list[tuple[Report, str, Path]]] = defaultdict(list)
+    seen: dict[tuple[int, int], list[tuple[Report, str, Where]]] = defaultdict(list)
     for one, folder, report in judged:
         for name in one.files:
             entry = folder.entry(name)

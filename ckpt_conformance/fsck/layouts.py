@@ -10,15 +10,19 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck import manifest
+from ckpt_conformance.fsck import manifest, manifest_v2, megatron
 from ckpt_conformance.fsck.findings import Malformed
-from ckpt_conformance.fsck.source import Folder, in_threads, whole
+from ckpt_conformance.fsck.places import folder_at
+from ckpt_conformance.fsck.source import Unreachable, in_threads, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from ckpt_conformance.fsck.places import Where
+    from ckpt_conformance.fsck.source import Folder
 
 MOST_LEVELS = 5
 
@@ -45,6 +49,7 @@ _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
+_OF_ONE = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
 
 
 @dataclass
@@ -61,8 +66,8 @@ class Candidate:
 
     """
 
-    path: Path
-    root: Path
+    path: Where
+    root: Where
     layout: str
     step: int | None
     parts: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
@@ -76,7 +81,7 @@ class Found:
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     leftovers: list[str] = field(default_factory=list[str])
     links: dict[str, str] = field(default_factory=dict[str, str])
-    """Links that lead out of the folder, and where to."""
+    """Links that are not followed, and why."""
 
 
 def step_of(name: str) -> int | None:
@@ -90,7 +95,7 @@ def step_of(name: str) -> int | None:
     return None
 
 
-def is_reference_file(path: Path) -> bool:
+def is_reference_file(path: Where) -> bool:
     """Tell whether a name is one of the per-rank files of the reference manager."""
     return _FLAT_DATA.fullmatch(path.name) is not None and path.is_file()
 
@@ -100,17 +105,22 @@ def is_leftover(name: str) -> bool:
     return _LEFT.search(name) is not None
 
 
-def find(path: Path) -> Found:
+def find(path: Where) -> Found:
     """Find the checkpoints at a path: a file, a checkpoint's folder, or a run's folder."""
     found = Found()
     if not path.is_dir():
-        kind = format_of(Folder(path.parent), path.name) or _by_name(path.name)
+        kind = format_of(folder_at(path.parent), path.name) or _by_name(path.name)
         one = Candidate(path, path.parent, kind, step_of(path.name), [(kind, "", path.name)])
         one.files = [path.name]
         found.candidates.append(one)
         return found
-    _folder(Folder(path), "", found, 0)
+    _folder(folder_at(path), "", found, 0)
     return found
+
+
+def _name(folder: Folder, base: str) -> str:
+    """Give the name of a folder inside of another, or of that one."""
+    return PurePosixPath(base).name or folder.root.resolve().name
 
 
 def _by_name(name: str) -> str:
@@ -128,6 +138,8 @@ def format_of(folder: Folder, name: str) -> str:
         try:
             with folder.open(name) as file:
                 head = file.read(4)
+        except (PermissionError, Unreachable):
+            return "torch"  # whoever judges it says that it cannot be read
         except (OSError, Malformed):
             return ""
         return "torch" if head[:4] == b"PK\x03\x04" or not head else ""
@@ -139,9 +151,10 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
     entries = _entries(folder, base, found)
     names = list(entries)
     inner = [name for name, kind in entries.items() if kind == "folder"]
-    here = Path(base).name or folder.root.resolve().name
+    here = _name(folder, base)
     holds_steps = any(_OF_A_STEP.match(name) for name in inner)
-    if _is_one(names) or (_OF_A_STEP.match(here) and not holds_steps):
+    is_one = _OF_A_STEP.match(here) or _is_split(folder, base, inner)
+    if _is_one(names) or (is_one and not holds_steps):
         one = _whole_folder(folder, base, found)
         if one.parts:
             found.candidates.append(one)
@@ -160,34 +173,38 @@ def _entries(folder: Folder, base: str, found: Found) -> dict[str, str]:
         if is_leftover(name):
             found.leftovers.append(base + name)
             continue
-        if kind == "link" and folder.leads_out(base + name):
-            found.links[base + name] = folder.target(base + name)
+        if kind == "link" and (why := folder.strayed(base + name)):
+            found.links[base + name] = why
         kept[name] = kind
     return kept
 
 
 def _is_one(names: Iterable[str]) -> bool:
     """Tell whether a folder is one checkpoint by the names in it."""
-    return any(
-        name == ".metadata" or name.endswith((".distcp", *_INDEX)) or name == _DCP_MANIFEST
-        for name in names
+    return any(name in _OF_ONE or name.endswith((".distcp", *_INDEX)) for name in names)
+
+
+def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
+    """Tell whether a folder is one of verl's, without a manifest, by the folders in it."""
+    parts = [name for name in inner if name in megatron.SPLIT]
+    return megatron.FOLDER in inner or any(
+        megatron.FOLDER in folder.listing(base + name) for name in parts
     )
 
 
 def _whole_folder(folder: Folder, base: str, found: Found) -> Candidate:
     """Take everything below a folder as one checkpoint; names are relative to it."""
-    root = folder.root / base if base else folder.root
-    path = root
-    inner = Folder(root, folder.boundary)
-    one = Candidate(path, root, "", step_of(root.resolve().name))
+    inner = folder.inner(base)
+    root = inner.root
+    one = Candidate(root, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
     for name, kind in inner.walk():
         at, _, last = name.rpartition("/")
         if is_leftover(last) or any(is_leftover(each) for each in at.split("/")):
             found.leftovers.append(base + name)
         elif kind in ("file", "link", "other"):
-            if kind == "link" and inner.leads_out(name):
-                found.links[base + name] = inner.target(name)
+            if kind == "link" and (why := inner.strayed(name)):
+                found.links[base + name] = why
             one.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
     for at, names in sorted(sub.items()):
@@ -227,7 +244,7 @@ def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
             data = b""
         if any(sign in data for sign in manifest.SIGNS):
             return True
-    here = Path(base).name or folder.root.resolve().name
+    here = _name(folder, base)
     return bool(_DIRECTORY.fullmatch(here)) and DCP_EXTRA in names
 
 
@@ -279,9 +296,9 @@ def _sets(names: list[str]) -> Iterator[list[str]]:
 
 def _loose(folder: Folder, base: str, names: list[str], step: int | None) -> Candidate:
     """Make a checkpoint of files that share a step."""
-    root = folder.root / base if base else folder.root
+    inner = folder.inner(base)
+    root = inner.root
     path = root / names[0] if len(names) == 1 or step is not None else root
-    inner = Folder(root, folder.boundary)
     parts = [(format_of(inner, name), "", name) for name in names]
     one = Candidate(path, root, "", step, parts, list(names))
     one.layout = layout_name(one)
@@ -300,7 +317,7 @@ def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> lis
             steps[next(group for group in match.groups() if group)].append(name)
         else:
             rest.append(name)
-    root = folder.root / base if base else folder.root
+    root = folder.root / base
     for digits, files in sorted(steps.items()):
         name = f"meta_{digits}.json"
         path = root / f"model_{digits}.pt"
@@ -334,6 +351,8 @@ def layout_name(one: Candidate) -> str:
     for name, pattern in _LAYOUTS:
         if any(pattern.search(file) for file in names):
             return name
+    if found := megatron.layout_of(one.files, one.root.resolve().name):
+        return found
     kinds = [kind for kind, _, _ in one.parts if kind not in ("json", "stranger")]
     for kind, name in (("reference", "reference-dcp"), ("dcp", "dcp"), ("index", "hf-index")):
         if kind in kinds:

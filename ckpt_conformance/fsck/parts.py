@@ -14,13 +14,14 @@ from ckpt_conformance.fsck import safetensors_file, torch_file
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.guards import is_dict
-from ckpt_conformance.fsck.source import Folder, plain, whole
-from ckpt_conformance.fsck.sums import BATCH, Work, unreadable, works_of
+from ckpt_conformance.fsck.source import plain, whole
+from ckpt_conformance.fsck.sums import DIVIDED, Sizes, Work, unreadable, works_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckpt_conformance.fsck.findings import Report
+    from ckpt_conformance.fsck.source import Folder
 
 MOST_JSON = 256 << 20
 _MOST_FACTS = 200
@@ -34,11 +35,11 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Context:
-    """What the parts of one checkpoint share: its folder, the report, and bytes of one work."""
+    """What the parts of one checkpoint share: folder, report, and how work is divided."""
 
     folder: Folder
     report: Report
-    batch: int = BATCH
+    sizes: Sizes = DIVIDED
 
     def refuse(self, name: str, error: OSError | Malformed) -> None:
         """Add that a file could not be read."""
@@ -55,7 +56,7 @@ def torch_part(context: Context, name: str) -> list[Work]:
         return []
     context.report.tensors += len(archive.tensors)
     context.report.ties += ties_of(archive.tensors)
-    return works_of(context.folder, name, archive.spans, context.batch)
+    return works_of(context.folder, name, archive.spans, context.sizes)
 
 
 def _archive(context: Context, name: str) -> torch_file.Archive | None:
@@ -184,7 +185,7 @@ def _tensors_of(context: Context, name: str) -> tuple[dict[str, int], list[Work]
         return {}, []
     context.report.tensors += len(archive.tensors)
     sizes = {one.name: one.last - one.first for one in archive.tensors}
-    return sizes, works_of(context.folder, name, archive.spans, context.batch)
+    return sizes, works_of(context.folder, name, archive.spans, context.sizes)
 
 
 def _compare(context: Context, index: str, file: str, expected: set[str], stored: set[str]) -> None:

@@ -91,7 +91,7 @@ class Runs:
         Does to the stack and the memo what the instructions would have done.
         """
         data, memo, stack, at = machine.data, machine.memo, machine.stack, start
-        sizes, seen = self._sizes, self._seen
+        sizes, seen, before = self._sizes, self._seen, len(machine.stack)
         pattern: _Pattern | None = None
         for _ in range(_MOST_RUN):
             guess = pattern.after if pattern else None
@@ -106,8 +106,6 @@ class Runs:
                 break
             made = Made(pattern.of, (), None, None, pattern.keys)
             at = match.end()
-            machine.at = at
-            machine.parts += _PARTS
             stack.append(made)
             if pattern.are_two_sizes:  # a chunk: half of all, and the shortest way
                 one, other = match.groups()
@@ -130,8 +128,12 @@ class Runs:
                     value = seen.get(raw, HIDDEN)
                     values.append(self._value(memo, raw) if value is HIDDEN else value)
             made.state = tuple(values)
+        if pattern is None:
+            return False
+        machine.at = at
+        machine.parts += _PARTS * (len(stack) - before)
         machine.check_parts()
-        return pattern is not None
+        return True
 
     def _any(
         self, data: bytes, at: int, last: _Pattern | None
@@ -165,10 +167,10 @@ class Runs:
 
     def _size(self, raw: bytes, dimensions: int) -> tuple[int, ...]:
         """Read numbers that follow each other; the same bytes give the same tuple."""
-        if len(self._sizes) >= _MOST_CACHED:
-            self._sizes.clear()
         layout = _LAYOUTS.get((dimensions, len(raw), raw[0]))
-        size = self._sizes[raw] = layout.unpack(raw) if layout else tuple(_numbers(raw))
+        size = layout.unpack(raw) if layout else tuple(_numbers(raw))
+        if len(self._sizes) < _MOST_CACHED:
+            self._sizes[raw] = size
         return size
 
     def _value(self, memo: list[Any], raw: bytes) -> Any:  # noqa: ANN401  what a pickle holds
@@ -182,6 +184,8 @@ class Runs:
             found = memo[_index(raw)]
             if found is HIDDEN:
                 raise Again
+        elif code in _WIDTHS:
+            found = int.from_bytes(raw[1:], "little", signed=code == _FOUR_BYTES)
         else:
             found = None if raw == b"N" else next(_numbers(raw))
         if len(self._seen) < _MOST_CACHED:  # a memo only grows: the same bytes give the same value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import manifest
@@ -11,14 +12,17 @@ from ckpt_conformance.fsck.dcp_part import metadata_of, shard_works
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed, Report
 from ckpt_conformance.fsck.parts import Context, torch_part
-from ckpt_conformance.fsck.source import Absent, Folder, chunks, whole
-from ckpt_conformance.fsck.sums import Sums, Work, unreadable
+from ckpt_conformance.fsck.source import Absent, chunks, chunks_ahead, whole
+from ckpt_conformance.fsck.sums import Sums, Work, run_all, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckpt_conformance.fsck.layouts import Candidate
+    from ckpt_conformance.fsck.source import Folder, Readable
 
+LARGE = 64 << 20
+"""Bytes of a file from which on several threads may share its digest."""
 _RANK = re.compile(r"optim_\d+_rank(\d+)\.pt|__(\d+)_\d+\.distcp")
 
 
@@ -106,33 +110,54 @@ def _digest_work(
     def explain(buffer: memoryview) -> list[Finding]:
         return _where(folder, base, name, tensors, buffer)
 
-    return [Work(size, lambda buffer: _check_digest(folder, base + name, listed, explain, buffer))]
+    threads = _threads(found, context.sizes.jobs) if size >= LARGE else 1
+
+    def check(buffer: memoryview) -> Sums:
+        pieces = partial(chunks, buffer=buffer) if threads == 1 else chunks_ahead
+        digest = _digest(folder, base + name, size, pieces, threads)
+        return _compared(digest, base + name, listed, lambda: explain(buffer))
+
+    return [Work(size, check)]
 
 
-def _check_digest(
+def _threads(found: manifest.Manifest, jobs: int) -> int:
+    """Give how many threads may share one large file: they would wait if there were fewer files."""
+    return max(jobs // sum(one.size >= LARGE for one in found.files.values()), 1)
+
+
+def _digest(
     folder: Folder,
     name: str,
-    listed: manifest.Listed,
-    explain: Callable[[memoryview], list[Finding]],
-    buffer: memoryview,
-) -> Sums:
-    """Hold a file against its digest; a file that differs is looked into."""
-    found = Sums()
+    size: int,
+    pieces: Callable[[Readable, int, int], Iterator[memoryview]],
+    threads: int,
+) -> str | OSError | Malformed:
+    """Give the digest of a file, or why it cannot be read."""
     blake3 = manifest.hasher()
     if blake3 is None:
-        return found
-    digest = blake3()
+        return OSError("BLAKE3 is not installed any more")
+    digest = blake3(max_threads=threads)
     try:
         with folder.open(name) as file:
-            for piece in chunks(file, 0, listed.size, buffer):
+            for piece in pieces(file, 0, size):
                 digest.update(piece)
     except (OSError, Malformed) as error:
-        found.findings.append(unreadable(name, error))
-        return found
-    found.digest = listed.size
-    real = digest.hexdigest()
+        return error
+    return str(digest.hexdigest())
+
+
+def _compared(
+    real: str | OSError | Malformed,
+    name: str,
+    listed: manifest.Listed,
+    explain: Callable[[], list[Finding]],
+) -> Sums:
+    """Hold the digest of a file against what was written; a file that differs is looked into."""
+    if not isinstance(real, str):
+        return Sums([unreadable(name, real)])
+    found = Sums(digest=listed.size)
     if real != listed.blake3:
-        where = explain(buffer)
+        where = explain()
         told = "" if where else ": no CRC tells where"
         what = f"its BLAKE3 is {real[:16]}…, and {listed.blake3[:16]}… was written{told}"
         found.findings += [Finding(Kind.DAMAGED, name, what), *where]
@@ -155,8 +180,8 @@ def _where(
     elif name.endswith(".distcp"):
         stored = metadata_of(context, base)
         works = shard_works(context, base + name, (stored.items if stored else {}).get(name, []))
-    for work in works:
-        found += work.run(buffer).findings
+    for sums in run_all(works, buffer):
+        found += sums.findings
     return [_with_tensors(one, tensors) for one in found if one.kind is not Kind.NOTE]
 
 

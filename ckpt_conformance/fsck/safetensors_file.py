@@ -10,12 +10,15 @@ import json
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck.dtypes import SAFETENSORS_BITS, clip, count, elements
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.guards import is_dict, is_list
 from ckpt_conformance.fsck.source import exactly
+
+if TYPE_CHECKING:
+    from ckpt_conformance.fsck.source import Readable
 
 MOST_HEADER = 100_000_000
 """Bytes of header that the safetensors library reads at most."""
@@ -35,14 +38,14 @@ class Stored:
     end: int
 
 
-def read(file: BinaryIO) -> list[Stored]:
+def read(file: Readable) -> list[Stored]:
     """Read the header of a file, in the order of the bytes.
 
     Raises:
         Malformed: a header that the size of the file contradicts, or that contradicts itself.
 
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
     if size < _LENGTH.size:
         raise Malformed(f"{size} bytes are too few for a safetensors file: cut short?", 0, size)
     (length,) = _LENGTH.unpack(exactly(file, 0, _LENGTH.size))

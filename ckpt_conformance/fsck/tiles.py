@@ -19,12 +19,11 @@ from ckpt_conformance.fsck.findings import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from io import FileIO
 
     import numpy.typing as npt
 
     from ckpt_conformance.fsck.cover import Box
-    from ckpt_conformance.fsck.source import Folder
+    from ckpt_conformance.fsck.source import Folder, Readable
     from ckpt_conformance.fsck.sums import Span
 
     Array = npt.NDArray[Any]
@@ -64,7 +63,7 @@ class Reader:
     def __init__(self, folder: Folder) -> None:
         """Take the folder that the names of files are relative to."""
         self.folder = folder
-        self._open: OrderedDict[str, FileIO] = OrderedDict()
+        self._open: OrderedDict[str, Readable] = OrderedDict()
         self._buffer = memoryview(bytearray(TILE))
 
     def close(self) -> None:
@@ -72,7 +71,7 @@ class Reader:
         while self._open:
             self._open.popitem()[1].close()
 
-    def file(self, name: str) -> FileIO:
+    def file(self, name: str) -> Readable:
         """Open a file, or give the one that is open."""
         found = self._open.pop(name, None)
         if found is None:
@@ -108,7 +107,7 @@ class Reader:
         self._fill(self.file(piece.file), first, stride, out)
         return out
 
-    def _fill(self, file: FileIO, first: int, stride: tuple[int, ...], out: Array) -> None:
+    def _fill(self, file: Readable, first: int, stride: tuple[int, ...], out: Array) -> None:
         """Read what a view covers at once if that is not much more; else divide it."""
         extent = out.itemsize + sum(
             (size - 1) * step for size, step in zip(out.shape, stride, strict=True)
@@ -130,7 +129,7 @@ class Reader:
             self._fill(file, first + at * stride[axis], rest, view)
 
 
-def _into(file: FileIO, first: int, target: memoryview) -> None:
+def _into(file: Readable, first: int, target: memoryview) -> None:
     """Fill a buffer; Malformed where the file ends before."""
     file.seek(first)
     done = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck import pickles, zips
 from ckpt_conformance.fsck.dtypes import ITEM_SIZE, MOST_COUNT, STORAGES, clip, count, elements
@@ -15,6 +15,8 @@ from ckpt_conformance.fsck.sums import Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from ckpt_conformance.fsck.source import Readable
 
 _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
@@ -95,7 +97,7 @@ class Archive:
         self.problems.append((kind, Malformed(what), tuple(tensors)))
 
 
-def read(file: BinaryIO, start: int, length: int, own: Collection[str] = ()) -> Archive:
+def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> Archive:
     """Read the archive in [start, start + length) of a file, all but the payload.
 
     `own` are packages whose classes are right in it: that of the library that wrote it.
@@ -121,7 +123,7 @@ def read(file: BinaryIO, start: int, length: int, own: Collection[str] = ()) -> 
 
 
 def _read_structure(
-    file: BinaryIO, record: zips.Record, archive: Archive, own: Collection[str]
+    file: Readable, record: zips.Record, archive: Archive, own: Collection[str]
 ) -> None:
     """Rebuild the structure and find the tensors in it."""
     try:
@@ -141,7 +143,7 @@ def _read_structure(
             archive.problem(f"{name}: {error}", tensors=(name,))
 
 
-def _load(file: BinaryIO, record: zips.Record) -> tuple[Any, set[Name]]:
+def _load(file: Readable, record: zips.Record) -> tuple[Any, set[Name]]:
     """Read a record as a pickle, if it is small enough for one."""
     size = record.end - record.start
     if size > MOST_BYTES:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.source import exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ckpt_conformance.fsck.source import Readable
 
 _END = struct.Struct("<IHHHHIIH")  # end of central directory
 _LOCATOR = struct.Struct("<IIQI")
@@ -62,7 +64,7 @@ class _Listed:
     common: tuple[int, ...]
 
 
-def records(file: BinaryIO, start: int, length: int) -> dict[str, Record]:
+def records(file: Readable, start: int, length: int) -> dict[str, Record]:
     """Read the archive that occupies [start, start + length) of a file.
 
     Raises:
@@ -76,7 +78,7 @@ def records(file: BinaryIO, start: int, length: int) -> dict[str, Record]:
         raise Malformed(f"the zip directory is malformed: {error}", start, start + length) from None
 
 
-def _directory(file: BinaryIO, start: int, length: int) -> tuple[bytes, int, int]:
+def _directory(file: Readable, start: int, length: int) -> tuple[bytes, int, int]:
     """Give the central directory, its number of records, and where it begins in the file."""
     end = start + length
     if length < _END.size:
@@ -110,7 +112,7 @@ _MOST_RECORD = _CENTRAL.size + _MOST_NAME
 _MOST_DIRECTORY = 256 << 20
 
 
-def _locator(file: BinaryIO, start: int, tail: int) -> int | None:
+def _locator(file: Readable, start: int, tail: int) -> int | None:
     """Give the offset of the zip64 end, relative to the archive; None where there is none."""
     if tail - start < _LOCATOR.size:
         return None
@@ -124,7 +126,7 @@ def _locator(file: BinaryIO, start: int, tail: int) -> int | None:
     return place
 
 
-def _end64(file: BinaryIO, start: int, at: int, tail: int) -> tuple[int, int, int]:
+def _end64(file: Readable, start: int, at: int, tail: int) -> tuple[int, int, int]:
     """Give count, size and offset of the directory from the zip64 end."""
     fields = _END64.unpack(exactly(file, start + at, _END64.size))
     right = (_IS_END64, _END64.size - 12, *_WRITER, 0, 0, fields[7])
@@ -176,7 +178,7 @@ def _sizes64(
     return packed, size, where
 
 
-def _checked(file: BinaryIO, start: int, length: int, entries: list[_Listed]) -> dict[str, Record]:
+def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) -> dict[str, Record]:
     """Hold the local headers against the directory; records follow each other without a gap."""
     has_sums = any(one.crc for one in entries)
     found: dict[str, Record] = {}
@@ -196,7 +198,7 @@ def _checked(file: BinaryIO, start: int, length: int, entries: list[_Listed]) ->
     return found
 
 
-def _local(file: BinaryIO, at: int, listed: _Listed, name: str) -> int:
+def _local(file: Readable, at: int, listed: _Listed, name: str) -> int:
     """Hold a local header against the directory; give where the data begin."""
     fields = _LOCAL.unpack(exactly(file, at, _LOCAL.size))
     end: int = at + _LOCAL.size + fields[9] + fields[10]
@@ -224,7 +226,7 @@ def _check_padding(extra: bytes, name: str, at: int, end: int) -> None:
             raise Malformed(f"the padding before {name} is not what torch writes", at, end)
 
 
-def _descriptor(file: BinaryIO, at: int, listed: _Listed, name: str) -> int:
+def _descriptor(file: Readable, at: int, listed: _Listed, name: str) -> int:
     """Hold the descriptor behind the data against the directory; give where it ends."""
     if not listed.flags & _HAS_DESCRIPTOR:
         return at

@@ -1,0 +1,100 @@
+"""Stores in memory that fsspec finds by a scheme: one that watches, one that fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ckpt_conformance import trees
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Watched(MemoryFileSystem):
+    """A store in memory that remembers what it was asked for."""
+
+    protocol = "watched"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    asked: ClassVar[list[tuple[str, int]]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        stripped: str = MemoryFileSystem._strip_protocol(path.removeprefix("watched://"))
+        return stripped
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:  # noqa: ANN401, FBT001, FBT002
+        self.asked.append(("ls", 0))
+        return super().ls(path, detail)
+
+    def info(self, path: str, **_: Any) -> Any:  # noqa: ANN401
+        self.asked.append(("info", 0))
+        return super().info(path)
+
+    def cat_file(
+        self,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **_: Any,  # noqa: ANN401
+    ) -> bytes:
+        if start is None or end is None:
+            raise AssertionError(f"{path} is read as a whole")
+        self.asked.append(("read", end - start))
+        data: bytes = super().cat_file(path, start, end)
+        return data
+
+    def _open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # noqa: ANN401
+        if mode == "rb":
+            raise AssertionError(f"{path} is opened as a whole")
+        return super()._open(path, mode, **more)
+
+
+class Broken(MemoryFileSystem):
+    """A store in memory that fails where it is told to."""
+
+    protocol = "broken"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    failing: ClassVar[dict[str, tuple[str, Exception]]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        stripped: str = MemoryFileSystem._strip_protocol(path.removeprefix("broken://"))
+        return stripped
+
+    def _fail(self, what: str, path: str) -> None:
+        part, error = self.failing.get(what, ("?", ValueError()))
+        if part in path:
+            raise error
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:  # noqa: ANN401, FBT001, FBT002
+        self._fail("ls", path)
+        return super().ls(path, detail)
+
+    def info(self, path: str, **_: Any) -> Any:  # noqa: ANN401
+        self._fail("info", path)
+        return super().info(path)
+
+    def cat_file(
+        self,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **_: Any,  # noqa: ANN401
+    ) -> bytes:
+        self._fail("read", path)
+        data: bytes = super().cat_file(path, start, end)
+        return data
+
+
+def upload(root: Path, url: str) -> str:
+    """Copy a folder into a store."""
+    files = fsspec.filesystem(url.partition("://")[0])
+    for path in trees.files(root):
+        name = f"{url}/{path.relative_to(root).as_posix()}"
+        files.pipe_file(files._strip_protocol(name), path.read_bytes())
+    return url
