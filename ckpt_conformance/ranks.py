@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
 
-from ckpt_conformance.sharded import Layout, ShardedJob
+from ckpt_conformance.sharded import Layout, ShardedJob, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,10 +43,9 @@ def leave(world: Mapping[str, Any], *, well: bool) -> None:
 
 
 def job(spec: Mapping[str, Any]) -> ShardedJob:
-    """Build the job of a program: seed, variant, layout (the fields of `sharded.Layout`)."""
-    return ShardedJob(
-        spec["seed"], Layout(**spec.get("layout", {})), variant=spec.get("variant", "")
-    )
+    """Build the job of a program: seed, variant; the fields of `sharded.Layout`, `Tensors`."""
+    layout, tensors = Layout(**spec.get("layout", {})), Tensors(**spec.get("tensors", {}))
+    return ShardedJob(spec["seed"], layout, variant=spec.get("variant", ""), tensors=tensors)
 
 
 def together() -> None:

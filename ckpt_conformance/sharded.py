@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 GLOBAL_BATCH = 24  # samples of one step over all ranks: shared out evenly by 1, 2, 3, 4 and 8
 DATA = 120  # samples of an epoch: five steps
 HIDDEN = 12
-ROWS, COLUMNS = 7, 5  # a matrix that no number of ranks but one and seven shares out evenly
 
 
 @dataclass(frozen=True)
@@ -66,31 +65,46 @@ class Layout:
         return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """What a layout may meet in a model: sizes of the uneven matrix, and dtypes, by torch's names.
+
+    By default no number of ranks but one and seven shares the matrix out evenly. At most `FEATURES`
+    rows and columns. A matrix that is trained in another dtype than float32 is sharded by itself,
+    as FSDP2 asks for; trained in bfloat16 its run depends on the layout.
+    """
+
+    rows: int = 7
+    columns: int = 5
+    trained: str = "float32"
+    frozen: str = "bfloat16"
+
+
 class ShardedModel(nn.Module):
     """One of each thing that sharding loses.
 
     Column and row parallel layers with bias, tied weights, an uneven matrix, a matrix of one row
-    (empty on every rank but one), a vector, a frozen bf16 matrix, a parameter that never gets a
-    gradient, buffers that every rank keeps whole.
+    (empty on every rank but one), a vector, a frozen matrix of another dtype, a parameter that
+    never gets a gradient, buffers that every rank keeps whole.
     """
 
     seen: Tensor
     constant: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Tensors) -> None:
         """Draw every tensor from the global generator: the same on every rank."""
         super().__init__()
         self.embed = nn.Embedding(CLASSES, FEATURES)
         self.column = exact.ExactLinear(FEATURES, HIDDEN)
         self.row = exact.ExactLinear(HIDDEN, FEATURES)
-        self.odd = exact.ExactLinear(COLUMNS, ROWS)
+        trained: torch.dtype = getattr(torch, tensors.trained)
+        self.odd = exact.ExactLinear(tensors.columns, tensors.rows, dtype=trained)
         self.head = exact.ExactLinear(FEATURES, CLASSES, bias=False)
         self.head.weight = self.embed.weight
         self.thin = nn.Parameter(torch.randn(1, FEATURES))
         self.lazy = nn.Parameter(torch.randn(6, 4))
-        self.frozen = nn.ParameterList(
-            [nn.Parameter(torch.randn(FEATURES, 6).bfloat16(), requires_grad=False)]
-        )
+        frozen = torch.randn(FEATURES, 6).to(getattr(torch, tensors.frozen))
+        self.frozen = nn.ParameterList([nn.Parameter(frozen, requires_grad=False)])
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("constant", torch.randn(3))
 
@@ -101,8 +115,9 @@ class ShardedModel(nn.Module):
         embedded = exact.weight(nn.functional.embedding(15 - classes, self.embed.weight))
         h = exact.activation(x + embedded + exact.weight(self.thin))
         h = exact.activation(self.row(exact.activation(self.column(h))))
-        odd = exact.activation(self.odd(h[:, :COLUMNS]))
-        h = exact.activation(h + nn.functional.pad(odd, (0, FEATURES - ROWS)))
+        few = h[:, : self.odd.in_features].to(self.odd.weight.dtype)
+        odd = exact.activation(cast("Tensor", self.odd(few)).float())
+        h = exact.activation(h + nn.functional.pad(odd, (0, FEATURES - self.odd.out_features)))
         return exact.activation(cast("Tensor", self.head(h)))
 
 
@@ -113,11 +128,11 @@ def share_out(model: ShardedModel, layout: Layout, mesh: DeviceMesh) -> None:
         parallelize_module(model, mesh["tp"], plan)
     data = mesh["replicate", "fsdp"] if layout.replicate > 1 else mesh["fsdp"]
     place: Any = partial(_place, size=layout.fsdp) if layout.dim else None
-    for part in (model.frozen, model):
-        fully_shard(part, mesh=data, shard_placement_fn=place)
-    wrapped = cast("FSDPModule", model)
-    wrapped.set_gradient_divide_factor(1.0)  # sums, not means: exact for three ranks too
-    wrapped.set_force_sum_reduction_for_comms(True)
+    apart = [] if model.odd.weight.dtype == torch.float32 else [model.odd]
+    for part in (model.frozen, *apart, model):
+        wrapped = cast("FSDPModule", fully_shard(part, mesh=data, shard_placement_fn=place))
+        wrapped.set_gradient_divide_factor(1.0)  # sums, not means: exact for three ranks too
+        wrapped.set_force_sum_reduction_for_comms(True)
 
 
 def _place(parameter: nn.Parameter, size: int) -> Shard:
@@ -187,13 +202,15 @@ class ShardedJob:
     hyper-parameters), `dtype` (the frozen matrix is float32, not bfloat16), or empty.
     """
 
-    def __init__(self, seed: int, layout: Layout, *, variant: str = "") -> None:
+    def __init__(
+        self, seed: int, layout: Layout, *, variant: str = "", tensors: Tensors | None = None
+    ) -> None:
         """Seed, build the whole model on every rank, then share it out; a collective."""
         self.kind, self.seed, self.variant, self.layout = "sharded", seed, variant, layout
         self.step, self.device = 0, "cpu"
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         RngState.seed(seed)
-        self.model = ShardedModel()
+        self.model = ShardedModel(tensors or Tensors())
         if variant == "dtype":
             self.model.frozen.float()
         self.mesh = layout.mesh()

@@ -142,6 +142,7 @@ class Subject:
             "kind": given.pop("kind", "mixed" if layout is None else "sharded"),
             "seed": given.pop("seed", JOB_SEED),
             "variant": given.pop("variant", ""),
+            **({"tensors": given.pop("tensors")} if "tensors" in given else {}),
         }
         own = f"-{rank}" if rank else ""
         return {

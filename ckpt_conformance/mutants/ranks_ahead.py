@@ -1,0 +1,88 @@
+"""Class N: ranks that announce a step while another one still writes its part of it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.mutants.ranks import WritesElsewhere
+from ckpt_conformance.reference_impl import CheckpointManager, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ckpt_conformance.reference_impl import CheckpointReference
+    from ckpt_conformance.reference_impl.ranks import Ranks
+    from ckpt_conformance.reference_impl.ranks_state import Begun, Own
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+
+
+@mutant(
+    "N01-published",
+    url="ByteDance-Seed/VeOmni#1172",
+    change="rank 0 publishes when the others' files have their sizes, which they fill then",
+    violates={"CKC-RANK-013"},
+    base="reference-dcp",
+)
+class PublishesBeforeTheOthers(WritesElsewhere):
+    """Is right again before anybody is told, but not before anybody can look."""
+
+    _late: Mapping[str, bytes] = {}
+
+    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write; other ranks than the first only take the room that they need."""
+        if rank == 0:
+            return super().write_own(rank, state, own, begun)
+        told, self._late = self.write_elsewhere(rank, state, own, begun)
+        staged = self.staged(layout.directory_name(state.step), begun.save_id)
+        for name, data in self._late.items():
+            self.write_bytes(staged / name, bytes(len(data)))
+        return told
+
+    def save_together(self, ranks: Ranks, what: str, step: int, given: Any) -> CheckpointReference:  # noqa: ANN401
+        """Save; then the other ranks fill what is published."""
+        reference = super().save_together(ranks, what, step, given)
+        try:
+            ranks.together(f"{what}: late", lambda: self.write_late(reference.directory))
+        except BaseException:
+            if ranks.leads:
+                shutil.rmtree(reference.directory)
+            raise
+        return reference
+
+    def write_late(self, folder: Path) -> None:
+        """Write what is still missing, durably."""
+        for name, data in self._late.items():
+            with (folder / name).open("r+b") as file:
+                file.write(data)
+                self.fsync_file(file)
+        self.fsync_dir(folder)
+
+
+@mutant(
+    "N02-early",
+    url="KempnerInstitute/KempnerForge#49",
+    change="other ranks than the first return before it has committed the step",
+    violates={"CKC-RANK-003", "CKC-RANK-013"},
+    base="reference-dcp",
+)
+class ReturnsBeforeTheCommit(CheckpointManager):
+    """Takes what every rank has written for saved."""
+
+    def save_together(self, ranks: Ranks, what: str, step: int, given: Any) -> CheckpointReference:  # noqa: ANN401
+        """Save; of the commit the first rank alone learns what became."""
+        agreeing: Any = ranks
+        lead = agreeing.lead
+
+        def hasty(what: str, decide: Any) -> Any:  # noqa: ANN401
+            if not what.endswith(": commit"):
+                return lead(what, decide)
+            return decide() if ranks.leads else layout.directory_name(step)
+
+        agreeing.lead = hasty
+        try:
+            return super().save_together(ranks, what, step, given)
+        finally:
+            agreeing.lead = lead
