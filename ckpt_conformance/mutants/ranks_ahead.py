@@ -64,25 +64,39 @@ class PublishesBeforeTheOthers(WritesElsewhere):
 @mutant(
     "N02-early",
     url="KempnerInstitute/KempnerForge#49",
-    change="other ranks than the first return before it has committed the step",
+    change="other ranks than the first return when they have written, and hear of nothing more",
     violates={"CKC-RANK-003", "CKC-RANK-013"},
     base="reference-dcp",
 )
-class ReturnsBeforeTheCommit(CheckpointManager):
-    """Takes what every rank has written for saved."""
+class ReturnsWhenItHasWritten(CheckpointManager):
+    """Takes what this rank has written for what is saved."""
+
+    _own: Exception | None = None
 
     def save_together(self, ranks: Ranks, what: str, step: int, given: Any) -> CheckpointReference:  # noqa: ANN401
-        """Save; of the commit the first rank alone learns what became."""
+        """Save; what became of the others' parts and of the commit only the first rank learns."""
+        self._own = None
         agreeing: Any = ranks
-        lead = agreeing.lead
+        names = vars(type(agreeing))
+        tell, failure = names["_tell"], names["_failure"]
 
-        def hasty(what: str, decide: Any) -> Any:  # noqa: ANN401
-            if not what.endswith(": commit"):
-                return lead(what, decide)
-            return decide() if ranks.leads else layout.directory_name(step)
+        def deaf(what: str, verdict: Any) -> Any:  # noqa: ANN401
+            if not what.endswith((": write", ": commit")):
+                return tell(agreeing, what, verdict)
+            if self._own is not None:
+                return {"what": what, "failed": [failure(agreeing, self._own)]}
+            return verdict or {"what": what, "ok": layout.directory_name(step)}
 
-        agreeing.lead = hasty
+        vars(agreeing)["_tell"] = deaf
         try:
             return super().save_together(ranks, what, step, given)
         finally:
-            agreeing.lead = lead
+            del vars(agreeing)["_tell"]
+
+    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write; an error of this rank's own is known to it."""
+        try:
+            return super().write_own(rank, state, own, begun)
+        except Exception as error:
+            self._own = error
+            raise
