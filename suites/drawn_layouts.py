@@ -113,9 +113,11 @@ def each(subject: Subject, most: int, try_one: Callable[[Drawn], None]) -> None:
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    tensors = st.fixed_dictionaries({name: st.sampled_from(one) for name, one in TENSORS.items()})
+    tensors = st.tuples(*map(st.sampled_from, TENSORS.values()))
     drawn = st.builds(
-        lambda two, tensors: Drawn(*two, tensors), st.sampled_from(pairs(most)), tensors
+        lambda two, values: Drawn(*two, dict(zip(TENSORS, values, strict=True))),
+        st.sampled_from(pairs(most)),
+        tensors,
     )
     checked: Any = seed(subject.seed)(quiet(given(drawn)(once)))
     checked()
