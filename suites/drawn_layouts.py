@@ -115,7 +115,7 @@ def each(subject: Subject, most: int, try_one: Callable[[Drawn], None]) -> None:
     )
     tensors = st.tuples(*map(st.sampled_from, TENSORS.values()))
     drawn = st.builds(
-        lambda two, values: Drawn(*two, dict(zip(TENSORS, values, strict=True))),
+        lambda two, values: Drawn(two[0], two[1], dict(zip(TENSORS, values, strict=True))),
         st.sampled_from(pairs(most)),
         tensors,
     )

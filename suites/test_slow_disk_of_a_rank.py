@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees, worlds
@@ -116,15 +115,20 @@ def nothing_is_announced_early(
     trees.lay_out(held.meanwhile, subject.root)
     asks = ASKS if "steps" in subject.info.capabilities else []
     ending = worlds.resume(subject, TWO, then=asks)
-    judged = partial(subject.judge, ending, legal, newest=NEWEST, **held.evidence)
-    if told:
-        message = f"{held.name}, and rank {told[0]} is told that step {NEWEST} is saved"
-        judged({Outcome.NEW}, f"{message}; a resume meanwhile", acknowledged=(OLDER, NEWEST))
-    outcome = judged(rank_faults.WHOLE, f"{held.name}; a resume meanwhile", acknowledged=(OLDER,))
+    message = f"{held.name}, and rank {told[0]} is told that it is saved" if told else held.name
+    outcome = subject.judge(
+        ending,
+        legal,
+        {Outcome.NEW} if told else rank_faults.WHOLE,
+        f"{message}; a resume meanwhile",
+        newest=NEWEST,
+        acknowledged=(OLDER, NEWEST) if told else (OLDER,),
+        **held.evidence,
+    )
     names: list[int] = ending.result("steps").get("value", []) if asks else []
     if NEWEST in names and outcome is not Outcome.NEW:
-        message = f"{held.name}: discovery names step {NEWEST}, and a load gives step {OLDER}"
-        raise Violation(message, evidence=held.evidence)
+        found = f"discovery names step {NEWEST}, and a load gives step {OLDER}"
+        raise Violation(f"{held.name}: {found}", evidence=held.evidence)
 
 
 def all_are_told_alike(subject: Subject, held: Held) -> None:

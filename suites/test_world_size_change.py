@@ -222,10 +222,9 @@ def test_another_layout_gets_the_saved_state(subject: Subject) -> None:
 
 def _state_arrives(subject: Subject, drawn: Drawn) -> None:
     """Raise Violation unless ranks in one layout get the state that another one saved."""
-    given = {"tensors": drawn.tensors}
-    gold = worlds.golden(subject, drawn.old, (NEWEST,), **given)
+    gold = worlds.golden(subject, drawn.old, (NEWEST,), tensors=drawn.tensors)
     subject.lay_out(gold, NEWEST)
-    ending = worlds.resume(subject, drawn.new, **given)
+    ending = worlds.resume(subject, drawn.new, tensors=drawn.tensors)
     told = f"saved by {name(drawn.old)}: {name(drawn.new)}"
     step, state = oracle.arrival(ending)
     if step != NEWEST:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.mutants.ranks import WritesElsewhere
 from ckpt_conformance.reference_impl import CheckpointManager, layout
+from ckpt_conformance.reference_impl.ranks import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from ckpt_conformance.reference_impl import CheckpointReference
-    from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -77,7 +77,7 @@ class ReturnsWhenItHasWritten(CheckpointManager):
         """Save; what became of the others' parts and of the commit only the first rank learns."""
         self._own = None
         agreeing: Any = ranks
-        names = vars(type(agreeing))
+        names = vars(Ranks)
         tell, failure = names["_tell"], names["_failure"]
 
         def deaf(what: str, verdict: Any) -> Any:  # noqa: ANN401
