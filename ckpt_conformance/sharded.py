@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -59,10 +59,10 @@ class Layout:
         return self.replicate * self.fsdp * self.tp
 
     @cache  # noqa: B019  one world a life: the jobs of a life share its groups
-    def mesh(self) -> DeviceMesh:
+    def mesh(self, device: str) -> DeviceMesh:
         """Make the mesh, once a life; every rank of the world takes part."""
         sizes = (self.replicate, self.fsdp, self.tp)
-        return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
+        return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def share_out(model: ShardedModel, layout: Layout, mesh: DeviceMesh) -> None:
     place: Any = partial(_place, size=layout.fsdp) if layout.dim else None
     apart = [] if model.odd.weight.dtype == torch.float32 else [model.odd]
     for part in (model.frozen, *apart, model):
-        wrapped = cast("FSDPModule", fully_shard(part, mesh=data, shard_placement_fn=place))
+        wrapped = fully_shard(part, mesh=data, shard_placement_fn=place)
         wrapped.set_gradient_divide_factor(1.0)  # sums, not means: exact for three ranks too
         wrapped.set_force_sum_reduction_for_comms(True)
 
@@ -149,9 +149,9 @@ class ShardedLoader:
     global position is, and the rank keeps its own part.
     """
 
-    def __init__(self, seed: int, part: int, parts: int) -> None:
-        """Start at epoch 0."""
-        self.samples = Samples(DATA)
+    def __init__(self, seed: int, part: int, parts: int, device: str) -> None:
+        """Start at epoch 0; batches lie on a device."""
+        self.samples, self.device = Samples(DATA), device
         self.seed, self.part, self.parts = seed, part, parts
         self.epoch, self.position, self.taken = 0, 0, 0
 
@@ -168,7 +168,8 @@ class ShardedLoader:
         self.position, self.taken = self.position + 1, self.taken + size
         if self.position == len(self):
             self.epoch, self.position = self.epoch + 1, 0
-        return mine, self.samples.features[mine], self.samples.classes[mine]
+        features, classes = self.samples.features[mine], self.samples.classes[mine]
+        return mine, features.to(self.device), classes.to(self.device)
 
     def __iter__(self) -> ShardedLoader:
         """Iterate over this rank's batches, without an end."""
@@ -203,17 +204,24 @@ class ShardedJob:
     """
 
     def __init__(
-        self, seed: int, layout: Layout, *, variant: str = "", tensors: Tensors | None = None
+        self,
+        seed: int,
+        layout: Layout,
+        *,
+        variant: str = "",
+        tensors: Tensors | None = None,
+        device: str = "cpu",
     ) -> None:
         """Seed, build the whole model on every rank, then share it out; a collective."""
         self.kind, self.seed, self.variant, self.layout = "sharded", seed, variant, layout
-        self.step, self.device = 0, "cpu"
+        self.step, self.device = 0, device
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         RngState.seed(seed)
         self.model = ShardedModel(tensors or Tensors())
         if variant == "dtype":
             self.model.frozen.float()
-        self.mesh = layout.mesh()
+        self.model.to(device)
+        self.mesh = layout.mesh(device)
         share_out(self.model, layout, self.mesh)
         self.optimizers = {"optimizer": _optimizer(self.model, variant)}
         self.schedulers = {
@@ -221,12 +229,11 @@ class ShardedJob:
                 self.optimizers["optimizer"], lambda n: min(1.0, (n + 1) / 6) * 0.97**n
             )
         }
-        self.scaler = GradScaler("cpu", init_scale=4.0, enabled=False)
+        self.scaler = GradScaler(device, init_scale=4.0, enabled=False)
         self.ema = Ema(self.model)
         at = self.mesh.get_coordinate() or [0, 0, 0]
-        self.loader = ShardedLoader(
-            seed, at[0] * layout.fsdp + at[1], layout.replicate * layout.fsdp
-        )
+        part, parts = at[0] * layout.fsdp + at[1], layout.replicate * layout.fsdp
+        self.loader = ShardedLoader(seed, part, parts, device)
         self.extra, self.gradients = Extra(seed), None
         self.rng = RngState()
         RngState.seed(seed * 1_000 + 1 + self.rank)  # from here on each rank's own

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import joining, oracle, trees
+from ckpt_conformance import devices, joining, oracle, trees
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
-from ckpt_conformance.verdicts import control_failed
+from ckpt_conformance.verdicts import Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -180,6 +180,7 @@ def recorded(
     ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(made)]
     crew = subject.program(deadline=made[0]["deadline"], crew=ranks)
     crew |= {"record": str(folder)} if folder else {"stops": list(stops)}
+    crew |= {key: made[0][key] for key in ("isolation", "device") if key in made[0]}
     own = {name: f"{crew[name]}-crew" for name in ("result", "output")}
     return WorldEnding(tuple(subject.send_crew(crew | own)), made[0])
 
@@ -194,6 +195,10 @@ def programs(
     size = size_of(layout)
     store = subject.scratch / f"rendezvous-{next(_worlds)}"
     more = max(1.0, size / USUAL)  # a machine has no more cores for them
+    if subject.device == devices.CUDA:
+        more *= devices.SLOWER
+        given |= {"isolation": "spawn", "device": devices.CUDA}
+        _have_gpus(subject, size)
     patience = given.pop("patience", PATIENCE * more)
     given.setdefault("deadline", DEADLINE * more)
     roots: dict[int, str] = given.pop("roots", {})
@@ -202,12 +207,31 @@ def programs(
             *ops_of_rank(ops, rank),
             rank=rank,
             layout=dict(layout),
-            world={"rank": rank, "size": size, "store": str(store), "timeout": patience},
+            world={
+                "rank": rank,
+                "size": size,
+                "store": str(store),
+                "timeout": patience,
+                "device": subject.device,
+            },
             **dict(given),
         )
         for rank in range(size)
     ]
     return [{**one, "root": roots.get(rank, one["root"])} for rank, one in enumerate(made)]
+
+
+def _have_gpus(subject: Subject, size: int) -> None:
+    """Raise Unknown if ranks are more than GPUs: NCCL takes no two ranks on one."""
+    if "gpus" not in subject.notes:
+        op = {"op": "probe", "probe": "ckpt_conformance.devices:count"}
+        ending = subject.life(op, isolation="spawn", device=devices.CUDA)
+        subject.notes["gpus"] = ending.result("probe").get("value", 0)
+    if size > subject.notes["gpus"]:
+        raise Unknown(
+            f"this machine has {subject.notes['gpus']} GPUs for {size} ranks on cuda, and NCCL "
+            f"takes one for each: run it where there are {size}, or on the CPU"
+        )
 
 
 def ops_of_rank(ops: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
