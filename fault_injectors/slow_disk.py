@@ -12,13 +12,15 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections import Counter, deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import journal, trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from ckpt_conformance.fault_injectors.injector import Injector
     from ckpt_conformance.journal import LifeJournal
@@ -27,6 +29,7 @@ FAULTS = ("slow-disk",)
 PEER = f"{__name__}:Peer"
 WATCHED = "watched"
 TOLD = ("acknowledged", "failed")
+WAITS, AWAY = "waits", "away"
 LOOKS = 10  # in a row that have to show the same
 BREATH = 0.02  # seconds between two looks
 LIMIT = 4.0  # seconds: a collective of the job waits for twice as long
@@ -103,48 +106,71 @@ class SlowDisk:
 
     def hold(self) -> None:
         """Wait until the others do nothing more; copy the directory; say how things stand."""
-        until, same = time.monotonic() + LIMIT, 0
-        seen = self.look()
-        while same < LOOKS and time.monotonic() < until:
+        until = time.monotonic() + LIMIT
+        looks = deque([self.look()], LOOKS)
+        while not (settled := is_quiet(looks)) and time.monotonic() < until:
             time.sleep(BREATH)
-            before, seen = seen, self.look()
-            same = same + 1 if seen == before and "runs" not in seen[0].values() else 0
-        if same >= LOOKS:
+            looks.append(self.look())
+        others = looks[-1].others
+        if settled:
             trees.copy(self.root, self.copy, into=True)
-        self.journal.note("released", others=seen[0], settled=same >= LOOKS)
+        else:
+            others = {rank: "runs" if what == WAITS else what for rank, what in others.items()}
+        self.journal.note("released", others=others, settled=settled)
 
-    def look(self) -> tuple[dict[str, str], dict[str, tuple[str, int, int]]]:
-        """Give what each other rank does, and what is in the directory."""
+    def look(self) -> Look:
+        """Look at the other ranks, and at the directory."""
         found = {rank: state_of(Path(path), start) for rank, (path, start) in self.peers.items()}
         try:
-            return found, trees.listing(self.root)
+            files = trees.listing(self.root)
         except FileNotFoundError:  # a name went away while it was listed
-            return found | {"directory": "runs"}, {}
+            files = None
+        busy = (threads for _, threads in found.values())
+        return Look({rank: what for rank, (what, _) in found.items()}, files, set().union(*busy))
 
 
-def state_of(path: Path, start: int) -> str:
-    """Say what a rank does: the last that it was told of the save, or gone, waits or runs."""
+@dataclass(frozen=True)
+class Look:
+    """What was seen at one moment."""
+
+    others: dict[str, str]  # rank -> acknowledged, failed, gone, waits, or away: not in this save
+    files: dict[str, tuple[str, int, int]] | None
+    busy: set[str]  # threads of ranks that wait
+
+
+def is_quiet(looks: Collection[Look]) -> bool:
+    """Tell whether nothing changed, and no thread was busy more often than not.
+
+    Threads of a transport wake up a hundred times a second to look for messages.
+    """
+    first, *rest = looks
+    same = all((one.others, one.files) == (first.others, first.files) for one in rest)
+    often = Counter(thread for one in looks for thread in one.busy).values()
+    is_here = AWAY not in first.others.values() and first.files is not None
+    return len(looks) == LOOKS and same and is_here and max(often, default=0) <= LOOKS // 2
+
+
+def state_of(path: Path, start: int) -> tuple[str, set[str]]:
+    """Say what a rank was told of the save, or that it is gone, waits, or is away; who is busy."""
     events = journal.read(path, start)
     at = next((n for n, one in enumerate(events) if one["event"] == WATCHED), None)
     if at is None:
-        return "runs"  # it has not come to this save yet
+        return AWAY, set()
     told = [one["event"] for one in events[at:] if one["event"] in TOLD]
     if told:
-        return str(told[-1])
-    states = list(threads_of(events[at]["process"]))
-    if not states:
-        return "gone"
-    return "waits" if set(states) == {"S"} else "runs"
+        return str(told[-1]), set()
+    states = dict(threads_of(events[at]["process"]))
+    return WAITS if states else "gone", {name for name, state in states.items() if state != "S"}
 
 
-def threads_of(process: int) -> Iterator[str]:
-    """Give the state of each thread of a process and of its children, as the kernel names them.
+def threads_of(process: int) -> Iterator[tuple[str, str]]:
+    """Give the state of each thread of a process and of its children, as the kernel names it.
 
     Nothing of a process that has ended: Z and X are states of the dead.
     """
     for task in Path(f"/proc/{process}/task").glob("[0-9]*"):
         state = _read(task / "stat").rpartition(")")[2].split()[:1]
-        yield from (one for one in state if one not in ("Z", "X"))
+        yield from ((task.name, one) for one in state if one not in ("Z", "X"))
         for child in _read(task / "children").split():
             yield from threads_of(int(child))
 

@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_conformance import fault_injectors, trees, worlds
 from ckpt_conformance.fault_injectors import rank_points, slow_disk
-from ckpt_conformance.fault_injectors.slow_disk import Peer, SlowDisk
+from ckpt_conformance.fault_injectors.slow_disk import Look, Peer, SlowDisk
 from ckpt_conformance.journal import LifeJournal, read
 
 if TYPE_CHECKING:
@@ -118,16 +118,32 @@ def test_a_rank_that_goes_on_is_not_taken_for_one_that_waits(
     assert list((root.parent / "copy").iterdir()) == []
 
 
-def test_a_rank_that_has_not_come_to_the_save_runs(tmp_path: Path) -> None:
+def test_a_rank_that_has_not_come_to_the_save_is_away(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    assert slow_disk.state_of(path, 0) == "runs"
+    assert slow_disk.state_of(path, 0) == ("away", set())
     journal = LifeJournal(path)
     journal.acknowledged(2)
-    assert slow_disk.state_of(path, 0) == "runs"
+    assert slow_disk.state_of(path, 0) == ("away", set())
     Peer(tmp_path, journal).install()
     journal.acknowledged(4)
     os.close(journal.descriptor)
-    assert slow_disk.state_of(path, 0) == "acknowledged"
+    assert slow_disk.state_of(path, 0) == ("acknowledged", set())
+
+
+def test_threads_that_wake_up_now_and_then_are_not_busy() -> None:
+    """Those of gloo do so a hundred times a second, and a busy machine lets them wait."""
+
+    def looks(*busy: set[str], files: list[str] | None = None) -> list[Look]:
+        names = files or [""] * len(busy)
+        return [
+            Look({"1": "waits"}, {name: ("file", 0, 0)}, threads)
+            for name, threads in zip(names, busy, strict=True)
+        ]
+
+    assert slow_disk.is_quiet(looks(*[{"7"}, {"8"}] * 5))
+    assert not slow_disk.is_quiet(looks(*[{"7"}] * 6, *[{"8"}] * 4))
+    assert not slow_disk.is_quiet(looks(*[set[str]()] * 9))
+    assert not slow_disk.is_quiet(looks(*[set[str]()] * 10, files=[*"aaaaaaaaab"]))
 
 
 def test_the_others_wait_for_a_slow_rank(new_subject: Callable[..., Subject]) -> None:
