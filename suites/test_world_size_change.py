@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.suites.drawn_layouts import Drawn
     from ckpt_conformance.worlds import Layout, WorldEnding
 
-NEWEST = 4
+FIRST, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}
 SAME: tuple[Layout, ...] = (TWO, {"fsdp": 3}, {"fsdp": 2, "tp": 2}, {"replicate": 2, "fsdp": 2})
 MOST = 8  # leaves that a message names
@@ -222,15 +222,15 @@ def test_another_layout_gets_the_saved_state(subject: Subject) -> None:
 
 def _state_arrives(subject: Subject, drawn: Drawn) -> None:
     """Raise Violation unless ranks in one layout get the state that another one saved."""
-    gold = worlds.golden(subject, drawn.old, (NEWEST,), tensors=drawn.tensors)
-    subject.lay_out(gold, NEWEST)
+    gold = worlds.golden(subject, drawn.old, (FIRST,), tensors=drawn.tensors)
+    subject.lay_out(gold, FIRST)
     ending = worlds.resume(subject, drawn.new, tensors=drawn.tensors)
     told = f"saved by {name(drawn.old)}: {name(drawn.new)}"
     step, state = oracle.arrival(ending)
-    if step != NEWEST:
+    if step != FIRST:
         message = f"{told} gives {subject.tell(ending)}; the model: {drawn.model}"
         raise control_failed(message, "CKC-SHRD-007")
-    saved = gold.at[NEWEST]
+    saved = gold.at[FIRST]
     found = differs(saved, state, ["model"], is_tensor)
     if "optimizer" in subject.holds:
         found += differs(saved, state, optimizers(subject, saved), is_moment)
