@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -136,9 +137,13 @@ def share_out(model: ShardedModel, layout: Layout, mesh: DeviceMesh) -> None:
 
 
 def _place(parameter: nn.Parameter, size: int) -> Shard:
-    """Shard along the last dimension where torch can: it takes no uneven shards there."""
+    """Shard along the last dimension where torch can: it takes no uneven shards there.
+
+    What is to be even is what tensor parallelism has left to this rank.
+    """
+    held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     last = parameter.ndim - 1
-    return Shard(last if parameter.shape[last] % size == 0 else 0)
+    return Shard(last if held.shape[last] % size == 0 else 0)
 
 
 class ShardedLoader:
