@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject
     from ckpt_conformance.worlds import Layout
 
-EXAMPLES = {"quick": 3, "full": 40}
+EXAMPLES = {"quick": 3, "full": 30}
 SHORTEN = 12  # examples that may be tried while one that fails is shrunk
 AXES = ("fsdp", "tp", "replicate", "dim")
 # Simple ones first: Hypothesis shrinks towards them.
