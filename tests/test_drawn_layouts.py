@@ -56,10 +56,10 @@ def test_of_models_everything_is_drawn() -> None:
 
 
 def test_what_fails_is_shrunk() -> None:
-    """A bug of tensor parallel with a model trained in bfloat16 needs no more than these."""
+    """A bug of tensor parallel with a model not trained in float32 needs no more than these."""
 
     def check(drawn: Drawn) -> None:
-        if "tp" in drawn.new and drawn.tensors["trained"] == "bfloat16":
+        if "tp" in drawn.new and drawn.tensors["trained"] != "float32":
             raise Violation(f"{drawn.old} {drawn.new} {drawn.model}")
 
     seen: list[Drawn] = []
