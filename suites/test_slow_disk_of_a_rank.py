@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees, worlds
+from ckpt_conformance import oracle, trees, worlds
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.suites import test_rank_faults as rank_faults
-from ckpt_conformance.verdicts import Outcome, Unknown, Violation
+from ckpt_conformance.verdicts import Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +118,8 @@ def nothing_is_announced_early(
     trees.lay_out(held.meanwhile, subject.root)
     asks = ASKS if "steps" in subject.info.capabilities else []
     ending = worlds.resume(subject, TWO, then=asks)
+    if not told and not oracle.arrival(ending)[0]:  # what was there before is another matter
+        raise control_failed(f"{held.name}: {subject.tell(ending)}", "CKC-RANK-002")
     message = f"{held.name}, and rank {told[0]} is told that it is saved" if told else held.name
     outcome = subject.judge(
         ending,
