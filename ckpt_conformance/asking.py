@@ -48,6 +48,7 @@ def reproduce(  # noqa: PLR0913  every choice that a check depends on
     budget: str,
     claims: Sequence[str] = (),
     catalogue: int | None = None,
+    device: str = "cpu",
 ) -> str:
     """Write the command that runs the check of one invariant again, with the same choices.
 
@@ -57,6 +58,8 @@ def reproduce(  # noqa: PLR0913  every choice that a check depends on
     words += ["--seed", str(seed), "--budget", budget]
     for claim in claims:
         words += ["--claim", claim]
+    if device != "cpu":
+        words += ["--device", device]
     if catalogue is not None:
         words += ["--catalogue", str(catalogue)]
     return shlex.join([*words, "--out", AGAIN])

@@ -107,7 +107,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         "suite": _suite(run),
         "created": run.created,
         "interrupted": run.interrupted,
-        "environment": {**run.environment, **remarks(found)},
+        "environment": {**run.environment, "device": options.device, **remarks(found)},
         "adapter": info.to_json(),
         "seed": options.seed,
         "budget": options.budget,
@@ -210,7 +210,8 @@ def _check(outcome: CheckOutcome) -> Json:
 def _reproduce(invariant: Invariant, adapter: str, options: SessionOptions) -> str:
     # Without the claim the same finding is NOT_MET, and the command would exit with 0.
     claims = [claim for claim in options.claims if claim in invariant.profiles]
-    choices: Json = {"seed": options.seed, "budget": options.budget, "catalogue": options.catalogue}
+    names = ("seed", "budget", "catalogue", "device")
+    choices: Json = {name: getattr(options, name) for name in names}
     return reproduce(adapter, invariant.id, claims=claims, **choices)
 
 

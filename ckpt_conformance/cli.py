@@ -33,7 +33,16 @@ try:
         cli_running,
         report,
     )
-    from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed, Spending, whole
+    from ckpt_conformance.cli_options import (
+        Budget,
+        Device,
+        Jobs,
+        Names,
+        OnDevice,
+        Seed,
+        Spending,
+        whole,
+    )
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
         raise
@@ -108,7 +117,8 @@ def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Ra
     with Progress(what) as progress, scratch_folder() as scratch:
         options = replace(options, on_progress=progress, scratch=Path(scratch))
         try:
-            with facts.serve(options.adapters, described) as (server, ran.infos):
+            served = facts.serve(options.adapters, described, options.device)
+            with served as (server, ran.infos):
                 outcomes = run_session(replace(options, server=server))
         except KeyboardInterrupt:
             outcomes, ran.interrupted = progress.outcomes, True
@@ -137,6 +147,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
     budget: Spending = Budget.QUICK,
     jobs: Jobs = None,
     seed: Seed = 0,
+    device: OnDevice = Device.CPU,
     out: Annotated[
         Path,
         typer.Option(help="Folder of the files; each of several adapters has its own."),
@@ -164,6 +175,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
         claims=_unique(claim),
         budget=str(budget),
         seed=seed,
+        device=str(device),
         jobs=jobs or environment.usable_cpus(),
         out=out,
         catalogue=catalogue,

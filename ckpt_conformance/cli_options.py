@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # Values are the names in lower case.
 Budget = StrEnum("Budget", ["QUICK", "FULL"])
+Device = StrEnum("Device", ["CPU", "CUDA"])
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
@@ -35,4 +36,7 @@ Spending = Annotated[Budget, typer.Option(help="quick: a sample of the faults; f
 Seed = Annotated[
     int,
     typer.Option(parser=whole(0, 2**32 - 1), metavar="N", help="Every choice follows from it."),
+]
+OnDevice = Annotated[
+    Device, typer.Option(help="Where ranks compute; cuda: NCCL, and a GPU for each rank.")
 ]

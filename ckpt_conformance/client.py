@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from ckpt_conformance import journal
+from ckpt_conformance import devices, journal
 
 # One thread and one code path, so that a resumed run can be compared bit for bit (DESIGN 4).
 FIXED_MACHINE = {
@@ -114,6 +114,7 @@ class Server:
         temporary = self.folder / "tmp"  # what a killed life leaves in TMPDIR goes with the server
         temporary.mkdir()
         environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(temporary)}
+        environment |= devices.hidden(os.environ)
         self.log = (self.folder / "log").open("w+")
         self.process = subprocess.Popen(  # noqa: S603  our own module
             command,

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import journal, worlds
+from ckpt_conformance import devices, journal, worlds
 from ckpt_conformance.client import FIXED_MACHINE, Ending
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
 
@@ -75,6 +75,7 @@ def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:
     command += ["-m", "ckpt_conformance.elastic", str(folder / "attempts")]
     (folder / "tmp").mkdir()
     environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(folder / "tmp")}
+    environment |= devices.hidden(os.environ)
     with (folder / "log").open("w+") as log:
         process = subprocess.Popen(  # noqa: S603  our own module
             command, stdout=log, stderr=log, env=environment, start_new_session=True, cwd=folder
@@ -117,11 +118,13 @@ def _ending(program: dict[str, Any], code: int, output: str) -> Ending:
 
 def main() -> None:
     """Be one rank of one attempt: `python -m ckpt_conformance.elastic ATTEMPTS` under torchrun."""
-    from ckpt_conformance import life
-
     attempts: list[list[dict[str, Any]]] = json.loads(Path(sys.argv[1]).read_text())
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     program = attempts[attempt][int(os.environ["RANK"])]
+    if program.get("device") == devices.CUDA:
+        devices.show()
+    from ckpt_conformance import life
+
     life.live(program)
     report = json.loads(Path(program["result"]).read_text())
     failed = any("error" in result for result in report["results"])

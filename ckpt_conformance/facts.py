@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import registry
+from ckpt_conformance import devices, registry
 from ckpt_conformance.client import Client, Server, ServerError
 from ckpt_conformance.verdicts import Unknown
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def serve(
-    names: Sequence[str], described: Sequence[str]
+    names: Sequence[str], described: Sequence[str], device: str = devices.CPU
 ) -> Generator[tuple[str, dict[str, registry.AdapterInfo]]]:
     """Start the fork server of a session; give its socket and the facts of `described` adapters.
 
-    Raises registry.AdapterError with the reason if an adapter is unknown or can't be made.
+    Raises registry.AdapterError with the reason if an adapter is unknown or can't be made, and
+    asking.RequestError for a device that is not there.
     """
     for name in names:
         registry.check_name(name)
@@ -30,6 +31,8 @@ def serve(
             raise registry.AdapterError(registry.refusal(name, reason))
         with contextlib.closing(Client(server.socket)) as client:
             infos = {name: _known(client, name, server.folder) for name in described}
+        for name in names[:1]:
+            check_device(server.socket, name, server.folder, device)
         yield server.socket, infos
 
 
@@ -42,22 +45,30 @@ def _known(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
 
 def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
     """Ask for an adapter's facts; raises Unknown if even that fails."""
-    program: dict[str, Any] = {
-        "adapter": name,
-        "root": str(folder),
-        "journal": str(folder / "journal"),
-        "result": str(folder / "result"),
-        "output": str(folder / "output"),
-        "job": {"kind": "mixed", "seed": 0},
-        "ops": [{"op": "probe", "probe": "ckpt_conformance.facts:probe"}],
-    }
-    ending = client.run(program)
+    ending = client.run(_program(name, folder, "ckpt_conformance.facts:probe"))
     value = ending.result("probe").get("value")
     if value is None:
         reason = ending.error["message"] if ending.error else ending.output[-500:]
         msg = f"adapter {name!r} does not say what it is: {reason}"
         raise Unknown(msg)
     return registry.AdapterInfo(**value)
+
+
+def check_device(socket: str, name: str, folder: Path, device: str) -> None:
+    """Refuse a device that two ranks can't use; raises asking.RequestError."""
+    if device == devices.CUDA:
+        program = _program(name, folder, "ckpt_conformance.devices:count")
+        with contextlib.closing(Client(socket)) as client:
+            ending = client.run(program | {"isolation": "spawn", "device": device})
+        devices.check(ending.result("probe").get("value", 0))
+
+
+def _program(name: str, folder: Path, probe: str) -> dict[str, Any]:
+    """Make the program of a life that only answers a probe."""
+    own = {one: str(folder / one) for one in ("journal", "result", "output")}
+    job = {"kind": "mixed", "seed": 0}
+    ops = [{"op": "probe", "probe": probe}]
+    return {"adapter": name, "root": str(folder), **own, "job": job, "ops": ops}
 
 
 def probe(life: Any) -> dict[str, Any]:  # noqa: ANN401  a Life

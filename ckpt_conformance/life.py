@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckpt_conformance import crew, registry, trees
+from ckpt_conformance import crew, devices, registry, trees
 from ckpt_conformance.contract import OpenOptions
 from ckpt_conformance.crash import sources
 from ckpt_conformance.gate import Gate
@@ -347,8 +347,9 @@ def live(program: dict[str, Any]) -> None:
         return
     torch.set_num_threads(1)
     baseline = memory_kib("VmRSS")
-    limit = memory_kib("VmSize") * 1024 + program.get("memory", MEMORY)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    if program.get("device") != devices.CUDA:  # CUDA takes addresses for all memory that there is
+        limit = memory_kib("VmSize") * 1024 + program.get("memory", MEMORY)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     Path("/proc/self/clear_refs").write_text("5")  # restart the peak: it is inherited over fork
     if "world" in program:
         ranks().join(program["world"])

@@ -138,6 +138,7 @@ def reproduce(outcome: dict[str, Any], config: pytest.Config) -> str:
         budget=given.ckpt_budget,
         claims=given.ckpt_claim,
         catalogue=given.ckpt_catalogue,
+        device=given.ckpt_device,
     )
 
 

@@ -31,34 +31,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options; every one is prefixed, so that it can't meet another plugin's."""
     group = parser.getgroup("ckpt_conformance", "conformance of training checkpoint managers")
     add = group.addoption
-    add(
-        "--ckpt-adapter",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="adapter: a bundled name or module:attr (repeatable)",
-    )
-    add(
-        "--ckpt-profile",
-        action="append",
-        default=[],
-        metavar="P",
-        help="only invariants of this profile (repeatable)",
-    )
-    add(
-        "--ckpt-claim",
-        action="append",
-        default=[],
-        metavar="P",
-        help="make the practice of this profile a MUST (repeatable)",
-    )
-    add(
-        "--ckpt-only",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="only this invariant (repeatable)",
-    )
+    for name, what, text in (
+        ("adapter", "NAME", "adapter: a bundled name or module:attr"),
+        ("profile", "P", "only invariants of this profile"),
+        ("claim", "P", "make the practice of this profile a MUST"),
+        ("only", "ID", "only this invariant"),
+    ):
+        repeated: dict[str, Any] = {"action": "append", "default": [], "metavar": what}
+        add(f"--ckpt-{name}", help=f"{text} (repeatable)", **repeated)
     add(
         "--ckpt-budget", choices=("quick", "full"), default="quick", help="how much a check samples"
     )
@@ -82,6 +62,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=60.0,
         metavar="SECONDS",
         help="seconds that one life may take before it counts as a hang",
+    )
+    add(
+        "--ckpt-device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where ranks compute; cuda: NCCL, and a GPU for each rank",
     )
     add("--ckpt-server", default=None, metavar="SOCKET", help="use a running fork server")
     add(
@@ -176,7 +162,19 @@ class State:
             if refused.keys() >= set(self.adapters):  # else the others run, and these are UNKNOWN
                 told = "; ".join(registry.refusal(name, why) for name, why in refused.items())
                 raise pytest.UsageError(told)
+            self.check_device()
         return str(self.server.socket)
+
+    def check_device(self) -> None:
+        """Refuse, once, a device that is not there."""
+        from ckpt_conformance import asking, facts
+
+        name = next(one for one in self.adapters if one not in self.server.refused)
+        device = self.config.option.ckpt_device
+        try:
+            facts.check_device(self.server.socket, name, self.server.folder, device)
+        except asking.RequestError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def subject(self, name: str, factory: pytest.TempPathFactory) -> Subject:
         """Give the subject of an adapter, made once per process."""
@@ -194,6 +192,7 @@ class State:
                 seed=given.ckpt_seed,
                 budget=given.ckpt_budget,
                 deadline=given.ckpt_deadline,
+                device=given.ckpt_device,
             )
         return self.subjects[name]
 

@@ -10,10 +10,12 @@ import contextlib
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
 
-from ckpt_conformance.sharded import Layout, ShardedJob
+from ckpt_conformance import devices
+from ckpt_conformance.sharded import Layout, ShardedJob, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,12 +24,19 @@ LEAVING = 5.0  # seconds that a rank waits for the others when its own work has 
 
 
 def join(world: Mapping[str, Any]) -> None:
-    """Join the world of a program: rank, size, store (a path), timeout (s) of a collective."""
+    """Join the world of a program: rank, size, store (a path), timeout (s) of a collective.
+
+    `device` is cpu (gloo) or cuda (NCCL, and gloo for what is on the CPU); there rank n has GPU n.
+    """
     patience = dt.timedelta(seconds=world["timeout"])
+    on_gpu = world["device"] == devices.CUDA
+    if on_gpu:
+        torch.cuda.set_device(world["rank"])
     store = FileStore(world["store"], world["size"])
     store.set_timeout(patience)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     dist.init_process_group(
-        "gloo", store=store, rank=world["rank"], world_size=world["size"], timeout=patience
+        backend, store=store, rank=world["rank"], world_size=world["size"], timeout=patience
     )
 
 
@@ -43,10 +52,10 @@ def leave(world: Mapping[str, Any], *, well: bool) -> None:
 
 
 def job(spec: Mapping[str, Any]) -> ShardedJob:
-    """Build the job of a program: seed, variant, layout (the fields of `sharded.Layout`)."""
-    return ShardedJob(
-        spec["seed"], Layout(**spec.get("layout", {})), variant=spec.get("variant", "")
-    )
+    """Build the job of a program: its seed, variant and device, its layout and its tensors."""
+    layout, tensors = Layout(**spec.get("layout", {})), Tensors(**spec.get("tensors", {}))
+    given = {name: spec[name] for name in ("variant", "device") if name in spec}
+    return ShardedJob(spec["seed"], layout, tensors=tensors, **given)
 
 
 def together() -> None:

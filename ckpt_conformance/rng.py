@@ -12,6 +12,13 @@ import numpy as np
 import torch
 
 
+def own_devices() -> list[int]:
+    """List the GPUs whose generators are this process's: of a rank the one that it computes on."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return [torch.cuda.current_device()]
+    return list(range(torch.cuda.device_count()))
+
+
 class RngState:
     """All global generators of the process."""
 
@@ -35,7 +42,7 @@ class RngState:
             "torch_cpu": torch.random.get_rng_state(),
         }
         if torch.cuda.is_available():
-            state["torch_cuda"] = torch.cuda.get_rng_state_all()
+            state["torch_cuda"] = [torch.cuda.get_rng_state(device) for device in own_devices()]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -48,7 +55,8 @@ class RngState:
         )
         torch.random.set_rng_state(state_dict["torch_cpu"])
         if "torch_cuda" in state_dict and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state_dict["torch_cuda"])
+            for device, one in zip(own_devices(), state_dict["torch_cuda"], strict=False):
+                torch.cuda.set_rng_state(one, device)
 
     @staticmethod
     def seed(seed: int) -> None:

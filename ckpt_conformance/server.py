@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance import hugepages, orphans
+from ckpt_conformance import devices, hugepages, orphans
 from ckpt_conformance.crash import supervised
 from ckpt_conformance.preload import import_named, kill_group, preload
 
@@ -108,6 +108,8 @@ class Server:
                 sys.exit(reason)
             if supervised.is_wanted(program):
                 supervised.enter(program)  # goes on in a child of this process
+            if program.get("device") == devices.CUDA:
+                devices.show()
             if program.get("isolation") == "spawn":
                 source = Path(program["result"]).with_suffix(".program")
                 source.write_text(json.dumps(program))

@@ -36,6 +36,7 @@ class SessionOptions:
     budget: str = "quick"
     deadline: float = 60.0  # seconds that one life may take
     seed: int = 0
+    device: str = "cpu"  # where ranks compute
     catalogue: int | None = None
     out: Path | None = None
     junit: Path | None = None
@@ -147,7 +148,7 @@ def _arguments(options: SessionOptions, folder: Path) -> list[str]:
         )
         found += [f"--ckpt-{name}={value}" for value in values]
     found += [f"--ckpt-budget={options.budget}", f"--ckpt-seed={options.seed}"]
-    found += [f"--ckpt-deadline={options.deadline}"]
+    found += [f"--ckpt-deadline={options.deadline}", f"--ckpt-device={options.device}"]
     found += [f"--ckpt-server={options.server}"] if options.server else []
     found += [f"--ckpt-bundles={options.out}"] if options.out else []
     return found + ([f"--ckpt-catalogue={options.catalogue}"] if options.catalogue else [])

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 GLOBAL_BATCH = 24  # samples of one step over all ranks: shared out evenly by 1, 2, 3, 4 and 8
 DATA = 120  # samples of an epoch: five steps
 HIDDEN = 12
-ROWS, COLUMNS = 7, 5  # a matrix that no number of ranks but one and seven shares out evenly
 
 
 @dataclass(frozen=True)
@@ -60,37 +60,52 @@ class Layout:
         return self.replicate * self.fsdp * self.tp
 
     @cache  # noqa: B019  one world a life: the jobs of a life share its groups
-    def mesh(self) -> DeviceMesh:
+    def mesh(self, device: str) -> DeviceMesh:
         """Make the mesh, once a life; every rank of the world takes part."""
         sizes = (self.replicate, self.fsdp, self.tp)
-        return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
+        return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What a layout may meet in a model: sizes of the uneven matrix, and dtypes, by torch's names.
+
+    By default no number of ranks but one and seven shares the matrix out evenly. At most `FEATURES`
+    rows and columns. A matrix that is trained in another dtype than float32 is sharded by itself,
+    as FSDP2 asks for; trained in bfloat16 its run depends on the layout.
+    """
+
+    rows: int = 7
+    columns: int = 5
+    trained: str = "float32"
+    frozen: str = "bfloat16"
 
 
 class ShardedModel(nn.Module):
     """One of each thing that sharding loses.
 
     Column and row parallel layers with bias, tied weights, an uneven matrix, a matrix of one row
-    (empty on every rank but one), a vector, a frozen bf16 matrix, a parameter that never gets a
-    gradient, buffers that every rank keeps whole.
+    (empty on every rank but one), a vector, a frozen matrix of another dtype, a parameter that
+    never gets a gradient, buffers that every rank keeps whole.
     """
 
     seen: Tensor
     constant: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Tensors) -> None:
         """Draw every tensor from the global generator: the same on every rank."""
         super().__init__()
         self.embed = nn.Embedding(CLASSES, FEATURES)
         self.column = exact.ExactLinear(FEATURES, HIDDEN)
         self.row = exact.ExactLinear(HIDDEN, FEATURES)
-        self.odd = exact.ExactLinear(COLUMNS, ROWS)
+        trained: torch.dtype = getattr(torch, tensors.trained)
+        self.odd = exact.ExactLinear(tensors.columns, tensors.rows, dtype=trained)
         self.head = exact.ExactLinear(FEATURES, CLASSES, bias=False)
         self.head.weight = self.embed.weight
         self.thin = nn.Parameter(torch.randn(1, FEATURES))
         self.lazy = nn.Parameter(torch.randn(6, 4))
-        self.frozen = nn.ParameterList(
-            [nn.Parameter(torch.randn(FEATURES, 6).bfloat16(), requires_grad=False)]
-        )
+        frozen = torch.randn(FEATURES, 6).to(getattr(torch, tensors.frozen))
+        self.frozen = nn.ParameterList([nn.Parameter(frozen, requires_grad=False)])
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("constant", torch.randn(3))
 
@@ -101,8 +116,9 @@ class ShardedModel(nn.Module):
         embedded = exact.weight(nn.functional.embedding(15 - classes, self.embed.weight))
         h = exact.activation(x + embedded + exact.weight(self.thin))
         h = exact.activation(self.row(exact.activation(self.column(h))))
-        odd = exact.activation(self.odd(h[:, :COLUMNS]))
-        h = exact.activation(h + nn.functional.pad(odd, (0, FEATURES - ROWS)))
+        few = h[:, : self.odd.in_features].to(self.odd.weight.dtype)
+        odd = exact.activation(cast("Tensor", self.odd(few)).float())
+        h = exact.activation(h + nn.functional.pad(odd, (0, FEATURES - self.odd.out_features)))
         return exact.activation(cast("Tensor", self.head(h)))
 
 
@@ -113,17 +129,21 @@ def share_out(model: ShardedModel, layout: Layout, mesh: DeviceMesh) -> None:
         parallelize_module(model, mesh["tp"], plan)
     data = mesh["replicate", "fsdp"] if layout.replicate > 1 else mesh["fsdp"]
     place: Any = partial(_place, size=layout.fsdp) if layout.dim else None
-    for part in (model.frozen, model):
-        fully_shard(part, mesh=data, shard_placement_fn=place)
-    wrapped = cast("FSDPModule", model)
-    wrapped.set_gradient_divide_factor(1.0)  # sums, not means: exact for three ranks too
-    wrapped.set_force_sum_reduction_for_comms(True)
+    apart = [] if model.odd.weight.dtype == torch.float32 else [model.odd]
+    for part in (model.frozen, *apart, model):
+        wrapped = fully_shard(part, mesh=data, shard_placement_fn=place)
+        wrapped.set_gradient_divide_factor(1.0)  # sums, not means: exact for three ranks too
+        wrapped.set_force_sum_reduction_for_comms(True)
 
 
 def _place(parameter: nn.Parameter, size: int) -> Shard:
-    """Shard along the last dimension where torch can: it takes no uneven shards there."""
+    """Shard along the last dimension where torch can: it takes no uneven shards there.
+
+    What is to be even is what tensor parallelism has left to this rank.
+    """
+    held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     last = parameter.ndim - 1
-    return Shard(last if parameter.shape[last] % size == 0 else 0)
+    return Shard(last if held.shape[last] % size == 0 else 0)
 
 
 class ShardedLoader:
@@ -134,9 +154,9 @@ class ShardedLoader:
     global position is, and the rank keeps its own part.
     """
 
-    def __init__(self, seed: int, part: int, parts: int) -> None:
-        """Start at epoch 0."""
-        self.samples = Samples(DATA)
+    def __init__(self, seed: int, part: int, parts: int, device: str) -> None:
+        """Start at epoch 0; batches lie on a device."""
+        self.samples, self.device = Samples(DATA), device
         self.seed, self.part, self.parts = seed, part, parts
         self.epoch, self.position, self.taken = 0, 0, 0
 
@@ -153,7 +173,8 @@ class ShardedLoader:
         self.position, self.taken = self.position + 1, self.taken + size
         if self.position == len(self):
             self.epoch, self.position = self.epoch + 1, 0
-        return mine, self.samples.features[mine], self.samples.classes[mine]
+        features, classes = self.samples.features[mine], self.samples.classes[mine]
+        return mine, features.to(self.device), classes.to(self.device)
 
     def __iter__(self) -> ShardedLoader:
         """Iterate over this rank's batches, without an end."""
@@ -187,16 +208,25 @@ class ShardedJob:
     hyper-parameters), `dtype` (the frozen matrix is float32, not bfloat16), or empty.
     """
 
-    def __init__(self, seed: int, layout: Layout, *, variant: str = "") -> None:
+    def __init__(
+        self,
+        seed: int,
+        layout: Layout,
+        *,
+        variant: str = "",
+        tensors: Tensors | None = None,
+        device: str = "cpu",
+    ) -> None:
         """Seed, build the whole model on every rank, then share it out; a collective."""
         self.kind, self.seed, self.variant, self.layout = "sharded", seed, variant, layout
-        self.step, self.device = 0, "cpu"
+        self.step, self.device = 0, device
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         RngState.seed(seed)
-        self.model = ShardedModel()
+        self.model = ShardedModel(tensors or Tensors())
         if variant == "dtype":
             self.model.frozen.float()
-        self.mesh = layout.mesh()
+        self.model.to(device)
+        self.mesh = layout.mesh(device)
         share_out(self.model, layout, self.mesh)
         self.optimizers = {"optimizer": _optimizer(self.model, variant)}
         self.schedulers = {
@@ -204,12 +234,11 @@ class ShardedJob:
                 self.optimizers["optimizer"], lambda n: min(1.0, (n + 1) / 6) * 0.97**n
             )
         }
-        self.scaler = GradScaler("cpu", init_scale=4.0, enabled=False)
+        self.scaler = GradScaler(device, init_scale=4.0, enabled=False)
         self.ema = Ema(self.model)
         at = self.mesh.get_coordinate() or [0, 0, 0]
-        self.loader = ShardedLoader(
-            seed, at[0] * layout.fsdp + at[1], layout.replicate * layout.fsdp
-        )
+        part, parts = at[0] * layout.fsdp + at[1], layout.replicate * layout.fsdp
+        self.loader = ShardedLoader(seed, part, parts, device)
         self.extra, self.gradients = Extra(seed), None
         self.rng = RngState()
         RngState.seed(seed * 1_000 + 1 + self.rank)  # from here on each rank's own

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import devices, oracle, trees
 from ckpt_conformance.verdicts import (
     REFUSALS,
     NotApplicable,
@@ -71,6 +71,7 @@ class Subject:
     seed: int = 0
     budget: str = "quick"
     deadline: float = 60.0  # seconds that a life has, unless the check says otherwise
+    device: str = devices.CPU  # where ranks compute
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # id -> reason, empty if held
     notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
@@ -142,6 +143,8 @@ class Subject:
             "kind": given.pop("kind", "mixed" if layout is None else "sharded"),
             "seed": given.pop("seed", JOB_SEED),
             "variant": given.pop("variant", ""),
+            **({"tensors": given.pop("tensors")} if "tensors" in given else {}),
+            **({"device": self.device} if layout is not None else {}),
         }
         own = f"-{rank}" if rank else ""
         return {

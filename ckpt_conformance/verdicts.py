@@ -55,7 +55,8 @@ REFUSALS = frozenset({Outcome.REFUSED_TYPED, Outcome.REFUSED_UNTYPED})
 POINTS = (
     "I/O points of "  # begins the keys that say how many system calls of what were made to fail
 )
-REMARKS = ("crash",)  # keys of the evidence that a certificate repeats: how a check was made
+# Keys of the evidence that a certificate repeats: how a check was made.
+REMARKS = ("crash", "ranks")
 
 
 class Violation(Exception):  # noqa: N818  a verdict, not an error of ours

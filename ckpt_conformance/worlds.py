@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import joining, oracle, trees
+from ckpt_conformance import devices, joining, oracle, trees
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
-from ckpt_conformance.verdicts import control_failed
+from ckpt_conformance.verdicts import Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from ckpt_conformance.client import Ending
     from ckpt_conformance.subject import Subject
@@ -28,6 +28,7 @@ PATIENCE = 8.0  # seconds that a collective of the harness's own group waits for
 DEADLINE = 20.0  # seconds that a rank has to end, one way or another
 WORST = ("hang", "memory", "crashed", "killed")
 PLAIN: tuple[Layout, ...] = tuple({"fsdp": size} for size in (1, 2, 3, 4))
+USUAL, MANY = 4, 8  # ranks of the largest world: always, and at the full budget where they fit
 
 _worlds = itertools.count()  # a rendezvous file is never used twice
 
@@ -35,6 +36,38 @@ _worlds = itertools.count()  # a rendezvous file is never used twice
 def size_of(layout: Mapping[str, int]) -> int:
     """Give the number of ranks of a layout."""
     return layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("replicate", 1)
+
+
+def most(subject: Subject) -> int:
+    """Give the number of ranks of the largest world; what is left out, and why, is remarked on.
+
+    Eight ranks are tried at the full budget, if the memory that is free holds as many as one takes.
+    """
+    if subject.budget != "full":
+        return USUAL
+    if "most ranks" not in subject.notes:
+        ending = life(subject, {"fsdp": 2}, {"op": "run", "until": 1})
+        if ending.how != "ended" or ending.error:
+            raise control_failed(f"two ranks do not train: {subject.tell(ending)}")
+        wanted = MANY * max(one.peak_kib for one in ending.ranks)
+        subject.notes["most ranks"] = fit(wanted, available_kib())
+    found, remark = subject.notes["most ranks"]
+    subject.remarks["ranks"] = remark
+    return int(found)
+
+
+def fit(wanted: int, free: int) -> tuple[int, str]:
+    """Give the number of ranks that fit, and what to say of it; `wanted` is that of eight (KiB)."""
+    gib = f"{MANY} ranks take up to {wanted / 2**20:.1f} GiB, and {free / 2**20:.1f} GiB are free"
+    if wanted <= free:
+        return MANY, f"worlds of 1 to {USUAL} ranks, and of {MANY}: {gib}"
+    return USUAL, f"worlds of 1 to {USUAL} ranks, none of {MANY}: {gib}"
+
+
+def available_kib() -> int:
+    """Give the memory that the kernel would hand out without swapping, in KiB."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(one.split()[1]) for one in lines if one.startswith("MemAvailable:"))
 
 
 @dataclass(frozen=True)
@@ -122,8 +155,9 @@ def life(
 ) -> WorldEnding:
     """Run operations on every rank of a world; an operation or a fault with `ranks` on these only.
 
-    Fields: seed, variant, options, deadline (s), snapshots, patience (s of a collective), roots
-    (by rank: the directory of its manager, where it is not that of the others).
+    Fields: seed, variant, tensors (the fields of `sharded.Tensors`), options, deadline (s),
+    snapshots, patience (s of a collective), roots (by rank: the directory of its manager, where it
+    is not that of the others).
     """
     made = programs(subject, layout, ops, given)
     return WorldEnding(tuple(subject.send(made)), made[0])
@@ -146,6 +180,7 @@ def recorded(
     ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(made)]
     crew = subject.program(deadline=made[0]["deadline"], crew=ranks)
     crew |= {"record": str(folder)} if folder else {"stops": list(stops)}
+    crew |= {key: made[0][key] for key in ("isolation", "device") if key in made[0]}
     own = {name: f"{crew[name]}-crew" for name in ("result", "output")}
     return WorldEnding(tuple(subject.send_crew(crew | own)), made[0])
 
@@ -159,20 +194,44 @@ def programs(
     """Make the program of each rank."""
     size = size_of(layout)
     store = subject.scratch / f"rendezvous-{next(_worlds)}"
-    patience = given.pop("patience", PATIENCE)
-    given.setdefault("deadline", DEADLINE)
+    more = max(1.0, size / USUAL)  # a machine has no more cores for them
+    if subject.device == devices.CUDA:
+        more *= devices.SLOWER
+        given |= {"isolation": "spawn", "device": devices.CUDA}
+        _have_gpus(subject, size)
+    patience = given.pop("patience", PATIENCE * more)
+    given.setdefault("deadline", DEADLINE * more)
     roots: dict[int, str] = given.pop("roots", {})
     made = [
         subject.program(
             *ops_of_rank(ops, rank),
             rank=rank,
             layout=dict(layout),
-            world={"rank": rank, "size": size, "store": str(store), "timeout": patience},
+            world={
+                "rank": rank,
+                "size": size,
+                "store": str(store),
+                "timeout": patience,
+                "device": subject.device,
+            },
             **dict(given),
         )
         for rank in range(size)
     ]
     return [{**one, "root": roots.get(rank, one["root"])} for rank, one in enumerate(made)]
+
+
+def _have_gpus(subject: Subject, size: int) -> None:
+    """Raise Unknown if ranks are more than GPUs: NCCL takes no two ranks on one."""
+    if "gpus" not in subject.notes:
+        op = {"op": "probe", "probe": "ckpt_conformance.devices:count"}
+        ending = subject.life(op, isolation="spawn", device=devices.CUDA)
+        subject.notes["gpus"] = ending.result("probe").get("value", 0)
+    if size > subject.notes["gpus"]:
+        raise Unknown(
+            f"this machine has {subject.notes['gpus']} GPUs for {size} ranks on cuda, and NCCL "
+            f"takes one for each: run it where there are {size}, or on the CPU"
+        )
 
 
 def ops_of_rank(ops: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ AT_CALL: Mapping[str, str] = {
     "cross-device": "cross_device:CrossDevice",
     "stale-listing": "stale_listing:StaleListing",
     "system-call": "system_call:SystemCall",
+    "slow-disk": "slow_disk:SlowDisk",
 }
 
 _PARTS = re.compile(

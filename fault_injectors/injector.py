@@ -2,8 +2,9 @@
 
 `Life.arm` makes an injector with the manager's directory and the life's journal, installs it, and
 removes it at the end of the operation. An injector counts the calls whose path lies below the
-directory; at the chosen one it raises, or dies by a real SIGKILL. A pass that only counts (`at=0`)
-says how many points there are; with `survey` each log entry also holds the tree at that moment.
+directory; at the chosen one it raises, dies by a real SIGKILL, or is held (see `slow_disk`). A pass
+that only counts (`at=0`) says how many points there are; with `survey` each log entry also holds
+the tree at that moment.
 
 A name that a module took with `from os import replace` is replaced there too, as long as it kept
 its name. What took it under another name, or inside a closure, calls the real function.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.journal import LifeJournal
 
 T = TypeVar("T")
-Mode = Literal["count", "raise", "kill"]
+Mode = Literal["count", "raise", "kill", "hold"]
 Moment = Literal["before", "prefix", "after"]
 _ORDER = itertools.count()  # of calls over all injectors of a process
 PREFIXES = ("0", "1", "half", "len-1")
@@ -56,11 +57,12 @@ def error_of(name: str, path: str) -> BaseException:
 class Injector:
     """One kind of call, struck at one of its occurrences.
 
-    Arguments: `at` is the call to strike, from 1, and 0 strikes none; `mode` is count, raise or
-    kill; `moment` is before the call, after a `prefix` of its bytes, or after it; `error` names
-    what is raised; `persistent` strikes every call from there on; `only` restricts to one function
-    (`os.replace`); `below` watches another directory, such as a mirror; `survey` notes the tree at
-    each call, and copies each new one into the folder `keep`.
+    Arguments: `at` is the call to strike, from 1, and 0 strikes none; `mode` is count, raise, kill
+    or hold (`on_hold` says until when; then the call is made); `moment` is before the call, after a
+    `prefix` of its bytes, or after it; `error` names what is raised; `persistent` strikes every
+    call from there on; `only` restricts to one function (`os.replace`); `below` watches another
+    directory, such as a mirror; `survey` notes the tree at each call, and copies each new one into
+    the folder `keep`.
     """
 
     name = "injector"
@@ -89,6 +91,7 @@ class Injector:
             raise TypeError(msg)
         self.calls, self.fired = 0, 0
         self.log: list[dict[str, Any]] = []
+        self.on_hold: Callable[[], None] = lambda: None
         self._lock = threading.RLock()  # copying the tree comes here again
         self._undo: list[tuple[Any, str, Any]] = []
 
@@ -148,7 +151,10 @@ class Injector:
                 self._keep(entry["tree"])
             self.log.append(entry)
             is_due = self.calls == self.at or (self.persistent and 0 < self.at <= self.calls)
-            return is_due and self.mode != "count"
+        if is_due and self.mode == "hold":  # without the lock: other threads go on
+            self.note(what, name)
+            self.on_hold()
+        return is_due and self.mode in ("raise", "kill")
 
     def _keep(self, tree: dict[str, str]) -> None:
         """Copy the directory as a process that died now would leave it; each content once."""

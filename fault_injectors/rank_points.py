@@ -8,9 +8,11 @@ Proof: that of the injector that strikes; see each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors, trees, worlds
+from ckpt_conformance.fault_injectors import slow_disk
 from ckpt_conformance.fault_injectors.points import WRITERS, pattern
 from ckpt_conformance.verdicts import Unknown, control_failed
 
@@ -33,6 +35,7 @@ class RankPoint:
     moment: str
     what: str
     path: str
+    order: int = 0  # among all calls of its rank
 
     @property
     def name(self) -> str:
@@ -49,6 +52,21 @@ class RankPoint:
         """Give the fault for `Life.arm`, for this rank alone."""
         args: dict[str, object] = {"at": self.at, "moment": self.moment, "mode": mode, **more}
         return {**fault_injectors.spec(self.fault, **args), "ranks": [self.rank]}
+
+
+def slow(subject: Subject, layout: Layout, point: RankPoint, copy: Path) -> list[dict[str, Any]]:
+    """Give the faults that hold a rank at a point, and let the others be watched meanwhile.
+
+    `copy` is an empty directory: what there is while the rank is held is copied into it.
+    """
+    journals = [Path(subject.program(rank=at)["journal"]) for at in range(worlds.size_of(layout))]
+    sizes = [path.stat().st_size if path.exists() else 0 for path in journals]
+    others = [rank for rank in range(len(journals)) if rank != point.rank]
+    peers = {str(rank): (str(journals[rank]), sizes[rank]) for rank in others}
+    call = fault_injectors.spec(point.fault, at=point.at, mode="hold")
+    fault = fault_injectors.spec("slow-disk", call=call, peers=peers, copy=str(copy))
+    watched = {"injector": slow_disk.PEER, "args": {}, "ranks": others}
+    return [{**fault, "ranks": [point.rank]}, watched]
 
 
 def save(
@@ -92,7 +110,7 @@ def points_of(subject: Subject, layout: Layout) -> list[RankPoint]:
 
 def _of_call(rank: int, fault: str, call: dict[str, Any]) -> list[RankPoint]:
     moments = ("before", "prefix", "after") if call["what"] == "write" else ("before", "after")
-    named = (call["what"], call["path"])
+    named = (call["what"], call["path"], call["order"])
     return [RankPoint(rank, fault, call["call"], moment, *named) for moment in moments]
 
 

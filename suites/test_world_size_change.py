@@ -7,34 +7,33 @@ other ranks is held to the run that never stopped, as any other is.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, worlds
 from ckpt_conformance.checks import check
+from ckpt_conformance.suites import drawn_layouts
 from ckpt_conformance.verdicts import NotApplicable, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.suites.drawn_layouts import Drawn
     from ckpt_conformance.worlds import Layout, WorldEnding
 
-NEWEST = 4
+FIRST, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}
 SAME: tuple[Layout, ...] = (TWO, {"fsdp": 3}, {"fsdp": 2, "tp": 2}, {"replicate": 2, "fsdp": 2})
-PAIRS = [
-    (old, new) for old, new in itertools.permutations(worlds.PLAIN, 2) if worlds.size_of(old) > 1
-]
-LAYOUTS: tuple[Layout, ...] = (
-    *worlds.PLAIN,
-    {"tp": 2},
-    {"fsdp": 2, "tp": 2},
-    {"replicate": 2, "fsdp": 2},
-    {"fsdp": 2, "dim": 1},
-    {"replicate": 2, "tp": 2},
-    {"replicate": 3},
-)
 MOST = 8  # leaves that a message names
+
+
+def pairs(subject: Subject, quick: int) -> list[tuple[Layout, Layout]]:
+    """Give pairs of world sizes, from several ranks to others; of all at the full budget."""
+    many: Layout = {"fsdp": worlds.MANY}
+    sizes = (*worlds.PLAIN, many) if worlds.most(subject) == worlds.MANY else worlds.PLAIN
+    found = itertools.permutations(sizes, 2)
+    return subject.sample([(old, new) for old, new in found if worlds.size_of(old) > 1], quick)
 
 
 def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) -> WorldEnding:
@@ -185,10 +184,11 @@ def test_another_world_size_gets_the_saved_weights(subject: Subject) -> None:
     Why: shards joined in the wrong order, offsets counted twice, padding taken for data: the loss
     jumped from 2 to 10 and nothing was said (I01, I10, J10, M035).
     How: save with N ranks, load with M, join what they hold; every pair of 1 to 4 ranks at the full
-    budget. Shapes that no number of ranks shares out evenly, a matrix of one row, tied weights.
+    budget, and from and to 8 where memory allows. Shapes that no number of ranks shares out
+    evenly, a matrix of one row, tied weights.
     """
     subject.need("ranks", "reshard")
-    for old, new in subject.sample(PAIRS, 3):
+    for old, new in pairs(subject, 3):
         weights_arrive(subject, old, new)
 
 
@@ -200,7 +200,7 @@ def test_another_world_size_gets_the_saved_optimizer_state(subject: Subject) -> 
     How: as for parameters, on all that the optimizer keeps of each parameter.
     """
     subject.need("ranks", "reshard", holds=["optimizer"])
-    for old, new in subject.sample(PAIRS, 3):
+    for old, new in pairs(subject, 3):
         saved, state = pair(subject, old, new)
         found = differs(saved, state, optimizers(subject, saved), is_moment)
         demand(found, f"saved by {name(old)}: {name(new)} gets other optimizer state")
@@ -212,17 +212,29 @@ def test_another_layout_gets_the_saved_state(subject: Subject) -> None:
 
     Why: two levels of sharding have two offsets, and the wrong axis' rank gives a box that fits:
     chunks were joined in the order 0, 2, 1, 3 (I01, J10).
-    How: draw pairs of layouts by the seed: FSDP2 on either dimension, tensor parallel, replicas and
-    both; save in one, load in the other.
+    How: draw pairs of layouts (FSDP2 on either dimension, tensor parallel, replicas, and what can
+    be made of them) and a model (uneven sizes, dtypes); save in one, load in the other; shrink the
+    first pair that differs.
     """
     subject.need("ranks", "reshard")
-    pairs = [two for two in itertools.permutations(LAYOUTS, 2) if two not in PAIRS]
-    for old, new in subject.sample(pairs, 4):
-        saved, state = pair(subject, old, new)
-        found = differs(saved, state, ["model"], is_tensor)
-        if "optimizer" in subject.holds:
-            found += differs(saved, state, optimizers(subject, saved), is_moment)
-        demand(found, f"saved by {name(old)}: {name(new)} gets another state")
+    drawn_layouts.each(subject, worlds.most(subject), partial(_state_arrives, subject))
+
+
+def _state_arrives(subject: Subject, drawn: Drawn) -> None:
+    """Raise Violation unless ranks in one layout get the state that another one saved."""
+    gold = worlds.golden(subject, drawn.old, (FIRST,), tensors=drawn.tensors)
+    subject.lay_out(gold, FIRST)
+    ending = worlds.resume(subject, drawn.new, tensors=drawn.tensors)
+    told = f"saved by {name(drawn.old)}: {name(drawn.new)}"
+    step, state = oracle.arrival(ending)
+    if step != FIRST:
+        message = f"{told} gives {subject.tell(ending)}; the model: {drawn.model}"
+        raise control_failed(message, "CKC-SHRD-007")
+    saved = gold.at[FIRST]
+    found = differs(saved, state, ["model"], is_tensor)
+    if "optimizer" in subject.holds:
+        found += differs(saved, state, optimizers(subject, saved), is_moment)
+    demand(found, f"{told} gets another state; the model: {drawn.model}")
 
 
 @check("CKC-SHRD-012")

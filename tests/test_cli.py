@@ -102,9 +102,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Session:
 
 @contextlib.contextmanager
 def serve(
-    names: Sequence[str], described: Sequence[str]
+    names: Sequence[str], described: Sequence[str], device: str
 ) -> Iterator[tuple[str, dict[str, registry.AdapterInfo]]]:
     assert set(described) <= set(names)
+    assert device == "cpu"
     yield "socket", {name: describe(name) for name in described}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from ckpt_conformance import fault_injectors, joining, oracle, trees, worlds
 from ckpt_conformance.hashing import hash_bytes
+from ckpt_conformance.suites import drawn_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,14 @@ def test_every_layout_trains_the_same_bits(
     first = [one for one in ending.result("run")["records"] if one["rank"] == 0]
     wanted = alone.result("run")["records"]
     assert [one["loss"] for one in first] == [one["loss"] for one in wanted]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", drawn_layouts.layouts(worlds.MANY), ids=str)
+def test_every_layout_that_is_drawn_trains_the_same_bits(
+    subject: Subject, alone: worlds.WorldEnding, layout: dict[str, int]
+) -> None:
+    assert final(worlds.life(subject, layout, TRAIN)) == final(alone)
 
 
 def test_ranks_draw_apart_and_read_apart(subject: Subject) -> None:

@@ -85,6 +85,28 @@ class DeletesBeforeRanksSave(CheckpointManager):
         return super().begin(state, told)
 
 
+class WritesElsewhere(CheckpointManager):
+    """Takes what was written anywhere for written."""
+
+    def check_seen(self, sizes: Mapping[Path, int]) -> None:
+        """Look at nothing."""
+
+    def write_elsewhere(
+        self, rank: int, state: Snapshot, own: Own, begun: Begun
+    ) -> tuple[Any, dict[str, bytes]]:
+        """Write into a directory that nobody will look into; give what is told, and the files."""
+        root = self.root
+        with tempfile.TemporaryDirectory() as name:
+            self.root = Path(name)
+            staged = self.staged(layout.directory_name(state.step), begun.save_id)
+            staged.mkdir()
+            try:
+                told = super().write_own(rank, state, own, begun)
+            finally:
+                self.root = root
+            return told, {path.name: path.read_bytes() for path in staged.iterdir()}
+
+
 @mutant(
     "N01",
     url="ByteDance-Seed/VeOmni#1172",
@@ -92,7 +114,7 @@ class DeletesBeforeRanksSave(CheckpointManager):
     violates={"CKC-RANK-003"},
     base="reference-dcp",
 )
-class ErrorStaysOnItsRank(CheckpointManager):
+class ErrorStaysOnItsRank(WritesElsewhere):
     """Keeps a flag that no other rank reads."""
 
     def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
@@ -102,21 +124,8 @@ class ErrorStaysOnItsRank(CheckpointManager):
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            return self.write_elsewhere(rank, state, own, begun)
-
-    def check_seen(self, sizes: Mapping[Path, int]) -> None:
-        """Look at nothing."""
-
-    def write_elsewhere(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
-        """Write into a directory that nobody will look into."""
-        root = self.root
-        with tempfile.TemporaryDirectory() as name:
-            self.root = Path(name)
-            self.staged(layout.directory_name(state.step), begun.save_id).mkdir()
-            try:
-                return super().write_own(rank, state, own, begun)
-            finally:
-                self.root = root
+            told, _ = self.write_elsewhere(rank, state, own, begun)
+            return told
 
 
 @mutant(

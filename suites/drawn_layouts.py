@@ -1,0 +1,131 @@
+"""Pairs of layouts and a model, drawn by Hypothesis: meshes, placements, uneven sizes, dtypes.
+
+A pair of world sizes alone is not drawn: CKC-SHRD-007 and 008 ask for all of these.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import strategies as st
+
+from ckpt_conformance import worlds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.worlds import Layout
+
+EXAMPLES = {"quick": 3, "full": 30}
+SHORTEN = 12  # examples that may be tried while one that fails is shrunk
+AXES = ("fsdp", "tp", "replicate", "dim")
+# Simple ones first: Hypothesis shrinks towards them.
+TENSORS = {
+    "rows": (7, 5, 3, 2, 1, 8),
+    "columns": (5, 3, 1, 8),
+    "trained": ("float32", "bfloat16", "float64"),
+    "frozen": ("bfloat16", "float32", "float16", "float64"),
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A model, the layout in which it is saved, and the one in which it is loaded."""
+
+    old: Layout
+    new: Layout
+    tensors: dict[str, Any]  # the fields of `sharded.Tensors`
+
+    @property
+    def model(self) -> str:
+        """Say what is particular about the model."""
+        one = self.tensors
+        return f"{one['rows']} x {one['columns']} of {one['trained']}, frozen {one['frozen']}"
+
+
+def layouts(most: int) -> list[Layout]:
+    """Give every layout of at most so many ranks, simple ones first.
+
+    Tensor parallel in powers of two, for torch divides a bias by its ranks; a batch must be shared
+    out evenly; one rank alone has nothing to shard along another dimension.
+    """
+    sizes = itertools.product(range(1, most + 1), (1, 2, 4), range(1, most + 1), (0, 1))
+    found = [dict(zip(AXES, one, strict=True)) for one in sizes]
+    fitting = [
+        one
+        for one in found
+        if worlds.size_of(one) <= most
+        and 24 % (one["fsdp"] * one["replicate"]) == 0
+        and (one["fsdp"] > 1 or not one["dim"])
+    ]
+    plain = [
+        {axis: size for axis, size in one.items() if size > (axis != "dim")} for one in fitting
+    ]
+    return sorted((one or {"fsdp": 1} for one in plain), key=_simplicity)
+
+
+def _simplicity(layout: Layout) -> tuple[int, int, list[int]]:
+    order = [AXES.index(axis) for axis in layout]
+    return worlds.size_of(layout), len(layout), order
+
+
+def pairs(most: int) -> list[tuple[Layout, Layout]]:
+    """Give every two layouts that differ in more than the number of ranks, simple ones first."""
+    found = itertools.permutations(layouts(most), 2)
+    told = [(old, new) for old, new in found if not (_is_plain(old) and _is_plain(new))]
+    return sorted(told, key=lambda two: worlds.size_of(two[0]) + worlds.size_of(two[1]))
+
+
+def _is_plain(layout: Layout) -> bool:
+    return set(layout) == {"fsdp"}
+
+
+def each(subject: Subject, most: int, try_one: Callable[[Drawn], None]) -> None:
+    """Try some; raises what the simplest one raises that was found to fail.
+
+    The same seed draws the same ones. While one is shrunk only so many more are tried: a world
+    costs a second.
+    """
+    known: dict[str, BaseException | None] = {}
+    left = [SHORTEN]
+
+    def once(drawn: Drawn) -> None:
+        key = repr(drawn)
+        if key not in known:
+            if any(known.values()):
+                left[0] -= 1
+            if left[0] < 0:
+                return
+            known[key] = _error_of(try_one, drawn)
+        if error := known[key]:
+            raise error
+
+    quiet = settings(
+        max_examples=EXAMPLES[subject.budget],
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    tensors = st.tuples(*map(st.sampled_from, TENSORS.values()))
+    drawn = st.builds(
+        lambda two, values: Drawn(two[0], two[1], dict(zip(TENSORS, values, strict=True))),
+        st.sampled_from(pairs(most)),
+        tensors,
+    )
+    checked: Any = seed(subject.seed)(quiet(given(drawn)(once)))
+    checked()
+
+
+def _error_of(try_one: Callable[[Drawn], None], drawn: Drawn) -> BaseException | None:
+    try:
+        try_one(drawn)
+    except Exception as error:  # noqa: BLE001  a verdict: it is raised again each time
+        return error
+    return None

@@ -1,0 +1,164 @@
+"""A rank whose disk is slow: the others wait for it, or are told that it failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance import oracle, trees, worlds
+from ckpt_conformance.checks import check
+from ckpt_conformance.fault_injectors import rank_points
+from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.suites import test_rank_faults as rank_faults
+from ckpt_conformance.verdicts import Outcome, Unknown, Violation, control_failed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.fault_injectors.rank_points import RankPoint
+    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.worlds import WorldEnding
+
+TWO = rank_faults.TWO
+LIVES_ON = [{"op": "probe", "probe": rank_faults.LINGER}]
+ASKS = [{"op": "steps"}]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A save in which one rank was held: how it ended, and how things stood meanwhile."""
+
+    point: RankPoint
+    ending: WorldEnding
+    others: dict[str, str]  # rank -> acknowledged, failed, gone or waits
+    meanwhile: Path  # a copy of the directory while it was held
+    after: Path  # and after the save
+
+    @property
+    def name(self) -> str:
+        """Say it in a few words."""
+        return f"{self.point.name} is slow"
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Say what the other ranks did meanwhile."""
+        return {"the others": self.others}
+
+
+def hold(subject: Subject, point: RankPoint, number: int) -> Held:
+    """Hold a rank at a point of its save until the others do nothing more, then let it go."""
+    copies = [subject.scratch / f"{what}-{number}" for what in ("meanwhile", "after")]
+
+    def make(**given: Any) -> WorldEnding:  # noqa: ANN401  fields of a program
+        trees.clear(copies[0])
+        faults = rank_points.slow(subject, TWO, point, copies[0])
+        given |= {"continue": True, "then": LIVES_ON}
+        return rank_points.save(subject, TWO, faults, **given)
+
+    ending = rank_faults.patiently(subject, make)
+    found = [event for event in ending.events if event["event"] == "released"]
+    if not found:
+        raise Unknown(f"{point.name} was not held: {subject.tell(ending)}")
+    if not found[0]["settled"]:
+        told = ", ".join(f"rank {rank} {what}" for rank, what in found[0]["others"].items())
+        raise Unknown(f"{point.name} is slow, and the others do not come to rest: {told}")
+    trees.copy(subject.root, copies[1])
+    return Held(point, ending, found[0]["others"], *copies)
+
+
+def chosen(subject: Subject) -> list[RankPoint]:
+    """Choose the calls that are held: where a rank commits, if it does, and one of each sort.
+
+    Only the first ones at the quick budget. A rank commits where it gives a name, for the first
+    time; what gives none has written its part when its last write is made.
+    """
+    found = [p for p in rank_points.points_of(subject, TWO) if p.moment == "before"]
+    found.sort(key=lambda point: (point.rank, point.order))
+    ranks = sorted({point.rank for point in found}, reverse=True)
+    first = [_commit([point for point in found if point.rank == rank]) for rank in ranks]
+    if subject.budget != "full":
+        return first
+    return [*first, *rank_points.choose(subject, [p for p in found if p not in first], len(found))]
+
+
+def _commit(of_rank: list[RankPoint]) -> RankPoint:
+    named = [point for point in of_rank if point.fault == "rename"]
+    written = [point for point in of_rank if point.fault != "fsync"]
+    return (named or written[-1:] or of_rank[-1:])[0]
+
+
+@check("CKC-RANK-013")
+def test_no_step_is_announced_before_a_slow_rank_has_written(subject: Subject) -> None:
+    """While one rank's disk is slow no step is announced that is not whole; then all save it.
+
+    Why: the first rank publishes when its own part is written, or a rank returns before the step is
+    committed: whoever looks meanwhile finds half a step, and training goes on without one (N01,
+    N02).
+    How: hold one rank at a call of its save of step 4 until the others were told or wait; resume in
+    a new world from what is there; let it go: all save step 4 and it loads, or all are told by a
+    documented error and step 2 loads.
+    """
+    subject.need("ranks")
+    legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
+    points = chosen(subject)
+    loaded_after = subject.sample(points, 1)
+    for number, point in enumerate(points):
+        held = hold(subject, point, number)
+        nothing_is_announced_early(subject, held, legal)
+        all_are_told_alike(subject, held)
+        if point in loaded_after:
+            is_there(subject, held, legal)
+
+
+def nothing_is_announced_early(
+    subject: Subject, held: Held, legal: dict[int, dict[str, Any]]
+) -> None:
+    """Raise Violation if a rank was told of a step, or discovery names one, that is not whole."""
+    told = [rank for rank, what in held.others.items() if what == "acknowledged"]
+    trees.lay_out(held.meanwhile, subject.root)
+    asks = ASKS if "steps" in subject.info.capabilities else []
+    ending = worlds.resume(subject, TWO, then=asks)
+    if not told and not oracle.arrival(ending)[0]:  # what was there before is another matter
+        raise control_failed(f"{held.name}: {subject.tell(ending)}", "CKC-RANK-002")
+    message = f"{held.name}, and rank {told[0]} is told that it is saved" if told else held.name
+    outcome = subject.judge(
+        ending,
+        legal,
+        {Outcome.NEW} if told else rank_faults.WHOLE,
+        f"{message}; a resume meanwhile",
+        newest=NEWEST,
+        acknowledged=(OLDER, NEWEST) if told else (OLDER,),
+        **held.evidence,
+    )
+    names: list[int] = ending.result("steps").get("value", []) if asks else []
+    if NEWEST in names and outcome is not Outcome.NEW:
+        found = f"discovery names step {NEWEST}, and a load gives step {OLDER}"
+        raise Violation(f"{held.name}: {found}", evidence=held.evidence)
+
+
+def all_are_told_alike(subject: Subject, held: Held) -> None:
+    """Raise Violation unless every rank saved the step, or got an error that is documented."""
+    evidence = {**held.evidence, "ranks": worlds.told(subject, held.ending)}
+    if waits := rank_faults.hung(held.ending):
+        raise Violation(f"{held.name}: rank {waits[0]} waits for ever", evidence=evidence)
+    saved = [NEWEST in one.steps_of("acknowledged") for one in held.ending.ranks]
+    if any(saved) and not all(saved):
+        raise Violation(f"{held.name}: not every rank is told the same", evidence=evidence)
+    errors = [one.error for one in held.ending.ranks]
+    if not any(saved) and not all(error and error["typed"] for error in errors):
+        raise Violation(f"{held.name}: an error is not documented", evidence=evidence)
+
+
+def is_there(subject: Subject, held: Held, legal: dict[int, dict[str, Any]]) -> None:
+    """Raise Violation unless a new world gets what the ranks were told."""
+    saved = bool(held.ending.steps_of("acknowledged").count(NEWEST))
+    trees.lay_out(held.after, subject.root)
+    subject.judge(
+        worlds.resume(subject, TWO),
+        legal,
+        {Outcome.NEW} if saved else rank_faults.WHOLE,
+        f"{held.name}, then goes on",
+        newest=NEWEST,
+        acknowledged=(OLDER, NEWEST) if saved else (OLDER,),
+        **held.evidence,
+    )
