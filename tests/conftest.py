@@ -79,6 +79,15 @@ def new_subject(
         yield make
 
 
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write a checkpoint of every layout that fsck knows, by its library; to be copied only."""
+    import fsck_corpus
+
+    base = tmp_path_factory.mktemp("corpus")
+    return {name: fsck_corpus.write(name, base / name / "run") for name in fsck_corpus.WRITERS}
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:

@@ -115,6 +115,7 @@ def test_a_crew_past_its_deadline_is_ended_with_all_its_ranks(
     assert not Path(f"/proc/{pid}/task/{pid}/children").read_text()
 
 
+@pytest.mark.slow
 def test_shards_of_two_saves_side_by_side_are_found(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("dcp-overwrite")
     with pytest.raises(Violation, match="SILENT_WRONG after ranks") as caught:
@@ -165,6 +166,7 @@ def test_ranks_never_arrive_at_a_cut_that_cannot_happen(
     assert not reproduced.is_left_by_ranks(explorer, state, tries=1)
 
 
+@pytest.mark.slow
 def test_a_bundle_of_ranks_replays(subjects: Callable[[str], Subject], tmp_path: Path) -> None:
     subject = subjects("dcp-overwrite")
     explorer = verdicts.explored_of_ranks(subject, "second")

@@ -43,13 +43,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every layout, written by its library."""
-    base = tmp_path_factory.mktemp("corpus")
-    return {name: fsck_corpus.write(name, base / name / "run") for name in fsck_corpus.WRITERS}
-
-
 def findings(judged: Judged) -> list[Finding]:
     return [one for report in judged.reports for one in report.findings]
 

@@ -32,13 +32,6 @@ DTYPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every layout, written by its library."""
-    base = tmp_path_factory.mktemp("corpus")
-    return {name: fsck_corpus.write(name, base / name / "run") for name in fsck_corpus.WRITERS}
-
-
 def saved(path: Path, state: Any) -> Path:  # noqa: ANN401  whatever torch saves
     torch.save(state, path)
     return path

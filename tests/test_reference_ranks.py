@@ -49,7 +49,7 @@ def size_of(layout: str) -> int:
     ("size", "layout"),
     mostly_slow(
         [(size, layout) for size in LAYOUTS for layout in LAYOUTS[size]],
-        quick=[(1, "plain"), (2, "2:S0"), (3, "3:S1"), (4, "4:S0"), (4, "2x2:S0,S1")],
+        quick=[(2, "2:S0"), (3, "3:S1"), (4, "2x2:S0,S1")],
     ),
 )
 def test_round_trip(worlds: Worlds, tmp_path: Path, size: int, layout: str) -> None:
@@ -80,7 +80,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), mostly_slow(PAIRS, quick=PAIRS[:6]))
+@pytest.mark.parametrize(("before", "after"), mostly_slow(PAIRS, quick=PAIRS[1:6]))
 def test_another_world_gets_the_same_state(
     worlds: Worlds, tmp_path: Path, before: str, after: str
 ) -> None:

@@ -103,7 +103,11 @@ def test_an_error_of_one_rank_is_the_error_of_all(
 
 
 @pytest.mark.parametrize(
-    ("at", "rank"), [("write_own", 0), ("write_own", 1), ("fsync_file", 2), ("bring", 1)]
+    ("at", "rank"),
+    mostly_slow(
+        [("write_own", 0), ("write_own", 1), ("fsync_file", 2), ("bring", 1)],
+        quick=[("write_own", 1), ("fsync_file", 2)],
+    ),
 )
 def test_a_killed_rank_is_lost_to_all(worlds: Worlds, root: Path, at: str, rank: int) -> None:
     """Survivors get a typed error at once; the step before loads in a fresh world (N06)."""
@@ -118,7 +122,9 @@ def test_a_killed_rank_is_lost_to_all(worlds: Worlds, root: Path, at: str, rank:
     assert loads_step(worlds, root, 2) == 6
 
 
-@pytest.mark.parametrize("at", ["commit", "set_latest", "retain"])
+@pytest.mark.parametrize(
+    "at", mostly_slow(["commit", "set_latest", "retain"], quick=["set_latest"])
+)
 def test_the_first_rank_is_killed_while_it_commits(worlds: Worlds, root: Path, at: str) -> None:
     """The step is there whole, or not at all; the others get a typed error."""
     found = worlds.run(3, **saving(root, at, "kill", 0))
@@ -135,15 +141,18 @@ def test_a_rank_that_hangs_is_lost_within_the_deadline(worlds: Worlds, root: Pat
     assert loads_step(worlds, root) == 3
 
 
+FLAT = [
+    (("write_flat_own", "disk full", 1), "RankFailed"),
+    (("finish_flat", "disk full", 0), "RankFailed"),
+    (("gather_model", "disk full", 0), "RankLost"),
+    (("gather_model", "kill", 1), "RankLost"),
+    (("publish_flat", "kill", 0), "RankLost"),
+]
+
+
 @pytest.mark.parametrize(
     ("struck", "kind"),
-    [
-        (("write_flat_own", "disk full", 1), "RankFailed"),
-        (("finish_flat", "disk full", 0), "RankFailed"),
-        (("gather_model", "disk full", 0), "RankLost"),
-        (("gather_model", "kill", 1), "RankLost"),
-        (("publish_flat", "kill", 0), "RankLost"),
-    ],
+    mostly_slow(FLAT, quick=[FLAT[0], FLAT[-1]]),
 )
 def test_per_rank_files_fail_together(
     worlds: Worlds, root: Path, struck: tuple[str, str, int], kind: str

@@ -244,7 +244,7 @@ WRONG = {
 
 @pytest.mark.parametrize(
     "case",
-    [case if case == "fails" else pytest.param(case, marks=pytest.mark.slow) for case in WRONG],
+    [pytest.param(case, marks=pytest.mark.slow) for case in WRONG],
 )
 def test_a_script_that_can_not_be_judged_is_unknown(case: str, tmp_path: Path) -> None:
     text, reason = WRONG[case]

@@ -91,9 +91,9 @@ def end(process: subprocess.Popen[str], *signals: signal.Signals, group: bool) -
 @pytest.mark.parametrize(
     ("signals", "jobs", "group", "status"),
     [
-        ([signal.SIGTERM], "1", False, 143),
+        pytest.param([signal.SIGTERM], "1", False, 143, marks=pytest.mark.slow),
         ([signal.SIGTERM], "2", True, 143),
-        ([signal.SIGHUP], "2", False, 129),
+        pytest.param([signal.SIGHUP], "2", False, 129, marks=pytest.mark.slow),
         ([signal.SIGINT, signal.SIGTERM, signal.SIGINT], "2", True, 130),
     ],
 )
