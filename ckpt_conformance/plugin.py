@@ -267,7 +267,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if id(item) not in gone]
     config.hook.pytest_deselected(items=dropped)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.stem not in LONGEST)
+        items.sort(key=lambda item: not (invariant_of(item) and item.path.stem in LONGEST))
     coarse = len(config.stash[STATE].adapters) > 12  # noqa: PLR2004  many adapters: one worker each is balance enough
     for item in items:
         if invariant_of(item):

@@ -101,17 +101,21 @@ def safetensors(root: Path) -> Path:
 
 def hf_index(root: Path) -> Path:
     """Lay out two shards and an index, as transformers does for a large model."""
-    tensors = {key: one.clone() for key, one in state()["model"].items()}
+    two_shards(root, {key: one.clone() for key, one in state()["model"].items()}, 3)
+    return root
+
+
+def two_shards(root: Path, tensors: dict[str, torch.Tensor], first: int) -> None:
+    """Write so many tensors into the first shard, the others into the second, and the index."""
     names = sorted(tensors)
     weight_map: dict[str, str] = {}
-    for number, group in enumerate((names[:3], names[3:]), 1):
+    for number, group in enumerate((names[:first], names[first:]), 1):
         file = f"model-{number:05d}-of-00002.safetensors"
         save_file({key: tensors[key] for key in group}, root / file)
         weight_map |= dict.fromkeys(group, file)
     total = sum(one.nbytes for one in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (root / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    return root
 
 
 def reference(root: Path, *, use_dcp: bool = False) -> Path:

@@ -14,7 +14,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from fsck_corpus import two_shards
 from torch.distributed import checkpoint as dcp
 
 if TYPE_CHECKING:
@@ -48,15 +48,7 @@ def huggingface(folder: Path) -> None:
     """Write two shards of weights with an index, a configuration and a tokenizer."""
     folder.mkdir(parents=True)
     weights = {f"layers.{at}.weight": torch.full((4, 3), float(at)) for at in range(4)}
-    names = sorted(weights)
-    index: dict[str, str] = {}
-    for number, group in enumerate((names[:2], names[2:]), 1):
-        file = f"model-{number:05d}-of-00002.safetensors"
-        save_file({key: weights[key] for key in group}, folder / file)
-        index |= dict.fromkeys(group, file)
-    total = sum(one.nbytes for one in weights.values())
-    body = {"metadata": {"total_size": total}, "weight_map": index}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(body))
+    two_shards(folder, weights, 2)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
 

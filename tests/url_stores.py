@@ -13,18 +13,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Watched(MemoryFileSystem):
-    """A store in memory that remembers what it was asked for."""
+class Store(MemoryFileSystem):
+    """A store in memory with a scheme of its own."""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        stripped: str = MemoryFileSystem._strip_protocol(path.removeprefix(f"{cls.protocol}://"))
+        return stripped
+
+
+class Watched(Store):
+    """Remembers what it was asked for."""
 
     protocol = "watched"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     asked: ClassVar[list[tuple[str, int]]] = []
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        stripped: str = MemoryFileSystem._strip_protocol(path.removeprefix("watched://"))
-        return stripped
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> Any:  # noqa: ANN401, FBT001, FBT002
         self.asked.append(("ls", 0))
@@ -53,18 +57,13 @@ class Watched(MemoryFileSystem):
         return super()._open(path, mode, **more)
 
 
-class Broken(MemoryFileSystem):
-    """A store in memory that fails where it is told to."""
+class Broken(Store):
+    """Fails where it is told to."""
 
     protocol = "broken"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     failing: ClassVar[dict[str, tuple[str, Exception]]] = {}
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        stripped: str = MemoryFileSystem._strip_protocol(path.removeprefix("broken://"))
-        return stripped
 
     def _fail(self, what: str, path: str) -> None:
         part, error = self.failing.get(what, ("?", ValueError()))

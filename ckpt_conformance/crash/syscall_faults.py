@@ -132,7 +132,9 @@ class Striker:
     def decide(self, asked: Asked, action: Action) -> Result | str:
         """Count a call; strike it if it is due."""
         reads = action.perform is None
-        usual = LET_GO if asked.name in WRITING and asked.sink is None else "perform"
+        # Before a kill all stands in the order in which it was asked for: nothing is on its way.
+        is_left = asked.name in WRITING and asked.sink is None and self.fault.error != "kill"
+        usual = LET_GO if is_left else "perform"
         if not self.armed or not self.fault.counts(asked.name, reads=reads):
             return usual
         self.calls += 1
