@@ -85,6 +85,24 @@ def expect(found: list[int], wanted: set[int], message: str) -> None:
         raise Violation(message, evidence=told)
 
 
+@check("CKC-MIRR-004")
+def test_a_save_does_not_wait_for_its_upload(subject: Subject) -> None:
+    """A save returns while uploads hang.
+
+    Why: rotation joined the upload's thread, up to 300 s for each, in the training step (MX7, C16).
+    How: shut the gate, save four steps with two to keep, under a deadline.
+    """
+    ending = mirrored(subject, gate("shut"), save(2, 4, 6, 8), AWAIT)
+    if ending.how == "hang":
+        subject.notes[WAITS] = True
+        told = {"acknowledged": ending.steps_of("acknowledged"), "deadline": DEADLINE}
+        raise Violation("a save waits for an upload", evidence=told)
+    if ending.how != "ended" or ending.error:
+        raise trouble(subject, ending)
+    if not ending.result("gate").get("value"):
+        raise Unknown("the fault did not fire: no upload came to the gate")
+
+
 @check("CKC-MIRR-001")
 def test_no_step_is_deleted_before_its_upload_is_finished(subject: Subject) -> None:
     """While uploads hang, rotation deletes no step.
@@ -165,23 +183,6 @@ def _compare(subject: Subject, legal: dict[int, Any]) -> None:
     away.rename(subject.root)
     message = "the mirror does not load like the original"
     subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
-
-
-@check("CKC-MIRR-004")
-def test_a_save_does_not_wait_for_its_upload(subject: Subject) -> None:
-    """A save returns while uploads hang.
-
-    Why: rotation joined the upload's thread, up to 300 s for each, in the training step (MX7, C16).
-    How: shut the gate, save four steps with two to keep, under a deadline.
-    """
-    ending = mirrored(subject, gate("shut"), save(2, 4, 6, 8), AWAIT)
-    if ending.how == "hang":
-        told = {"acknowledged": ending.steps_of("acknowledged"), "deadline": DEADLINE}
-        raise Violation("a save waits for an upload", evidence=told)
-    if ending.how != "ended" or ending.error:
-        raise trouble(subject, ending)
-    if not ending.result("gate").get("value"):
-        raise Unknown("the fault did not fire: no upload came to the gate")
 
 
 @check("CKC-MIRR-005")

@@ -68,7 +68,8 @@ def item_with(subject: Any) -> Any:  # noqa: ANN401  what stands in for a pytest
 
 
 def test_the_next_outcome_carries_an_exploration_and_no_other_does() -> None:
-    subject = SimpleNamespace(notes={"crash": {"first": {"kill": KILL}}}, remarks={})
+    notes = {"crash": {"first": {"kill": KILL}}}
+    subject = SimpleNamespace(notes=notes, remarks={}, controls={})
     item = item_with(subject)
     first, second = (outcomes.passed(item, ATOM) for _ in range(2))
     assert first.crash == {"first": {"kill": KILL}}

@@ -10,7 +10,7 @@ from recording import Witness, is_seen_so, needs_strace, plain, record, replay, 
 from ckpt_conformance import registry
 from ckpt_conformance.crash.operations import Kind, Operation, Recording
 
-QUICK = {"reference-dcp", "torch-save-atomic-per-step"}
+QUICK = {"reference-dcp"}  # what torch.save does is among the scripts of test_crash_recorder
 NAMES = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in registry.BUNDLED
 ]

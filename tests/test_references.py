@@ -6,13 +6,15 @@ import ast
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from test_crash_summary import item_with
 
-from ckpt_conformance import resumption
+from ckpt_conformance import outcomes, resumption
 from ckpt_conformance.session import SessionOptions, run_session
-from ckpt_conformance.verdicts import CONTROL, Verdict, control_failed
+from ckpt_conformance.verdicts import CONTROL, Verdict, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +57,23 @@ def test_a_reference_leads_to_what_is_violated() -> None:
     assert [one.reason for one in unknown if one.reason.count(CONTROL.strip()) > 1] == []
     assert {named[1] for _, named in followed if named} >= {"CKC-SMOK-001", "CKC-RTRP-001"}
     assert [one.reason for one, named in followed if not named] == []
+
+
+def never(subject: object) -> None:
+    pytest.fail(f"a check that ran before runs again on {subject}")
+
+
+@pytest.mark.parametrize("error", [None, Violation("lost")])
+def test_a_check_that_ran_is_not_run_again_as_a_control(error: Violation | None) -> None:
+    info = SimpleNamespace(promises={})
+    subject: Any = SimpleNamespace(notes={}, remarks={}, controls={}, info=info)
+    item, check_of = item_with(subject), pytest.mark.ckpt("CKC-ATOM-001")(never)
+    if error:
+        outcomes.of_error(item, "CKC-ATOM-001", error)
+    else:
+        outcomes.passed(item, "CKC-ATOM-001")
+    told = str(resumption.blame(subject, "nothing arrives", check_of))
+    assert told == str(control_failed("nothing arrives", "CKC-ATOM-001" if error else ""))
 
 
 def calls() -> Iterator[tuple[str, ast.FunctionDef, ast.Call]]:
