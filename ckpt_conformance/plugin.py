@@ -243,16 +243,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 LONGEST = {
     "test_crash_states",
+    "test_crash_states_of_ranks",
     "test_discovery_planted",
     "test_power_loss",
+    "test_rank_faults",
     "test_sigkill_truncation",
     "test_stateful",
     "test_system_call_errors",
     "test_system_call_errors_of_loads",
+    "test_world_size_change",
 }
 """Suites that workers begin with, so that none of them runs alone at the end."""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist's own writes the groups into the node ids
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select checks by profile, id and catalogue version; group what shares golden runs."""
     given = config.option

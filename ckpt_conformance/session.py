@@ -140,7 +140,8 @@ def _arguments(options: SessionOptions, folder: Path) -> list[str]:
     # Checks raise verdicts and have no assert: to rewrite them, and Hypothesis, costs a second.
     found += ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore", "--assert=plain"]
     if options.jobs > 1:
-        found += ["-n", str(options.jobs), "--dist", "loadgroup"]
+        # In our order, the longest suites first: not by the number of checks.
+        found += ["-n", str(options.jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
     for name in ("adapter", "profile", "only", "claim"):
         values = getattr(
             options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -79,6 +80,15 @@ def test_the_users_own_tests_stay(words: list[str], tmp_path: Path) -> None:
     assert {"::test_mine", "test_mine.py::test_mine"} & set(found.splitlines())
     assert "test_no_pickle_of_a_checkpoint_is_run" in found
     assert ("test_a_new_process_loads" in found) is not bool(words)
+
+
+def test_what_shares_golden_runs_runs_in_one_worker() -> None:
+    """What a suite found out once is not found out in each worker again."""
+    smoke = ["--ckpt-profile", "smoke", "-n", "2", "--dist", "loadgroup", "-vv"]
+    told = re.findall(r"\[(gw\d)\].* PASSED \S*/(\w+)\.py::", suites(*smoke).stdout)
+    workers = {suite: {worker for worker, name in told if name == suite} for _, suite in told}
+    assert len(workers) > 1
+    assert {suite: found for suite, found in workers.items() if len(found) > 1} == {}
 
 
 def test_a_session_runs_where_the_suites_were_imported_before(tmp_path: Path) -> None:
