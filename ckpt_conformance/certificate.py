@@ -19,7 +19,7 @@ from ckpt_conformance import __version__, bundle
 from ckpt_conformance.asking import RequestError, check_names, reproduce
 from ckpt_conformance.catalogue import is_chosen
 from ckpt_conformance.crash import summary
-from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Verdict, remarks, worst
+from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Outcome, Verdict, remarks, worst
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -174,10 +174,16 @@ def _telling(outcomes: Sequence[CheckOutcome], verdict: Verdict) -> CheckOutcome
     """Pick the outcome whose reason stands for the invariant.
 
     A limit of the machine only where nothing else went wrong: it may be forgiven, a fault of the
-    harness must not be.
+    harness must not be. What is wrong without a word before what is loud; then by name, since
+    workers end in any order.
     """
     matching = [one for one in outcomes if one.verdict == verdict]
-    return min(matching, key=lambda one: one.reason.startswith(MACHINE_LIMIT), default=None)
+    return min(matching, key=_telling_order, default=None)
+
+
+def _telling_order(outcome: CheckOutcome) -> tuple[bool, bool, str]:
+    is_silent = outcome.evidence.get("outcome") == Outcome.SILENT_WRONG
+    return outcome.reason.startswith(MACHINE_LIMIT), not is_silent, outcome.check
 
 
 def _basis(invariant: Invariant, info: AdapterInfo) -> str:

@@ -24,6 +24,11 @@ def id_of(function: Callable[..., Any]) -> str:
     return next(str(mark.args[0]) for mark in marks if mark.name == MARKER)
 
 
+def key_of(function: Callable[..., Any]) -> str:
+    """Name a check as `suite::check`; several may hold one invariant."""
+    return f"{function.__module__.rpartition('.')[2]}::{function.__name__}"
+
+
 def invariant_of(item: pytest.Item) -> str | None:
     """Give the id that a collected test verifies, or None for an ordinary test."""
     marker = item.get_closest_marker(MARKER)

@@ -38,7 +38,7 @@ def require(subject: Subject, invariant: Invariant) -> None:
 
 def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
     """Give a PASS."""
-    remember(item, invariant, "")
+    remember(item, "")
     return CheckOutcome(
         adapter_of(item),
         invariant,
@@ -50,11 +50,11 @@ def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
     )
 
 
-def remember(item: pytest.Item, invariant: str, violated: str) -> None:
+def remember(item: pytest.Item, violated: str) -> None:
     """Keep what a check found, empty if nothing: as a control of others it need not run again."""
     subject, _ = item.stash.get(NEEDS, (None, None))
     if subject is not None:
-        subject.controls[invariant] = violated
+        subject.controls[_name(item)] = violated
 
 
 def _explored(item: pytest.Item) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOu
         "crash": _explored(item),
     }
     if isinstance(error, Violation):
-        remember(item, invariant, str(error))
+        remember(item, str(error))
         promised = _promise(item, invariant)
         evidence = error.evidence | ({"promised": promised} if promised else {}) | _remarks(item)
         must = promised or _is_must(item, invariant)

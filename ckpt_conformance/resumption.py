@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle
 from ckpt_conformance.catalogue import load_catalogue
-from ckpt_conformance.checks import id_of
+from ckpt_conformance.checks import id_of, key_of
 from ckpt_conformance.subject import OTHER_SEED, SAVES
 from ckpt_conformance.verdicts import CONTROL, NotApplicable, Unknown, Violation, control_failed
 
@@ -151,14 +151,15 @@ def identity(
 
 def control(check: Check, subject: Subject, name: str) -> None:
     """Run the check of invariant `name` first, once per adapter; violated, nothing can be said."""
-    if name not in subject.controls:
+    key = key_of(check)
+    if key not in subject.controls:
         try:
             check(subject)
-            subject.controls[name] = ""
+            subject.controls[key] = ""
         except Violation as found:
-            subject.controls[name] = str(found)
-    if subject.controls[name]:
-        raise control_failed(subject.controls[name], name)
+            subject.controls[key] = str(found)
+    if subject.controls[key]:
+        raise control_failed(subject.controls[key], name)
 
 
 def blame(subject: Subject, reason: object, *checks: Check) -> Unknown:
@@ -172,20 +173,20 @@ def blame(subject: Subject, reason: object, *checks: Check) -> Unknown:
 
 
 def _violated(subject: Subject, check: Check) -> bool:
-    name = id_of(check)
-    if name not in subject.controls:
-        invariant = load_catalogue().invariants[name]
+    key = key_of(check)
+    if key not in subject.controls:
+        invariant = load_catalogue().invariants[id_of(check)]
         subject.reset()
-        subject.controls[name] = ""
+        subject.controls[key] = ""
         try:
             subject.need(*invariant.capabilities, holds=invariant.needs)
             check(subject)
         except Violation as found:
-            subject.controls[name] = str(found)
+            subject.controls[key] = str(found)
         except (Unknown, NotApplicable):
-            del subject.controls[name]  # it may be asked again, and says nothing here
+            del subject.controls[key]  # it may be asked again, and says nothing here
             return False
-    return bool(subject.controls[name])
+    return bool(subject.controls[key])
 
 
 def divergence(golden: Golden, records: Records) -> list[str]:

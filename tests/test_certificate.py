@@ -169,6 +169,16 @@ def test_limit_of_the_machine_counts_only_where_asked(options: Any, status: int)
     assert certificate.judge(worse) == certificate.UNDECIDED
 
 
+def test_what_is_silently_wrong_stands_for_the_invariant() -> None:
+    """Two checks find it; which of them ends first must not decide what a reader sees."""
+    loud = outcome(CORR, "VIOLATION", "loud", evidence={"outcome": "LOST_ALL"})
+    silent = replace(
+        loud, reason="silent", check="suite::later", evidence={"outcome": "SILENT_WRONG"}
+    )
+    for both in ((loud, silent), (silent, loud)):
+        assert build(*both)["invariants"][CORR]["reason"] == "silent"
+
+
 def test_an_outcome_of_no_invariant_is_a_fault_of_the_harness() -> None:
     result = build(*all_pass(), outcome("", "PASS", "a worker died"))
     assert [one["reason"] for one in result["harness"]] == ["a worker died"]

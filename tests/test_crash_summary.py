@@ -56,14 +56,14 @@ def test_a_certificate_shows_what_its_checks_explored() -> None:
     assert build(*all_pass())["crash"] == {}
 
 
-def item_with(subject: Any) -> Any:  # noqa: ANN401  what stands in for a pytest.Item
+def item_with(subject: Any, name: str = "test_x::test_y") -> Any:  # noqa: ANN401  what stands in for a pytest.Item
     """Make as much of a pytest item as an outcome reads."""
     option = SimpleNamespace(ckpt_seed=0, ckpt_claim=[], ckpt_catalogue=None)
     return SimpleNamespace(
         stash={plugin.NEEDS: (subject, None)},
         config=SimpleNamespace(option=option),
-        path=SimpleNamespace(stem="test_x"),
-        name="test_y",
+        path=SimpleNamespace(stem=name.partition("::")[0]),
+        name=name.partition("::")[2],
     )
 
 

@@ -67,7 +67,8 @@ def never(subject: object) -> None:
 def test_a_check_that_ran_is_not_run_again_as_a_control(error: Violation | None) -> None:
     info = SimpleNamespace(promises={})
     subject: Any = SimpleNamespace(notes={}, remarks={}, controls={}, info=info)
-    item, check_of = item_with(subject), pytest.mark.ckpt("CKC-ATOM-001")(never)
+    item = item_with(subject, f"{Path(__file__).stem}::never")
+    check_of = pytest.mark.ckpt("CKC-ATOM-001")(never)
     if error:
         outcomes.of_error(item, "CKC-ATOM-001", error)
     else:
