@@ -17,6 +17,7 @@ from ckpt_conformance.certificate import (
     MACHINE_LIMIT,
     STOPPED,
     as_table,
+    follows,
     plain,
     write_json,
 )
@@ -83,6 +84,7 @@ def asides(result: Json, old: Baseline | None) -> dict[str, list[str]]:
         known = old.known(result["adapter"]["name"])
         green = old.turned_green(result).items()
         lists["known, in the baseline"] = sorted(violated(result).keys() & known.keys())
+        lists["unknown because of these"] = follows(result, known.keys())
         lists["turned green, take out of the baseline"] = [f"{i} ({now})" for i, now in green]
     return lists
 
@@ -136,7 +138,15 @@ def check_writable(path: Path) -> None:
         reason = "is a folder" if path.is_dir() else f"has no folder {path.parent} to stand in"
         raise BaselineError(f"--write-baseline {path} {reason}; name a file in a folder that is")
     if path.exists():
-        read_baseline(path)
+        _add_to(path)
+
+
+def _add_to(path: Path) -> Baseline:
+    try:
+        return read_baseline(path)
+    except BaselineError as error:
+        told = f"--write-baseline adds to a file that is there: {error}"
+        raise BaselineError(told) from error
 
 
 def write_baseline(path: Path, results: Iterable[Json]) -> int:
@@ -148,7 +158,7 @@ def write_baseline(path: Path, results: Iterable[Json]) -> int:
         BaselineError: the path holds something else.
 
     """
-    entries = dict(read_baseline(path).violations) if path.exists() else {}
+    entries = dict(_add_to(path).violations) if path.exists() else {}
     for result in results:
         name = result["adapter"]["name"]
         judged = {i for i, one in result["invariants"].items() if one["verdict"] in GREEN}

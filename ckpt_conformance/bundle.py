@@ -1,9 +1,9 @@
 """Bundles: what is kept of a violation, so that others can look and run it again.
 
 A bundle is a folder: `violation.json` (the outcome and how the check was run), `programs.json`
-(every life of the check, in order) and `checkpoints/` (the manager's directory as the last life
-left it). Where a check found a crash state, `crash/` is a bundle of that state alone: see
-`crash/bundles.py`.
+(the lives since the check last emptied the directory, in order; none where an earlier check had
+run them) and `checkpoints/` (the manager's directory as the last life left it). Where a check found
+a crash state, `crash/` is a bundle of that state alone: see `crash/bundles.py`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        msg = f"{folder} is no bundle: {path.name} does not read ({error})"
+        msg = (
+            f"{folder} is no bundle: {path.name} does not read ({error}); "
+            "bundles stand in `bundles/` below the folder of --out"
+        )
         raise BundleError(msg) from error
     if found.get("schema") != SCHEMA:
         msg = f"{folder}: schema is {found.get('schema')!r}, this version reads {SCHEMA!r}"

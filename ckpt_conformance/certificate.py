@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +20,15 @@ from ckpt_conformance import __version__, bundle
 from ckpt_conformance.asking import RequestError, check_names, reproduce
 from ckpt_conformance.catalogue import is_chosen
 from ckpt_conformance.crash import summary
-from ckpt_conformance.verdicts import SEVERITY, CheckOutcome, Outcome, Verdict, remarks, worst
+from ckpt_conformance.verdicts import (
+    CONTROL,
+    SEVERITY,
+    CheckOutcome,
+    Outcome,
+    Verdict,
+    remarks,
+    worst,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +45,7 @@ REPRODUCED = "reproduced with a real process"
 MACHINE_LIMIT = "this machine"
 STOPPED = "not run: the run was interrupted"
 CERTIFIED, VIOLATED, USAGE, UNDECIDED = 0, 1, 2, 3
+REFERENCE = re.compile(rf"{re.escape(CONTROL)}.*; see (CKC-[A-Z]{{4}}-\d{{3}})", re.DOTALL)
 DEEPEST = 20
 
 Json = dict[str, Any]
@@ -252,6 +262,8 @@ def _profile(description: str, verdicts: Sequence[Verdict]) -> Json:
 def judge(result: Json, forgiven: Iterable[str] = ()) -> int:
     """Give the exit status of a result; `forgiven` are the ids of a baseline.
 
+    What is UNKNOWN because of one of these is forgiven with it.
+
     Raises:
         ResultError: the result is not one of ours.
 
@@ -261,8 +273,22 @@ def judge(result: Json, forgiven: Iterable[str] = ()) -> int:
     invariants: dict[str, Json] = result["invariants"]
     if any(one["verdict"] == Verdict.VIOLATION and i not in old for i, one in invariants.items()):
         return VIOLATED
-    undecided = any(_undecided(i, one, result) for i, one in invariants.items())
-    return UNDECIDED if undecided or result["harness"] else CERTIFIED
+    undecided = [i for i, one in invariants.items() if _undecided(i, one, result)]
+    counting = set(undecided) - set(follows(result, old))
+    return UNDECIDED if counting or result["harness"] else CERTIFIED
+
+
+def follows(result: Json, known: Collection[str]) -> list[str]:
+    """List what is UNKNOWN because its control violates a promise that is known to be broken."""
+    invariants: dict[str, Json] = result["invariants"]
+    broken = {i for i in known if invariants.get(i, {}).get("verdict") == Verdict.VIOLATION}
+    return [
+        name
+        for name, one in sorted(invariants.items())
+        if one["verdict"] == Verdict.UNKNOWN
+        and (because := REFERENCE.fullmatch(str(one["reason"])))
+        and because[1] in broken
+    ]
 
 
 def _undecided(identifier: str, invariant: Json, result: Json) -> bool:

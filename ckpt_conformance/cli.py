@@ -239,7 +239,7 @@ def deliver(
             result=result,
             known=old.known(result["adapter"]["name"]) if old else {},
             asides=baseline.asides(result, old),
-            report=str(folder / "report.html"),
+            folder=str(folder),
         )
     if len(results) > 1:
         profiles = dict.fromkeys(name for one in results for name in one["profiles"])
@@ -254,9 +254,18 @@ def deliver(
     status = certificate.merge_status(
         certificate.judge(one, old.known(one["adapter"]["name"]) if old else ()) for one in results
     )
-    new = "nothing new is violated" if old and not status else MEANINGS[status]
-    report.say(f"{new} (exit {status})")
+    report.say(f"{_closing(results, status, old)} (exit {status})")
     return status
+
+
+def _closing(results: Sequence[Json], status: int, old: baseline.Baseline | None) -> str:
+    """Say what the exit status means here: where nothing was judged, nothing is certified."""
+    if status:
+        return MEANINGS[status]
+    if old:
+        return "nothing new is violated"
+    titles = {report.headline(one).title for one in results}
+    return titles.pop().lower() if len(titles) == 1 else MEANINGS[status]
 
 
 def _no_baseline(path: Path | None) -> str:

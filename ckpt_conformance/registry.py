@@ -118,7 +118,10 @@ def _is_dotted(text: str) -> bool:
 def _unknown(name: str) -> AdapterError:
     module, _, attribute = name.rpartition(".")
     if module and _is_dotted(name):
-        hint = f"did you mean {f'{module}:{attribute}'!r}? "
+        forms = [f"{module}:{attribute}"]
+        if attribute != "make":  # it may be a module that was named alone
+            forms.insert(0, f"{name}:make")
+        hint = f"did you mean {' or '.join(map(repr, forms))}? "
     else:
         hint = nearest(name, known()) or f"known: {', '.join(known())}. "
     own = "Your own manager is named as my_package.module:attribute."
@@ -194,8 +197,12 @@ def _check(name: str, found: Any) -> Any:  # noqa: ANN401
         msg = f"adapter {name!r} needs a package that is not installed: {error}"
         raise AdapterError(msg) from error
     except TypeError as error:
-        what = f"{found!r} is neither an adapter nor a factory without arguments"
-        msg = f"adapter {name!r}: {what} ({error})"
+        called = getattr(found, "__qualname__", repr(found))
+        if error.__traceback__ and error.__traceback__.tb_next:
+            msg = f"adapter {name!r}: {called}() raised TypeError: {error}"
+        else:
+            what = f"{called} is neither an adapter nor a factory without arguments"
+            msg = f"adapter {name!r}: {what} ({error})"
         raise AdapterError(msg) from error
     for needed in ("name", "version", "shape", "capabilities", "holds", "isolation", "open"):
         if not hasattr(adapter, needed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from ckpt_conformance.plugin import outcome_of
 from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 SUITES = "ckpt_conformance.suites"
 WORKERS_END = 1.0  # seconds that workers have to end after Ctrl-C before they are killed
@@ -105,6 +106,20 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="ckc-session-")
 
 
+@contextlib.contextmanager
+def _hypothesis_in(folder: Path) -> Generator[None]:
+    """Keep what Hypothesis stores out of the user's folder; a place that the user named stays."""
+    key = "HYPOTHESIS_STORAGE_DIRECTORY"
+    if key in os.environ:
+        yield
+        return
+    os.environ[key] = str(folder / "hypothesis")
+    try:
+        yield
+    finally:
+        del os.environ[key]
+
+
 def run_session(options: SessionOptions) -> list[CheckOutcome]:
     """Run the suites on the adapters and give every outcome.
 
@@ -114,6 +129,7 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
     collector = Collector(options)
     with contextlib.ExitStack() as stack:
         folder = options.scratch or Path(stack.enter_context(scratch_folder()))
+        stack.enter_context(_hypothesis_in(folder))
         code = pytest.main(_arguments(options, folder), plugins=[collector])
     fatal = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
     if collector.problems or fatal:

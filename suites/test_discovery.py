@@ -11,7 +11,7 @@ from ckpt_conformance import names, resumption, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_smoke as smoke
-from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Violation
+from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -290,12 +290,16 @@ def test_nothing_to_load_is_refused(subject: Subject) -> None:
     """A load from a directory without a checkpoint refuses.
 
     Why: a wrong path ended in a warning, and the run began from scratch (B09).
-    How: load the latest from an empty directory.
+    How: load the latest from an empty directory; the control is that what was saved loads.
     """
     ending = subject.resume()
-    refused = ending.how == "ended" and ending.error is not None
-    if not refused:
+    if ending.how != "ended":
+        told = "a load from an empty directory does not end well"
+        raise Violation(told, evidence=subject.evidence(ending))
+    if ending.error is None:
         raise Violation("an empty directory was loaded", evidence=subject.evidence(ending))
+    if trouble := resumption.plain_trouble(subject):
+        raise control_failed("what was saved is refused, too", trouble)
 
 
 @check("CKC-DISC-008")

@@ -6,11 +6,12 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle, trees
+from ckpt_conformance import fault_injectors, oracle, resumption, trees
 from ckpt_conformance.checks import check
 from ckpt_conformance.fault_injectors import payload, struck_calls
 from ckpt_conformance.fault_injectors.points import pattern
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation, control_failed
+from ckpt_conformance.suites import test_sigkill_truncation as sigkill
+from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,7 +124,9 @@ def recoveries(subject: Subject) -> list[Recovery]:
     if stuck and not found:
         raise NotApplicable(f"a resumed job does not save step {NEWEST}: {stuck[0]}")
     if not found:
-        raise control_failed("no killed save can be resumed from")
+        told = "no killed save can be resumed from"
+        about = sigkill.test_a_kill_during_a_save_costs_at_most_that_step
+        raise resumption.blame(subject, told, about)
     return found
 
 

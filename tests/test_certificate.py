@@ -324,57 +324,6 @@ def test_commit_is_ours_only(tmp_path: Path) -> None:
     assert environment.suite_commit(tmp_path) is None
 
 
-def test_baseline_forgives_what_it_knows_and_lists_what_turned_green(tmp_path: Path) -> None:
-    path = tmp_path / "baseline.json"
-    old = build(outcome(ATOM, "VIOLATION", "lost"), outcome(CORR, "VIOLATION", "silent"))
-    assert baseline.write_baseline(path, [old]) == 2
-    known = baseline.read_baseline(path)
-    assert known.known("toy") == {ATOM: "lost", CORR: "silent"}
-    now = build(outcome(ATOM, "VIOLATION"), outcome(CORR, "PASS"), outcome(LATER, "VIOLATION"))
-    assert known.turned_green(now) == {CORR: "PASS"}
-    assert certificate.judge(now, known.known("toy")) == certificate.VIOLATED
-    fixed = build(outcome(ATOM, "VIOLATION"), outcome(CORR, "PASS"), outcome(LATER, "PASS"))
-    assert certificate.judge(fixed, known.known("toy")) == certificate.CERTIFIED
-    assert certificate.judge(fixed, known.known("other")) == certificate.VIOLATED
-    assert known.turned_green(build()) == {}  # UNKNOWN is not green
-
-
-def test_baseline_keeps_what_the_run_did_not_judge(tmp_path: Path) -> None:
-    path = tmp_path / "baseline.json"
-    other = build(outcome(ATOM, "VIOLATION"))
-    other["adapter"]["name"] = "other"
-    baseline.write_baseline(path, [other, build(outcome(ATOM, "VIOLATION"))])
-    baseline.write_baseline(path, [build(outcome(CORR, "VIOLATION"))])
-    assert set(baseline.read_baseline(path).known("toy")) == {ATOM, CORR}
-    baseline.write_baseline(path, [build(outcome(ATOM, "PASS"), outcome(CORR, "PASS"))])
-    assert baseline.read_baseline(path).violations == {"other": {ATOM: ""}}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file or directory; write one with --write-baseline"),
-        ("{", "is not JSON"),
-        ("{}", "it has no schema"),
-        ('{"schema": "x/v2"}', "its schema is 'x/v2', expected 'ckpt-conformance/baseline/v1'"),
-        ('{"schema": "ckpt-conformance/baseline/v1"}', "has no table of violations"),
-    ],
-)
-def test_a_file_that_is_no_baseline_is_refused(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
-    path = tmp_path / "file.json"
-    if content is not None:
-        path.write_text(content)
-        with pytest.raises(baseline.BaselineError):
-            baseline.check_writable(path)
-    with pytest.raises(baseline.BaselineError, match=re.escape(message)):
-        baseline.read_baseline(path)
-    for place in (tmp_path, tmp_path / "absent" / "b.json"):
-        with pytest.raises(baseline.BaselineError, match="name a file in a folder that is"):
-            baseline.check_writable(place)
-
-
 def test_kill_matrix_compares_exactly() -> None:
     info = SimpleNamespace(
         id="A01", bug="A01", url="u", change="c", base="reference", violates=frozenset({ATOM})

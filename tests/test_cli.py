@@ -206,6 +206,13 @@ def test_options_reach_the_session(ckpt: Ckpt, fake: Session) -> None:
     assert (given.budget, given.jobs, given.seed, given.catalogue) == ("full", 3, 9, 1)
 
 
+def test_where_nothing_applies_nothing_is_called_certified(ckpt: Ckpt, fake: Session) -> None:
+    fake.told = dict.fromkeys([("toy", ATOM), ("toy", CORR)], "NOT_APPLICABLE")
+    status, out, _ = ckpt("certify", "toy")
+    assert (status, out.count("ertified")) == (0, 0)
+    assert out.endswith("nothing was shown (exit 0)\n")
+
+
 def test_only_judges_the_profiles_that_it_covers_whole(ckpt: Ckpt) -> None:
     status, out, _ = ckpt("certify", "toy", "--only", ATOM)
     assert status == 0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("misbehaving")  # they share the sessions below
 
 LOADS, LISTS, SAME = "CKC-SMOK-001", "CKC-SMOK-002", "CKC-RTRP-001"
+REFUSES = "CKC-DISC-007"
 DEADLINE = 1.0  # seconds that a life has which is known to hang
 
 HANGS = ("misbehaving:hangs_in_load", "misbehaving:hangs_in_save", "misbehaving:stops")
@@ -44,6 +45,8 @@ EXPECTED = {
     "misbehaving:loads_none": (LOADS, "VIOLATION", "load returned None"),
     "misbehaving:loads_words": (LOADS, "VIOLATION", "load returned '4'"),
     "misbehaving:raises_at_open": (LOADS, "VIOLATION", "this adapter raises"),
+    "misbehaving:refuses_all": (REFUSES, "UNKNOWN", "what was saved is refused, too; see CKC-SMOK"),
+    "misbehaving:leaves_open": (REFUSES, "VIOLATION", "does not end well"),
     "misbehaving:shouts": (LOADS, "VIOLATION", "this adapter raises"),
     "misbehaving:saves_later": (LOADS, "VIOLATION", "no checkpoint in"),
     "misbehaving:daemonises": (LOADS, "VIOLATION", "a fork of the job's own process"),
@@ -92,7 +95,7 @@ def outcomes(on_path: str) -> dict[tuple[str, str], CheckOutcome]:
     with client.Server((*HANGS, *subtle, *rest)) as server:
         runs = (
             SessionOptions(HANGS, only=(LOADS,), deadline=DEADLINE),
-            SessionOptions((*subtle, WELL[0]), only=(LISTS, SAME)),
+            SessionOptions((*subtle, WELL[0]), only=(LISTS, SAME, REFUSES)),
             SessionOptions(rest, only=(LOADS,)),
         )
         found = [one for run in runs for one in run_session(replace(run, server=server.socket))]

@@ -91,6 +91,15 @@ def test_what_shares_golden_runs_runs_in_one_worker() -> None:
     assert {suite: found for suite, found in workers.items() if len(found) > 1} == {}
 
 
+def test_certify_leaves_nothing_beside_its_reports(tmp_path: Path) -> None:
+    """CKC-RTRP-020 is drawn by Hypothesis, which keeps files of its own where it runs."""
+    words = ["certify", *PER_STEP[1:], "--only", "CKC-RTRP-020"]
+    command = [sys.executable, "-m", "ckpt_conformance", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "CKC-RTRP-020" in done.stdout
+    assert [one.name for one in tmp_path.iterdir()] == ["reports"]
+
+
 def test_a_session_runs_where_the_suites_were_imported_before(tmp_path: Path) -> None:
     """As in a worker whose tests import them: pytest warns of what it can no longer rewrite."""
     inner = ["-W", "error", "-c", "/dev/null", "--collect-only", str(tmp_path / "nothing")]

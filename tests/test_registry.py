@@ -70,6 +70,7 @@ def test_list_adapters_shows_entry_points(package: Path) -> None:
         ("nope", "lightning. Your own manager is named as my_package.module:attribute."),
         ("refrence", "unknown adapter 'refrence': did you mean reference or "),
         ("my_pkg.adapter.make", "did you mean 'my_pkg.adapter:make'? Your own"),
+        ("my_pkg.adapter", "did you mean 'my_pkg.adapter:make' or 'my_pkg:adapter'? Your own"),
         ("my_pkg/adapter.py:make", "such as 'my_pkg.adapter:make'"),
         ("my_pkg.adapter:", "such as 'my_pkg.adapter:make'"),
         (":make", "such as 'my_package.module:make'"),

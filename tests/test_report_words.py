@@ -72,7 +72,7 @@ def test_an_earlier_certificate_that_does_not_read_takes_nothing_along(tmp_path:
 
 
 def on_terminal(result: dict[str, Any]) -> str:
-    return report.render_text("result.txt.j2", 100, result=result, known={}, asides={}, report="")
+    return report.render_text("result.txt.j2", 100, result=result, known={}, asides={}, folder="")
 
 
 def test_a_profile_with_unmet_shoulds_does_not_read_as_if_all_held() -> None:
