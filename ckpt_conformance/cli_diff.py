@@ -47,6 +47,8 @@ def diff(  # noqa: PLR0913  one parameter for each option
     renames = tuple(_rename(one) for one in rename or ())
     patterns = tuple(_pattern(one, "--only") for one in only or ())
     one, other = places.place(a), places.place(b)
+    for place in (one, other):
+        places.check_there(place)
     options = Options(renames, patterns, jobs or threads(one, other))
     with Progress("diff") as progress:
         compared = compare(one, other, options, progress)

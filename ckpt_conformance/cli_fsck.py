@@ -15,6 +15,7 @@ from ckpt_conformance.cli_options import Jobs, Seed  # noqa: TC001  as above
 from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
+    from ckpt_conformance.fsck.findings import Report
     from ckpt_conformance.fsck.judge import Judged
     from ckpt_conformance.fsck.places import Where
 
@@ -53,7 +54,9 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     *,
     newest_whole: Annotated[
         bool,
-        typer.Option(help="Print the path of the newest whole checkpoint; 1 if there is none."),
+        typer.Option(
+            help="Print the path of the newest whole checkpoint; 1 if there is none, 2 if unknown."
+        ),
     ] = False,
     metadata_only: Annotated[
         bool, typer.Option(help="Read structure and sizes only: no digest, no CRC.")
@@ -76,8 +79,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.judge import Options, judge, judge_newest
 
     path = places.place(place)
-    if not path.exists():
-        raise asking.RequestError(f"{path} does not exist; give the folder of a run")
+    places.check_there(path)
     if metadata_only and (nan or sample < 1):
         raise asking.RequestError("--metadata-only reads no payload: leave out --sample and --nan")
     options = Options(jobs or threads(path), metadata_only, sample, seed, nan)
@@ -119,13 +121,27 @@ def _say_newest(judged: Judged) -> None:
         if one is not newest:
             why = report_fsck.told(one.findings[0]) if one.findings else ""
             report_terminal.say(f"passed over: {one.path}: {one.state}: {why}", error=True)
-    if newest:
+    if hidden := _hidden(judged):
+        told = f"{hidden.path} could not be judged, and may be the newest whole checkpoint"
+        report_terminal.say(told, error=True)
+    elif newest:
         typer.echo(str(newest.path))
     else:
         report_terminal.say(f"no whole checkpoint in {judged.path}", error=True)
 
 
+def _hidden(judged: Judged) -> Report | None:
+    """Give the newest checkpoint that could not be judged, if no newer one is whole."""
+    from ckpt_conformance.fsck.findings import State
+
+    telling = (one for one in judged.reports if one.state in (State.WHOLE, State.UNKNOWN))
+    first = next(telling, None)
+    return first if first and first.state is State.UNKNOWN else None
+
+
 def _gate(judged: Judged) -> int:
+    if _hidden(judged):
+        return UNDECIDED
     return WHOLE if judged.newest_whole else DAMAGED
 
 
@@ -165,10 +181,11 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
     if as_json:
         typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
         return
+    from ckpt_conformance.report_fsck import one_line
+
     at = "" if damage.offset is None else f" at byte {damage.offset}"
-    report_terminal.say(
-        f"{out}: {damage.fault} in {damage.file}{at}: {damage.detail or damage.after}"
-    )
+    what = f"{damage.fault} in {damage.file}{at}: {damage.detail or damage.after}"
+    report_terminal.say(one_line(f"{out}: {what}"))
 
 
 def _check_request(path: Path, out: Path, file: str | None) -> None:

@@ -50,7 +50,8 @@ class Progress:
         self._bar.update(self._task, completed=done, total=total, note=note)
         if self._bar.disable and time.monotonic() - self._shown >= LINE_SECONDS:
             self._shown = time.monotonic()
-            line = f"{self.what}: {done} of {total}{unit}, {self._shown - self._start:.0f} s {note}"
+            more = "" if note == unit.strip() else note
+            line = f"{self.what}: {done} of {total}{unit}, {self._shown - self._start:.0f} s {more}"
             self.console.print(line.rstrip())
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ckpt_conformance import report_terminal, stopping
 
@@ -13,26 +16,51 @@ if TYPE_CHECKING:
     import typer
 
 USAGE, UNDECIDED = 2, 3  # as `certificate` has them
+NO_READER = 128 + signal.SIGPIPE  # what a shell says of a command whose reader went away
 
 
 def run(app: typer.Typer, usage_errors: tuple[type[Exception], ...]) -> None:
     """Run the commands; a fault of the harness must not look like a violation."""
     # An adapter beside the user is named as `my_adapter:make`, as `python -m` would find it.
     sys.path.insert(0, str(Path.cwd()))
+    _open_descriptors()
     stop = stopping.Stop()
     try:
         with stop:
             app()
-    except SystemExit:
+    except SystemExit as left:
         if stop.status:  # whatever it left with: 1, as typer has it, would mean "violations"
             raise SystemExit(stop.status) from None
+        if isinstance(left.__context__, BrokenPipeError):  # typer leaves with 1 here, too
+            raise SystemExit(NO_READER) from None
         raise
     except usage_errors as error:
         report_terminal.say(f"error: {report_terminal.shown(error)}", error=True)
         raise SystemExit(USAGE) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            _report_fault()
+        report_terminal.say(f"error: the output is not whole: {error.strerror}", error=True)
+        raise SystemExit(USAGE) from None
     except Exception:  # noqa: BLE001  Python itself would leave with 1, which means "violations"
-        traceback.print_exc()
-        sys.stderr.write(
-            "error: the harness failed; this says nothing about the manager. Please report it.\n"
-        )
-        raise SystemExit(UNDECIDED) from None
+        _report_fault()
+
+
+def _report_fault() -> NoReturn:
+    """Print the traceback of what is being handled, and leave as undecided."""
+    traceback.print_exc()
+    sys.stderr.write(
+        "error: the harness failed; this says nothing about the manager. Please report it.\n"
+    )
+    raise SystemExit(UNDECIDED) from None
+
+
+def _open_descriptors() -> None:
+    """Open what was closed by `>&-`: the next file would get its number, and be printed into."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w"))

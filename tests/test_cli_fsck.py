@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import fsck_corpus
 import jsonschema
 import pytest
+import torch
 
 from ckpt_conformance import trees
 
@@ -72,6 +73,45 @@ def test_what_does_not_exist_is_a_usage_error(runs: Path) -> None:
         ("fsck", shard),
     ):
         assert cli(*words).returncode == 2, words
+
+
+@pytest.mark.parametrize("words", [("fsck",), ("fsck", "--newest-whole"), ("diff", ".")])
+def test_an_empty_variable_is_not_the_current_folder(words: tuple[str, ...]) -> None:
+    done = cli(*words, "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'' is no path; is a variable of the script empty?" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["fsck", "diff"])
+def test_what_nobody_can_look_at_is_told_in_one_line(command: str, tmp_path: Path) -> None:
+    done = cli(command, tmp_path / ("x" * 300), *[tmp_path] * (command == "diff"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("cannot be looked at: File name too long\n")
+
+
+def test_a_gate_does_not_pass_over_what_could_not_be_judged(tmp_path: Path) -> None:
+    """As of a store: it may be the newest whole one, and steps would be lost without a word."""
+    state = {"w": torch.ones(3)}
+    torch.save(state, tmp_path / "step_10.pt", _use_new_zipfile_serialization=False)
+    alone = cli("fsck", tmp_path, "--newest-whole")
+    torch.save(state, tmp_path / "step_5.pt")
+    for done in (alone, cli("fsck", tmp_path, "--newest-whole")):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "step_10.pt could not be judged, and may be the newest" in done.stderr
+    torch.save(state, tmp_path / "step_20.pt")
+    newer = cli("fsck", tmp_path, "--newest-whole")
+    assert (newer.returncode, newer.stdout) == (0, f"{tmp_path / 'step_20.pt'}\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("2>&-", 1), ("| true", 141), (">/dev/full", 2), ("--newest-whole 2>&-", 0)],
+)
+def test_what_becomes_of_the_output_is_no_verdict(runs: Path, ending: str, status: int) -> None:
+    command = f"set -o pipefail; {sys.executable} -m ckpt_conformance fsck {runs} {ending}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
 
 
 def test_nothing_to_judge_is_neither_whole_nor_damaged(tmp_path: Path) -> None:

@@ -11,12 +11,26 @@ from ckpt_conformance.fsck.remote import RemoteFolder, Url, open_url
 
 Where = Path | Url
 
+_SHORT = 200  # characters of a path that a message shows
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
 
 
 def place(text: str) -> Where:
-    """Give what a user named; RequestError for a URL that nothing here reads."""
+    """Give what a user named; RequestError for nothing, and for a URL that nothing here reads."""
+    if not text.strip():
+        raise RequestError(f"{text!r} is no path; is a variable of the script empty?")
     return open_url(text) if _URL.match(text) else Path(text)
+
+
+def check_there(where: Where) -> None:
+    """Raise RequestError where there is nothing, or nobody may look."""
+    try:
+        found = where.exists()
+    except OSError as error:  # no permission above it, a name that is too long
+        short = str(where) if len(str(where)) < _SHORT else f"{str(where)[:_SHORT]}..."
+        raise RequestError(f"{short} cannot be looked at: {error.strerror}") from error
+    if not found:
+        raise RequestError(f"{where} does not exist; give the folder of a run")
 
 
 def folder_at(root: Where, boundary: Where | None = None) -> DiskFolder | RemoteFolder:
