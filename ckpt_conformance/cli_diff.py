@@ -10,7 +10,7 @@ import typer
 
 from ckpt_conformance import asking, report_terminal
 from ckpt_conformance.cli_fsck import Progress, threads
-from ckpt_conformance.cli_options import Jobs, Names  # noqa: TC001  typer reads the annotations
+from ckpt_conformance.cli_options import Names, Threads  # noqa: TC001  typer reads the annotations
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.diff import Compared
@@ -34,7 +34,7 @@ def diff(  # noqa: PLR0913  one parameter for each option
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Show every difference.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    jobs: Jobs = None,
+    jobs: Threads = None,
 ) -> None:
     """Compare two checkpoints bit for bit, whatever their formats and world sizes.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpt_conformance import asking, cli_progress, report_terminal
-from ckpt_conformance.cli_options import Jobs, Seed  # noqa: TC001  as above
+from ckpt_conformance.cli_options import Seed, Threads  # noqa: TC001  as above
 from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     seed: Seed = 0,
     nan: Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    jobs: Jobs = None,
+    jobs: Threads = None,
 ) -> None:
     """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
     from ckpt_conformance.fsck import places

@@ -32,6 +32,14 @@ Jobs = Annotated[
     int | None,
     typer.Option(parser=whole(1, 1024), metavar="N", help="Processes; default: one a core."),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole(1, 1024),
+        metavar="N",
+        help="Threads; default: one a core, and at least 8 for a URL.",
+    ),
+]
 Spending = Annotated[Budget, typer.Option(help="quick: a sample of the faults; full: all of them.")]
 Seed = Annotated[
     int,
