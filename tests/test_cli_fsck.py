@@ -103,6 +103,18 @@ def test_a_gate_does_not_pass_over_what_could_not_be_judged(tmp_path: Path) -> N
     assert (newer.returncode, newer.stdout) == (0, f"{tmp_path / 'step_20.pt'}\n")
 
 
+def test_the_step_inside_of_a_file_tells_its_age(tmp_path: Path) -> None:
+    """Lightning keeps the newest as last.ckpt: by its name alone it would be the oldest."""
+    for name, step in (("last.ckpt", 12), ("epoch=0-step=4.ckpt", 4), ("best.ckpt", 8)):
+        state = {"w": torch.ones(3)}
+        inside = {"pytorch-lightning_version": "2.6.6", "global_step": step, "state_dict": state}
+        torch.save(inside, tmp_path / name)
+    done = cli("fsck", tmp_path, "--newest-whole")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'last.ckpt'}\n")
+    (tmp_path / "last.ckpt").unlink()
+    assert cli("fsck", tmp_path, "--newest-whole").stdout == f"{tmp_path / 'best.ckpt'}\n"
+
+
 @pytest.mark.parametrize(
     ("ending", "status"),
     [("2>&-", 1), ("| true", 141), (">/dev/full", 2), ("--newest-whole 2>&-", 0)],

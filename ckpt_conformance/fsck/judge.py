@@ -124,11 +124,19 @@ class _Judging:
         self.found = find(path)
         leftovers = sorted(set(self.found.leftovers))
         self.judged = Judged(path, leftovers=leftovers, options=options)
-        ages = in_threads(_age, self.found.candidates)
+        ages = in_threads(self._age, self.found.candidates)
         ordered = sorted(
             zip(ages, self.found.candidates, strict=True), key=lambda pair: pair[0], reverse=True
         )
         self.candidates = [one for _, one in ordered]
+
+    def _age(self, one: Candidate) -> tuple[bool, int, float]:
+        """Order checkpoints: by the step of their name or content, else by the last change."""
+        step = one.step
+        if step is None and len(self.found.candidates) > 1:  # as last.ckpt beside others
+            top = self.judged.path
+            step = examine(self.found, one, folder_of(one, top), top, NOTHING)[0].step
+        return step is not None, step or 0, changed(one.path)
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Judge some checkpoints and add their reports."""
@@ -181,11 +189,6 @@ def sample(
         kept.append(at)
         left -= sizes[at]
     return [items[at] for at in sorted(kept)]
-
-
-def _age(one: Candidate) -> tuple[bool, int, float]:
-    """Order checkpoints: by step where the name says one, else by the time of the last change."""
-    return one.step is not None, one.step or 0, changed(one.path)
 
 
 def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress) -> None:
