@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.asking import RequestError
-from ckpt_conformance.fsck import layouts, ranks
+from ckpt_conformance.fsck import layouts, ranks, raw_pickles
 from ckpt_conformance.fsck.dcp_part import dcp_part
 from ckpt_conformance.fsck.expected import judge_layout
 from ckpt_conformance.fsck.findings import Kind, Malformed, Report
@@ -91,6 +91,8 @@ def _part(context: Context, one: Candidate, kind: str, base: str, name: str) -> 
         case "stranger":
             what = "nothing refers to this file: another program left it?"
             context.report.say(Kind.NOTE, base + name, what)
+        case "stray":
+            context.report.findings += raw_pickles.stray(context.folder, base + name)
         case _:
             works = torch_part(context, base + name)
     return works

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck import manifest, manifest_v2, megatron
+from ckpt_conformance.fsck import names as written
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.places import folder_at
 from ckpt_conformance.fsck.source import Unreachable, in_threads, whole
@@ -49,6 +50,7 @@ _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
+_NO_DATA = ("json", "stranger", "stray")
 _OF_ONE = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
 
 
@@ -128,11 +130,15 @@ def _by_name(name: str) -> str:
     return "safetensors" if name.endswith(".safetensors") else "torch"
 
 
-def format_of(folder: Folder, name: str) -> str:
-    """Give `torch`, `safetensors`, or nothing for a file that is no part of a checkpoint."""
+def format_of(folder: Folder, name: str, *, by_library: bool = False) -> str:
+    """Give `torch`, `safetensors`, or nothing for a file that is no part of a checkpoint.
+
+    `by_library` says that a library wrote the folder: names that are common words are its own.
+    """
     if name.endswith(".safetensors"):
         return "safetensors"
-    if name.endswith(_TORCH):
+    last = name.rpartition("/")[2]
+    if name.endswith(_TORCH) or written.is_torch(last, by_library=by_library):
         return "torch"
     if name.endswith(_MAYBE_TORCH):
         try:
@@ -207,13 +213,16 @@ def _whole_folder(folder: Folder, base: str, found: Found) -> Candidate:
                 found.links[base + name] = why
             one.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
+    by_library = bool(_library(one))
     for at, names in sorted(sub.items()):
-        one.parts += _parts(inner, at, names)
+        one.parts += _parts(inner, at, names, by_library=by_library)
     one.layout = layout_name(one)
     return one
 
 
-def _parts(folder: Folder, base: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
+def _parts(
+    folder: Folder, base: str, names: list[str], *, by_library: bool
+) -> Iterator[tuple[str, str, str]]:
     """Say what a folder inside a checkpoint holds."""
     is_dcp = ".metadata" in names or any(name.endswith(".distcp") for name in names)
     if _is_reference(folder, base, names):
@@ -227,9 +236,11 @@ def _parts(folder: Folder, base: str, names: list[str]) -> Iterator[tuple[str, s
             yield "index", base, name
             taken.update(_of_index(folder, base, name))
     rest = sorted(set(names) - taken)
-    kinds = in_threads(lambda name: format_of(folder, base + name), rest)
+    kinds = in_threads(lambda name: format_of(folder, base + name, by_library=by_library), rest)
     for name, kind in zip(rest, kinds, strict=True):
         other = "json" if name.endswith(".json") else "stranger" if is_dcp else ""
+        if by_library and name.endswith(_MAYBE_TORCH):
+            other = "stray"
         if kind or other:
             yield kind or other, base, name
 
@@ -326,34 +337,19 @@ def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> lis
     return rest
 
 
-# Only what no script of somebody's own would write by chance: their rules say what is missing.
-_LAYOUTS = (
-    (
-        "transformers-trainer",
-        re.compile(r"/trainer_state\.json$|/checkpoint-\d+/training_args\.bin$"),
-    ),
-    (
-        "accelerate",
-        re.compile(
-            r"/random_states_\d+\.pkl$|"
-            r"^checkpoints/checkpoint_\d+/(?:optimizer|scheduler)(?:_\d+)?\.bin$"
-        ),
-    ),
-    ("deepspeed", re.compile(r"mp_rank_\d+(?:_.*)?_model_states\.pt$|_optim_states\.pt$")),
-    ("verl-fsdp", re.compile(r"(?:model|optim)_world_size_\d+_rank_\d+\.pt$")),
-)
+def _library(one: Candidate) -> str:
+    """Name the library that wrote a checkpoint; nothing for none that is known."""
+    above = "/".join(one.root.resolve().parts[-2:])
+    return written.library(f"{above}/{file}" for file in one.files)
 
 
 def layout_name(one: Candidate) -> str:
-    """Name a layout by the files in it, and by the names of its folder and of the one above."""
-    above = "/".join(one.root.resolve().parts[-2:])
-    names = [f"{above}/{file}" for file in one.files]
-    for name, pattern in _LAYOUTS:
-        if any(pattern.search(file) for file in names):
-            return name
+    """Name a layout by the library that wrote it, else by what it holds."""
+    if library := _library(one):
+        return library
     if found := megatron.layout_of(one.files, one.root.resolve().name):
         return found
-    kinds = [kind for kind, _, _ in one.parts if kind not in ("json", "stranger")]
+    kinds = [kind for kind, _, _ in one.parts if kind not in _NO_DATA]
     for kind, name in (("reference", "reference-dcp"), ("dcp", "dcp"), ("index", "hf-index")):
         if kind in kinds:
             return name

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.fsck import safetensors_file, torch_file
+from ckpt_conformance.fsck import raw_pickles, safetensors_file, torch_file
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.guards import is_dict
@@ -69,7 +69,8 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
         context.report.say(Kind.UNKNOWN, name, str(error))
         return None
     except (OSError, Malformed) as error:
-        context.refuse(name, error)
+        told = raw_pickles.findings_of(context.folder, name)
+        context.report.findings += told or [unreadable(name, error)]
         return None
     context.report.structure += archive.overhead
     context.report.facts |= facts_of(name, archive.tree)
