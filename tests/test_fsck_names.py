@@ -132,3 +132,99 @@ def test_a_harmless_pickle_in_the_place_of_a_torch_file_is_not_whole(accelerate:
     report = only(accelerate)
     assert told(report) == [(Kind.UNKNOWN, "random_states_0.pkl")]
     assert "plain pickle" in report.findings[0].what
+
+
+@pytest.mark.parametrize("name", ["my_checkpoint", "best", "out.v2"])
+def test_what_accelerate_wrote_is_one_checkpoint_whatever_its_name(
+    name: str, accelerate: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / name
+    shutil.move(accelerate, folder)
+    for path in (tmp_path / "runs", folder):
+        report = only(path)
+        assert (report.path, report.layout, report.findings) == (folder, "accelerate", [])
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert judge(tmp_path / "runs").newest_whole is None
+    assert told(only(tmp_path / "runs")) == [(Kind.DAMAGED, "model.safetensors")]
+
+
+def test_what_accelerate_wrote_beside_its_steps_is_one_checkpoint(
+    accelerate: Path, tmp_path: Path
+) -> None:
+    """`save_state` into the folder that holds the steps, too."""
+    root = tmp_path / "root"
+    shutil.copytree(accelerate, root)
+    shutil.copytree(accelerate, root / "step_1")
+    shutil.copytree(accelerate, root / "step_2")
+    (root / "optimizer.bin").write_bytes(b"\0" * 99)
+    found = {one.path: one.state for one in judge(root).reports}
+    assert found == {
+        root: State.DAMAGED,
+        root / "step_1": State.WHOLE,
+        root / "step_2": State.WHOLE,
+    }
+
+
+@pytest.mark.parametrize("name", ["final", "checkpoint-best"])
+def test_what_the_trainer_wrote_is_one_checkpoint_whatever_its_name(
+    name: str, trainer: Path
+) -> None:
+    folder = trainer.parent / name
+    trainer.rename(folder)
+    assert only(folder.parent).layout == "transformers-trainer"
+    assert only(folder.parent).findings == []
+    (folder / "optimizer.pt").rename(folder.parent / "aside")
+    assert told(only(folder)) == [(Kind.MISSING, "optimizer.pt")]
+    (folder.parent / "aside").rename(folder / "optimizer.pt")
+    (folder / "config.json").write_text("{")
+    assert told(only(folder)) == [(Kind.DAMAGED, "config.json")]
+
+
+def test_a_trainers_root_keeps_its_steps_apart(trainer: Path) -> None:
+    """`save_model` and `save_state` write beside the steps."""
+    root = trainer.parent
+    for name in ("model.safetensors", "training_args.bin", "trainer_state.json", "config.json"):
+        shutil.copyfile(trainer / name, root / name)
+    found = {one.path: one.state for one in judge(root).reports}
+    assert found == {root: State.WHOLE, trainer: State.WHOLE}
+
+
+def test_a_trainers_state_alone_is_no_checkpoint(trainer: Path) -> None:
+    """`save_state` into the root, `save_model` into a folder below it."""
+    root = trainer.parent
+    shutil.move(trainer / "trainer_state.json", root)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (trainer / name).unlink()
+    trainer.rename(root / "final")
+    report = only(root)
+    assert (report.path, report.findings) == (root / "final", [])
+
+
+@pytest.mark.parametrize("name", ["final", "checkpoint-2"])
+def test_shards_of_deepspeed_belong_to_the_trainers_checkpoint(
+    name: str, trainer: Path, repository: Path
+) -> None:
+    golden = repository / "tests" / "golden" / "fsck" / "deepspeed" / "stage1"
+    shutil.copytree(golden / "global_step1", trainer / "global_step1")
+    for one in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
+        (trainer / one).unlink()
+    folder = trainer.rename(trainer.parent / name)
+    report = only(folder.parent)
+    assert (report.path, report.layout) == (folder, "transformers-trainer")
+    assert report.findings == []
+
+
+def test_shards_of_deepspeed_belong_to_accelerates_checkpoint(
+    accelerate: Path, repository: Path
+) -> None:
+    golden = repository / "tests" / "golden" / "fsck" / "deepspeed" / "stage1"
+    shutil.copytree(golden / "global_step1", accelerate / "pytorch_model")
+    for one in ("model.safetensors", "optimizer.bin"):
+        (accelerate / one).unlink()
+    folder = accelerate.rename(accelerate.parent.parent / "best")
+    report = only(folder.parent)
+    assert (report.path, report.layout, report.findings) == (folder, "accelerate", [])
+    gone = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    (folder / "pytorch_model" / gone).unlink()
+    assert told(only(folder)) == [(Kind.MISSING, f"pytorch_model/{gone}")]

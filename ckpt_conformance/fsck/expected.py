@@ -36,6 +36,7 @@ _SIGNS = re.compile(
     r"training_args\.bin|(?:optimizer|scheduler)\.pt|.*_(?:optim|model)_states\.pt|"
     r"(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"
 )
+_OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+/|global_step\d+/|pytorch_model/")
 
 
@@ -57,7 +58,8 @@ def judge_layout(one: Candidate, report: Report) -> None:
             for name, values in report.facts.items()
             if name.startswith(base)
         }
-        for kind, name, why in rule(names, facts):
+        own = _deepspeed if any(map(_OF_DEEPSPEED.fullmatch, names)) else rule
+        for kind, name, why in own(names, facts):
             if base + name not in known:
                 report.say(kind, base + name, why)
     _step(one, report)

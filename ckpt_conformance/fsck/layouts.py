@@ -158,18 +158,27 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
     names = list(entries)
     inner = [name for name, kind in entries.items() if kind == "folder"]
     here = _name(folder, base)
-    holds_steps = any(_OF_A_STEP.match(name) for name in inner)
-    is_one = _OF_A_STEP.match(here) or _is_split(folder, base, inner)
+    is_signed = written.is_signed(names)
+    steps = [name for name in inner if _OF_A_STEP.match(name)]
+    holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
+    is_one = is_signed or _OF_A_STEP.match(here) or _is_split(folder, base, inner)
     if _is_one(names) or (is_one and not holds_steps):
-        one = _whole_folder(folder, base, found)
-        if one.parts:
-            found.candidates.append(one)
+        _add(found, _whole_folder(folder, base, found))
         return
     before = len(found.candidates)
     if level < MOST_LEVELS:
         for name in inner:
             _folder(folder, f"{base}{name}/", found, level + 1)
+    if is_signed:
+        _add(found, _whole_folder(folder, base, found, depth=1))
+        return
     _flat(folder, base, entries, found, is_run=len(found.candidates) > before)
+
+
+def _add(found: Found, one: Candidate) -> None:
+    """Keep a candidate that has something to judge."""
+    if one.parts:
+        found.candidates.append(one)
 
 
 def _entries(folder: Folder, base: str, found: Found) -> dict[str, str]:
@@ -198,13 +207,13 @@ def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
     )
 
 
-def _whole_folder(folder: Folder, base: str, found: Found) -> Candidate:
-    """Take everything below a folder as one checkpoint; names are relative to it."""
+def _whole_folder(folder: Folder, base: str, found: Found, depth: int = 8) -> Candidate:
+    """Take what is below a folder, so many levels, as one checkpoint; names are relative to it."""
     inner = folder.inner(base)
     root = inner.root
     one = Candidate(root, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
-    for name, kind in inner.walk():
+    for name, kind in inner.walk(depth):
         at, _, last = name.rpartition("/")
         if is_leftover(last) or any(is_leftover(each) for each in at.split("/")):
             found.leftovers.append(base + name)
