@@ -10,6 +10,7 @@ from ckpt_conformance.fsck import layouts, ranks, raw_pickles
 from ckpt_conformance.fsck.dcp_part import dcp_part
 from ckpt_conformance.fsck.expected import judge_layout
 from ckpt_conformance.fsck.findings import Kind, Malformed, Report
+from ckpt_conformance.fsck.links import link_part
 from ckpt_conformance.fsck.megatron import judge_megatron
 from ckpt_conformance.fsck.parts import (
     Context,
@@ -91,6 +92,8 @@ def _part(context: Context, one: Candidate, kind: str, base: str, name: str) -> 
         case "stranger":
             what = "nothing refers to this file: another program left it?"
             context.report.say(Kind.NOTE, base + name, what)
+        case "link":
+            link_part(context.folder, context.report, base + name)
         case "stray":
             context.report.findings += raw_pickles.stray(context.folder, base + name)
         case _:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck import manifest, manifest_v2, megatron
+from ckpt_conformance.fsck import links, manifest, manifest_v2, megatron
 from ckpt_conformance.fsck import names as written
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.places import folder_at
@@ -166,6 +166,7 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
         _add(found, _whole_folder(folder, base, found))
         return
     before = len(found.candidates)
+    _linked_steps(folder, base, entries, found)
     if level < MOST_LEVELS:
         for name in inner:
             _folder(folder, f"{base}{name}/", found, level + 1)
@@ -173,6 +174,16 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
         _add(found, _whole_folder(folder, base, found, depth=1))
         return
     _flat(folder, base, entries, found, is_run=len(found.candidates) > before)
+
+
+def _linked_steps(folder: Folder, base: str, entries: Mapping[str, str], found: Found) -> None:
+    """Take links that hide a step as checkpoints: what is said of them says why."""
+    for name, kind in entries.items():
+        is_step = kind == "link" and _OF_A_STEP.match(name) and not PurePosixPath(name).suffix
+        if is_step and links.hides_a_folder(folder, base + name):
+            root = folder.root / base
+            one = Candidate(root / name, root, "link", step_of(name), [("link", "", name)])
+            found.candidates.append(one)
 
 
 def _add(found: Found, one: Candidate) -> None:
