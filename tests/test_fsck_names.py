@@ -228,3 +228,14 @@ def test_shards_of_deepspeed_belong_to_accelerates_checkpoint(
     gone = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
     (folder / "pytorch_model" / gone).unlink()
     assert told(only(folder)) == [(Kind.MISSING, f"pytorch_model/{gone}")]
+
+
+def test_weights_of_an_old_torch_are_not_passed_over(tmp_path: Path) -> None:
+    torch.save(
+        {"w": torch.ones(3)},
+        tmp_path / "pytorch_model.bin",
+        _use_new_zipfile_serialization=False,
+    )
+    report = only(tmp_path)
+    assert told(report) == [(Kind.UNKNOWN, "pytorch_model.bin")]
+    assert "before 1.6" in report.findings[0].what

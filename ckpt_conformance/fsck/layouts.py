@@ -42,7 +42,7 @@ _STEP = (
     re.compile(r"(?:epoch|ep)[-_=]?(\d{1,18})", re.IGNORECASE),
     re.compile(r"(?:^|[-_.=])(\d{1,18})$"),
 )
-_OF_A_STEP = re.compile(
+OF_A_STEP = re.compile(
     r"^(?:global_?step|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
 )
@@ -65,6 +65,8 @@ class Candidate:
         step: what its name says.
         parts: (format, base folder with its slash or nothing, file) to judge.
         files: every file that belongs to it.
+        is_alone: the user named the file, and nothing else is judged.
+        is_of_more: the file is one of a set.
 
     """
 
@@ -74,6 +76,8 @@ class Candidate:
     step: int | None
     parts: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     files: list[str] = field(default_factory=list[str])
+    is_alone: bool = False
+    is_of_more: bool = False
 
 
 @dataclass
@@ -99,7 +103,8 @@ def step_of(name: str) -> int | None:
 
 def is_reference_file(path: Where) -> bool:
     """Tell whether a name is one of the per-rank files of the reference manager."""
-    return _FLAT_DATA.fullmatch(path.name) is not None and path.is_file()
+    known = _FLAT_DATA.fullmatch(path.name) or _FLAT_MANIFEST.fullmatch(path.name)
+    return known is not None and path.is_file()
 
 
 def is_leftover(name: str) -> bool:
@@ -108,14 +113,8 @@ def is_leftover(name: str) -> bool:
 
 
 def find(path: Where) -> Found:
-    """Find the checkpoints at a path: a file, a checkpoint's folder, or a run's folder."""
+    """Find the checkpoints at a folder: that of a checkpoint, or of a run."""
     found = Found()
-    if not path.is_dir():
-        kind = format_of(folder_at(path.parent), path.name) or _by_name(path.name)
-        one = Candidate(path, path.parent, kind, step_of(path.name), [(kind, "", path.name)])
-        one.files = [path.name]
-        found.candidates.append(one)
-        return found
     _folder(folder_at(path), "", found, 0)
     return found
 
@@ -123,11 +122,6 @@ def find(path: Where) -> Found:
 def _name(folder: Folder, base: str) -> str:
     """Give the name of a folder inside of another, or of that one."""
     return PurePosixPath(base).name or folder.root.resolve().name
-
-
-def _by_name(name: str) -> str:
-    """Give the format that a name promises, whatever the bytes are."""
-    return "safetensors" if name.endswith(".safetensors") else "torch"
 
 
 def format_of(folder: Folder, name: str, *, by_library: bool = False) -> str:
@@ -159,10 +153,10 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
     inner = [name for name, kind in entries.items() if kind == "folder"]
     here = _name(folder, base)
     is_signed = written.is_signed(names)
-    steps = [name for name in inner if _OF_A_STEP.match(name)]
+    steps = [name for name in inner if OF_A_STEP.match(name)]
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
-    is_one = is_signed or _OF_A_STEP.match(here) or _is_split(folder, base, inner)
-    if _is_one(names) or (is_one and not holds_steps):
+    is_one = is_signed or OF_A_STEP.match(here) or _is_split(folder, base, inner)
+    if is_by_names(names) or (is_one and not holds_steps):
         _add(found, _whole_folder(folder, base, found))
         return
     before = len(found.candidates)
@@ -179,7 +173,7 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
 def _linked_steps(folder: Folder, base: str, entries: Mapping[str, str], found: Found) -> None:
     """Take links that hide a step as checkpoints: what is said of them says why."""
     for name, kind in entries.items():
-        is_step = kind == "link" and _OF_A_STEP.match(name) and not PurePosixPath(name).suffix
+        is_step = kind == "link" and OF_A_STEP.match(name) and not PurePosixPath(name).suffix
         if is_step and links.hides_a_folder(folder, base + name):
             root = folder.root / base
             one = Candidate(root / name, root, "link", step_of(name), [("link", "", name)])
@@ -205,7 +199,7 @@ def _entries(folder: Folder, base: str, found: Found) -> dict[str, str]:
     return kept
 
 
-def _is_one(names: Iterable[str]) -> bool:
+def is_by_names(names: Iterable[str]) -> bool:
     """Tell whether a folder is one checkpoint by the names in it."""
     return any(name in _OF_ONE or name.endswith((".distcp", *_INDEX)) for name in names)
 
@@ -300,7 +294,7 @@ def _flat(
     """
     before = len(found.candidates)
     names = [name for name, kind in entries.items() if kind != "folder"]
-    rest = _manifests(folder, base, names, found)
+    rest = per_rank(folder, base, names, found)
     groups: dict[int | None, list[str]] = defaultdict(list)
     formats = in_threads(lambda name: format_of(folder, base + name), rest)
     for name, known in zip(rest, formats, strict=True):
@@ -336,7 +330,7 @@ def _loose(folder: Folder, base: str, names: list[str], step: int | None) -> Can
     return one
 
 
-def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> list[str]:
+def per_rank(folder: Folder, base: str, names: list[str], found: Found) -> list[str]:
     """Take the per-rank checkpoints of the reference manager; give the names that are left."""
     if not any(_FLAT_MANIFEST.fullmatch(name) or name == "run_id" for name in names):
         return names
