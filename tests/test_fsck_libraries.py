@@ -159,6 +159,34 @@ def test_a_rank_between_others_is_missed(library: str, golden: Path) -> None:
     assert {one.file for one in report.findings} == {"random_states_2.pkl", "optimizer_1.bin"}
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("library", ["deepspeed"])
+def test_no_optimizer_of_any_rank_is_incomplete(library: str, stage: int, golden: Path) -> None:
+    """ZeRO was on: the states of the model have the shapes of its parameters."""
+    folder = golden / f"stage{stage}" / "global_step1"
+    gone = sorted(one.name for one in folder.glob("*_optim_states.pt"))
+    for name in gone:
+        (folder / name).unlink()
+    report = only(folder)
+    assert (report.layout, report.state) == (library, State.INCOMPLETE)
+    assert [(one.kind, one.file) for one in report.findings] == [
+        (Kind.MISSING, name) for name in gone
+    ]
+
+
+@pytest.mark.parametrize("library", ["deepspeed"])
+def test_no_optimizer_without_zero_is_whole(library: str, golden: Path) -> None:
+    """Without ZeRO the states of the optimizer are those of the model's file, or none."""
+    folder = golden / "stage1" / "global_step1"
+    for path in folder.glob("*_optim_states.pt"):
+        path.unlink()
+    path = folder / "mp_rank_00_model_states.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save(state | {"param_shapes": None}, path)
+    report = only(folder)
+    assert (report.layout, report.findings) == (library, [])
+
+
 @pytest.mark.parametrize("library", ["lightning"])
 def test_weights_of_lightning_are_remarked_and_the_step_is_read(library: str, golden: Path) -> None:
     reports = {one.path.name: one for one in judge(golden).reports}

@@ -6,10 +6,11 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.asking import RequestError
-from ckpt_conformance.fsck import layouts, ranks
+from ckpt_conformance.fsck import layouts, ranks, raw_pickles, single
 from ckpt_conformance.fsck.dcp_part import dcp_part
 from ckpt_conformance.fsck.expected import judge_layout
 from ckpt_conformance.fsck.findings import Kind, Malformed, Report
+from ckpt_conformance.fsck.links import link_part
 from ckpt_conformance.fsck.megatron import judge_megatron
 from ckpt_conformance.fsck.parts import (
     Context,
@@ -39,7 +40,7 @@ def find(path: Where) -> Found:
     if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
         raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
     try:
-        return layouts.find(path)
+        return layouts.find(path) if path.is_dir() else single.find(path)
     except (OSError, Malformed) as error:
         may = ": use an account that may read it" if isinstance(error, PermissionError) else ""
         raise RequestError(f"{path} cannot be listed: {error}{may}") from error
@@ -66,7 +67,8 @@ def examine(
     for own, more in in_threads(judge_part, one.parts, _AT_ONCE):
         report.take(own)
         works += more
-    _ranks(one, report)
+    _ranks(one, folder, report)
+    _alone(one, report)
     judge_layout(one, report)
     judge_megatron(Context(folder, report, sizes), one)
     report.size = sum(_sizes(folder, one.files))
@@ -91,20 +93,32 @@ def _part(context: Context, one: Candidate, kind: str, base: str, name: str) -> 
         case "stranger":
             what = "nothing refers to this file: another program left it?"
             context.report.say(Kind.NOTE, base + name, what)
+        case "link":
+            link_part(context.folder, context.report, base + name)
+        case "stray":
+            context.report.findings += raw_pickles.stray(context.folder, base + name)
         case _:
             works = torch_part(context, base + name)
     return works
 
 
-def _ranks(one: Candidate, report: Report) -> None:
+def _ranks(one: Candidate, folder: Folder, report: Report) -> None:
     """Say which files of a numbered set are missing, unless an index said so."""
     told = {each.file for each in report.findings}
     for name, total in ranks.missing(one.files):
-        if name not in told:
+        is_beside = one.is_alone and folder.entry(name) is not None
+        if name not in told and not is_beside:
             what = f"the file is missing: one of {total} that belong together"
             report.say(Kind.MISSING, name, what)
     if report.world_size is None:
         report.world_size = ranks.world_size(one.files)
+
+
+def _alone(one: Candidate, report: Report) -> None:
+    """Say that a file was judged, and not the set that it belongs to."""
+    if one.is_of_more:
+        what = f"only this file of a set was judged; for all of it give its folder: {one.root}"
+        report.say(Kind.NOTE, one.files[0], what)
 
 
 def _sizes(folder: Folder, names: Iterable[str]) -> Iterator[int]:

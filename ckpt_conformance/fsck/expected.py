@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Kind
+from ckpt_conformance.fsck.parts import IS_BF16, IS_ZERO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -35,6 +36,7 @@ _SIGNS = re.compile(
     r"training_args\.bin|(?:optimizer|scheduler)\.pt|.*_(?:optim|model)_states\.pt|"
     r"(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"
 )
+_OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of others' folders, too
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+/|global_step\d+/|pytorch_model/")
 
 
@@ -56,7 +58,8 @@ def judge_layout(one: Candidate, report: Report) -> None:
             for name, values in report.facts.items()
             if name.startswith(base)
         }
-        for kind, name, why in rule(names, facts):
+        own = _deepspeed if any(map(_OF_DEEPSPEED.fullmatch, names)) else rule
+        for kind, name, why in own(names, facts):
             if base + name not in known:
                 report.say(kind, base + name, why)
     _step(one, report)
@@ -150,6 +153,7 @@ def _trainer(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
 
 # -- DeepSpeed -------------------------------------------------------------------------------------
 
+_STATES = r"(?:zero_pp_rank_\d+_)?mp_rank_(\d+)_model_states\.pt"
 _ZERO = r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt"
 
 
@@ -167,10 +171,29 @@ def _deepspeed(names: set[str], facts: dict[str, Any]) -> Iterator[Said]:
     for rank in sorted(set(range(model or 0)) - plain) if plain else ():
         why = f"the states of model-parallel rank {rank} of {model}"
         yield Kind.MISSING, f"mp_rank_{rank:02d}_model_states.pt", why
+    yield from _no_optimizers(states, optimizers, facts, data or 1)
     for example in sorted(optimizers | states):
         match = re.fullmatch(_ZERO, example)
         if match and match[1] == min(_firsts(names, match), key=int):
             yield from _zero(names, example, match, data)
+
+
+def _no_optimizers(
+    states: set[str], optimizers: set[str], facts: dict[str, Any], total: int
+) -> Iterator[Said]:
+    """Say which files are missing where a model-parallel rank has not one of its optimizer."""
+    has = {match[2] for name in optimizers if (match := re.fullmatch(_ZERO, name))}
+    head = {name.partition("zero_pp_rank_")[0] for name in optimizers}
+    for name in sorted(states):
+        match, known = re.fullmatch(_STATES, name), facts.get(name, {})
+        if not match or match[1] in has or not known.get(IS_ZERO):
+            continue
+        has.add(match[1])
+        begin = min(head, default="bf16_" if known.get(IS_BF16) else "")
+        for rank in range(total):
+            why = f"the optim states of data-parallel rank {rank} of {total}: ZeRO was on"
+            gone = f"{begin}zero_pp_rank_{rank}_mp_rank_{match[1]}_optim_states.pt"
+            yield Kind.MISSING, gone, why
 
 
 def _firsts(names: set[str], like: re.Match[str]) -> list[str]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck import manifest, manifest_v2, megatron
+from ckpt_conformance.fsck import links, manifest, manifest_v2, megatron
+from ckpt_conformance.fsck import names as written
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.places import folder_at
 from ckpt_conformance.fsck.source import Unreachable, in_threads, whole
@@ -41,7 +42,7 @@ _STEP = (
     re.compile(r"(?:epoch|ep)[-_=]?(\d{1,18})", re.IGNORECASE),
     re.compile(r"(?:^|[-_.=])(\d{1,18})$"),
 )
-_OF_A_STEP = re.compile(
+OF_A_STEP = re.compile(
     r"^(?:global_?step|step|iter|checkpoint|ckpt|dcp|dist_ckpt|epoch)[-_=]?\d+(?:\D|$)",
     re.IGNORECASE,
 )
@@ -49,6 +50,7 @@ _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
+_NO_DATA = ("json", "stranger", "stray")
 _OF_ONE = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
 
 
@@ -63,6 +65,8 @@ class Candidate:
         step: what its name says.
         parts: (format, base folder with its slash or nothing, file) to judge.
         files: every file that belongs to it.
+        is_alone: the user named the file, and nothing else is judged.
+        is_of_more: the file is one of a set.
 
     """
 
@@ -72,6 +76,8 @@ class Candidate:
     step: int | None
     parts: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     files: list[str] = field(default_factory=list[str])
+    is_alone: bool = False
+    is_of_more: bool = False
 
 
 @dataclass
@@ -97,7 +103,8 @@ def step_of(name: str) -> int | None:
 
 def is_reference_file(path: Where) -> bool:
     """Tell whether a name is one of the per-rank files of the reference manager."""
-    return _FLAT_DATA.fullmatch(path.name) is not None and path.is_file()
+    known = _FLAT_DATA.fullmatch(path.name) or _FLAT_MANIFEST.fullmatch(path.name)
+    return known is not None and path.is_file()
 
 
 def is_leftover(name: str) -> bool:
@@ -106,14 +113,8 @@ def is_leftover(name: str) -> bool:
 
 
 def find(path: Where) -> Found:
-    """Find the checkpoints at a path: a file, a checkpoint's folder, or a run's folder."""
+    """Find the checkpoints at a folder: that of a checkpoint, or of a run."""
     found = Found()
-    if not path.is_dir():
-        kind = format_of(folder_at(path.parent), path.name) or _by_name(path.name)
-        one = Candidate(path, path.parent, kind, step_of(path.name), [(kind, "", path.name)])
-        one.files = [path.name]
-        found.candidates.append(one)
-        return found
     _folder(folder_at(path), "", found, 0)
     return found
 
@@ -123,16 +124,15 @@ def _name(folder: Folder, base: str) -> str:
     return PurePosixPath(base).name or folder.root.resolve().name
 
 
-def _by_name(name: str) -> str:
-    """Give the format that a name promises, whatever the bytes are."""
-    return "safetensors" if name.endswith(".safetensors") else "torch"
+def format_of(folder: Folder, name: str, *, by_library: bool = False) -> str:
+    """Give `torch`, `safetensors`, or nothing for a file that is no part of a checkpoint.
 
-
-def format_of(folder: Folder, name: str) -> str:
-    """Give `torch`, `safetensors`, or nothing for a file that is no part of a checkpoint."""
+    `by_library` says that a library wrote the folder: names that are common words are its own.
+    """
     if name.endswith(".safetensors"):
         return "safetensors"
-    if name.endswith(_TORCH):
+    last = name.rpartition("/")[2]
+    if name.endswith(_TORCH) or written.is_torch(last, by_library=by_library):
         return "torch"
     if name.endswith(_MAYBE_TORCH):
         try:
@@ -152,18 +152,38 @@ def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
     names = list(entries)
     inner = [name for name, kind in entries.items() if kind == "folder"]
     here = _name(folder, base)
-    holds_steps = any(_OF_A_STEP.match(name) for name in inner)
-    is_one = _OF_A_STEP.match(here) or _is_split(folder, base, inner)
-    if _is_one(names) or (is_one and not holds_steps):
-        one = _whole_folder(folder, base, found)
-        if one.parts:
-            found.candidates.append(one)
+    is_signed = written.is_signed(names)
+    steps = [name for name in inner if OF_A_STEP.match(name)]
+    holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
+    is_one = is_signed or OF_A_STEP.match(here) or _is_split(folder, base, inner)
+    if is_by_names(names) or (is_one and not holds_steps):
+        _add(found, _whole_folder(folder, base, found))
         return
     before = len(found.candidates)
+    _linked_steps(folder, base, entries, found)
     if level < MOST_LEVELS:
         for name in inner:
             _folder(folder, f"{base}{name}/", found, level + 1)
+    if is_signed:
+        _add(found, _whole_folder(folder, base, found, depth=1))
+        return
     _flat(folder, base, entries, found, is_run=len(found.candidates) > before)
+
+
+def _linked_steps(folder: Folder, base: str, entries: Mapping[str, str], found: Found) -> None:
+    """Take links that hide a step as checkpoints: what is said of them says why."""
+    for name, kind in entries.items():
+        is_step = kind == "link" and OF_A_STEP.match(name) and not PurePosixPath(name).suffix
+        if is_step and links.hides_a_folder(folder, base + name):
+            root = folder.root / base
+            one = Candidate(root / name, root, "link", step_of(name), [("link", "", name)])
+            found.candidates.append(one)
+
+
+def _add(found: Found, one: Candidate) -> None:
+    """Keep a candidate that has something to judge."""
+    if one.parts:
+        found.candidates.append(one)
 
 
 def _entries(folder: Folder, base: str, found: Found) -> dict[str, str]:
@@ -179,7 +199,7 @@ def _entries(folder: Folder, base: str, found: Found) -> dict[str, str]:
     return kept
 
 
-def _is_one(names: Iterable[str]) -> bool:
+def is_by_names(names: Iterable[str]) -> bool:
     """Tell whether a folder is one checkpoint by the names in it."""
     return any(name in _OF_ONE or name.endswith((".distcp", *_INDEX)) for name in names)
 
@@ -192,13 +212,13 @@ def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
     )
 
 
-def _whole_folder(folder: Folder, base: str, found: Found) -> Candidate:
-    """Take everything below a folder as one checkpoint; names are relative to it."""
+def _whole_folder(folder: Folder, base: str, found: Found, depth: int = 8) -> Candidate:
+    """Take what is below a folder, so many levels, as one checkpoint; names are relative to it."""
     inner = folder.inner(base)
     root = inner.root
     one = Candidate(root, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
-    for name, kind in inner.walk():
+    for name, kind in inner.walk(depth):
         at, _, last = name.rpartition("/")
         if is_leftover(last) or any(is_leftover(each) for each in at.split("/")):
             found.leftovers.append(base + name)
@@ -207,13 +227,16 @@ def _whole_folder(folder: Folder, base: str, found: Found) -> Candidate:
                 found.links[base + name] = why
             one.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
+    by_library = bool(_library(one))
     for at, names in sorted(sub.items()):
-        one.parts += _parts(inner, at, names)
+        one.parts += _parts(inner, at, names, by_library=by_library)
     one.layout = layout_name(one)
     return one
 
 
-def _parts(folder: Folder, base: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
+def _parts(
+    folder: Folder, base: str, names: list[str], *, by_library: bool
+) -> Iterator[tuple[str, str, str]]:
     """Say what a folder inside a checkpoint holds."""
     is_dcp = ".metadata" in names or any(name.endswith(".distcp") for name in names)
     if _is_reference(folder, base, names):
@@ -227,9 +250,11 @@ def _parts(folder: Folder, base: str, names: list[str]) -> Iterator[tuple[str, s
             yield "index", base, name
             taken.update(_of_index(folder, base, name))
     rest = sorted(set(names) - taken)
-    kinds = in_threads(lambda name: format_of(folder, base + name), rest)
+    kinds = in_threads(lambda name: format_of(folder, base + name, by_library=by_library), rest)
     for name, kind in zip(rest, kinds, strict=True):
         other = "json" if name.endswith(".json") else "stranger" if is_dcp else ""
+        if by_library and name.endswith(_MAYBE_TORCH):
+            other = "stray"
         if kind or other:
             yield kind or other, base, name
 
@@ -269,7 +294,7 @@ def _flat(
     """
     before = len(found.candidates)
     names = [name for name, kind in entries.items() if kind != "folder"]
-    rest = _manifests(folder, base, names, found)
+    rest = per_rank(folder, base, names, found)
     groups: dict[int | None, list[str]] = defaultdict(list)
     formats = in_threads(lambda name: format_of(folder, base + name), rest)
     for name, known in zip(rest, formats, strict=True):
@@ -305,7 +330,7 @@ def _loose(folder: Folder, base: str, names: list[str], step: int | None) -> Can
     return one
 
 
-def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> list[str]:
+def per_rank(folder: Folder, base: str, names: list[str], found: Found) -> list[str]:
     """Take the per-rank checkpoints of the reference manager; give the names that are left."""
     if not any(_FLAT_MANIFEST.fullmatch(name) or name == "run_id" for name in names):
         return names
@@ -326,34 +351,19 @@ def _manifests(folder: Folder, base: str, names: list[str], found: Found) -> lis
     return rest
 
 
-# Only what no script of somebody's own would write by chance: their rules say what is missing.
-_LAYOUTS = (
-    (
-        "transformers-trainer",
-        re.compile(r"/trainer_state\.json$|/checkpoint-\d+/training_args\.bin$"),
-    ),
-    (
-        "accelerate",
-        re.compile(
-            r"/random_states_\d+\.pkl$|"
-            r"^checkpoints/checkpoint_\d+/(?:optimizer|scheduler)(?:_\d+)?\.bin$"
-        ),
-    ),
-    ("deepspeed", re.compile(r"mp_rank_\d+(?:_.*)?_model_states\.pt$|_optim_states\.pt$")),
-    ("verl-fsdp", re.compile(r"(?:model|optim)_world_size_\d+_rank_\d+\.pt$")),
-)
+def _library(one: Candidate) -> str:
+    """Name the library that wrote a checkpoint; nothing for none that is known."""
+    above = "/".join(one.root.resolve().parts[-2:])
+    return written.library(f"{above}/{file}" for file in one.files)
 
 
 def layout_name(one: Candidate) -> str:
-    """Name a layout by the files in it, and by the names of its folder and of the one above."""
-    above = "/".join(one.root.resolve().parts[-2:])
-    names = [f"{above}/{file}" for file in one.files]
-    for name, pattern in _LAYOUTS:
-        if any(pattern.search(file) for file in names):
-            return name
+    """Name a layout by the library that wrote it, else by what it holds."""
+    if library := _library(one):
+        return library
     if found := megatron.layout_of(one.files, one.root.resolve().name):
         return found
-    kinds = [kind for kind, _, _ in one.parts if kind not in ("json", "stranger")]
+    kinds = [kind for kind, _, _ in one.parts if kind not in _NO_DATA]
     for kind, name in (("reference", "reference-dcp"), ("dcp", "dcp"), ("index", "hf-index")):
         if kind in kinds:
             return name

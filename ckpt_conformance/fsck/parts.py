@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.fsck import safetensors_file, torch_file
+from ckpt_conformance.fsck import raw_pickles, safetensors_file, torch_file
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.guards import is_dict
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source import Folder
 
 MOST_JSON = 256 << 20
+IS_ZERO, IS_BF16 = "(optimizer in files of its own)", "(bf16)"
+"""Facts of DeepSpeed: no key of a state is called so."""
 _MOST_FACTS = 200
 # Files that are instances of classes of the library that wrote them: it loads them as such.
 _OWN = {
@@ -69,7 +71,8 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
         context.report.say(Kind.UNKNOWN, name, str(error))
         return None
     except (OSError, Malformed) as error:
-        context.refuse(name, error)
+        told = raw_pickles.findings_of(context.folder, name)
+        context.report.findings += told or [unreadable(name, error)]
         return None
     context.report.structure += archive.overhead
     context.report.facts |= facts_of(name, archive.tree)
@@ -86,7 +89,22 @@ def facts_of(name: str, tree: object) -> dict[str, dict[str, Any]]:
     if not is_dict(tree) or len(tree) > _MOST_FACTS:
         return {}
     plain = (bool, int, float, str)
-    return {name: {str(key): one if isinstance(one, plain) else None for key, one in tree.items()}}
+    facts = {str(key): one if isinstance(one, plain) else None for key, one in tree.items()}
+    return {name: facts | (_zero_facts(tree) if name.endswith("_model_states.pt") else {})}
+
+
+def _zero_facts(tree: dict[Any, Any]) -> dict[str, Any]:
+    """Say what DeepSpeed's states of the model tell of its optimizer's.
+
+    It writes the shapes of the parameters there only if ZeRO, or bf16, keeps the optimizer's states
+    in files of their own. The name of those begins with `bf16_` if that is on.
+    """
+    config = tree.get("ds_config")
+    bf16 = config.get("bf16", config.get("bfloat16")) if is_dict(config) else None
+    return {
+        IS_ZERO: tree.get("param_shapes") is not None,
+        IS_BF16: is_dict(bf16) and bf16.get("enabled") is True,
+    }
 
 
 def ties_of(tensors: Iterable[torch_file.Tensor]) -> int:
