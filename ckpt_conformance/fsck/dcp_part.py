@@ -35,6 +35,8 @@ def _directory(context: Context, base: str) -> list[Work]:
     if found is None:
         return []
     name = base + dcp.METADATA
+    for what in found.remarks:
+        context.report.say(Kind.NOTE, name, f"{what}, which no DCP save writes")
     for key, why in found.problems:
         context.report.say(Kind.DAMAGED, name, why, (key,))
     for key, tensor in found.tensors.items():

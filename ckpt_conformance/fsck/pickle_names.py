@@ -1,7 +1,7 @@
 """Which names a pickle may ask for: those that checkpoints hold, and those that run code.
 
 The names that pass in silence are listed one by one: what torch loads with `weights_only=True`,
-what numpy 1 and 2 rebuild arrays with, what a DTensor and a ShardedTensor consist of. Others are told.
+what numpy 1 and 2 rebuild arrays with, the parts of a DTensor and a ShardedTensor. Others are told.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _KNOWN = {(module, one) for module, names in _CLASSES.items() for one in names.s
 _MODULES = (
     "os posix nt subprocess posixsubprocess sys socket runpy shutil importlib imp zipimport "
     "pkgutil pty pickle cPickle marshal shelve ctypes codeop webbrowser bdb pdb timeit cProfile "
-    "lsprof doctest pip ensurepip multiprocessing.util multiprocessing.spawn multiprocessing.reduction "
-    "multiprocessing.connection "
+    "lsprof doctest pip ensurepip multiprocessing.util multiprocessing.spawn "
+    "multiprocessing.reduction multiprocessing.connection "
     "torch.hub torch.package torch.distributed.rpc torch.distributed.run torch.distributed.launch "
     "torch.distributed.launcher torch.distributed.elastic torch.utils.cpp_extension "
     "torch.utils.collect_env torch.utils.bottleneck torch.utils.model_zoo torch.testing "
