@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
+_SCRIPT = "__torch__"  # the package of all classes of TorchScript
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # a pickle of torch's magic number
@@ -104,9 +105,17 @@ def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> 
     if structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
+        if _is_script(found):
+            archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
+            own = (*own, _SCRIPT)
         _read_structure(file, structure, archive, own)
     _spans(found, archive)
     return archive
+
+
+def _is_script(found: dict[str, zips.Record]) -> bool:
+    """Tell whether `torch.jit.save` wrote an archive: its classes stand below `code/`."""
+    return "constants.pkl" in found and any(name.startswith("code/") for name in found)
 
 
 def _read_structure(
@@ -255,6 +264,8 @@ def _spans(found: dict[str, zips.Record], archive: Archive) -> None:
     for tensor in archive.tensors:
         users.setdefault(tensor.record, []).append(tensor.name)
     for name, record in found.items():
+        if record.packed:
+            continue
         if record.crc is None:
             archive.unsummed.append(name)
         else:
