@@ -16,10 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance import trees
+from ckpt_conformance import report_diff, trees
 from ckpt_conformance.asking import RequestError
 from ckpt_conformance.fsck.compare import Difference, Status
 from ckpt_conformance.fsck.diff import Compared, Options, diff
+from ckpt_conformance.fsck.findings import State
+from ckpt_conformance.fsck.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -194,6 +196,24 @@ def test_other_files_are_compared_by_their_bytes(tmp_path: Path) -> None:
     found = only(compared)
     assert (found.name, found.count, found.first) == ("vocab.txt", 3, (0,))
     assert compared.same == ["config.size", "w"]
+
+
+@pytest.mark.parametrize("sort", ["deep", "recursive"])
+def test_what_is_too_deep_is_not_compared_and_not_damaged(sort: str, tmp_path: Path) -> None:
+    state: Any = {"w": torch.ones(2)}
+    if sort == "deep":
+        for _ in range(300):
+            state = [state]
+    else:
+        state["self"] = state
+    path = saved(tmp_path / "model.pt", state)
+    assert judge(path).state is State.WHOLE
+    compared = diff(path, saved(tmp_path / "other.pt", {"w": torch.ones(2)}))
+    (problem,) = compared.a.problems
+    assert "more than 200 levels, or a part of itself" in problem
+    told = "\n".join(report_diff.lines(compared))
+    assert "  not compared  " in told
+    assert "nothing is damaged" in told
 
 
 # -- renames, and what is left out -----------------------------------------------------------------

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck import dcp, layouts, leaves, manifest, safetensors_file, torch_file
+from ckpt_conformance.fsck import (
+    dcp,
+    dcp_safetensors,
+    layouts,
+    leaves,
+    manifest,
+    safetensors_file,
+    torch_file,
+)
 from ckpt_conformance.fsck.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.leaves import Value, joined
@@ -129,7 +137,7 @@ def _part(found: Content, kind: str, base: str, name: str, top: str) -> Iterator
                 return
     except Malformed as error:
         told = str(error) if str(error).startswith(base + name) else f"{base}{name}: {error}"
-        raise Malformed(told, error.start, error.end, error.tensors) from None
+        raise type(error)(told, error.start, error.end, error.tensors) from None
 
 
 def _torch(found: Content, name: str, top: str) -> Iterator[str]:
@@ -219,7 +227,10 @@ def _dcp(found: Content, base: str, top: str) -> Iterator[str]:
     pieces: dict[str, list[Piece]] = {}
     for shard, items in sorted(metadata.items.items()):
         yield base + shard
-        for one in items:
+        bare = dcp_safetensors.tensors_of(items)
+        for key, piece in _bare(found.folder, base + shard, bare):
+            pieces.setdefault(key, []).append(piece)
+        for one in items if not bare else [each for each in items if not each.dtype]:
             place, length = one.place.start, one.place.end - one.place.start
             if one.place.packed:
                 raise Malformed(f"{one.key} is transformed by an extension of DCP: unreadable here")
@@ -232,6 +243,17 @@ def _dcp(found: Content, base: str, top: str) -> Iterator[str]:
         item = ITEM_SIZE[tensor.dtype]
         mine = tuple(pieces.get(key, ()))
         found.add(joined(top, key), Tensor(tensor.dtype, tensor.shape, mine, item))
+
+
+def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[str, Piece]]:
+    """Give the tensors of a shard that are a safetensors file."""
+    if not items:
+        return
+    with folder.open(shard) as file:
+        stored = dcp_safetensors.stored(file, items)
+    for one in items:
+        stride = dense(one.shape, ITEM_SIZE[one.dtype])
+        yield one.key, Piece((one.at, one.shape), shard, stored[one.key].start, stride)
 
 
 def _item(found: Content, shard: str, key: str, place: int, length: int) -> None:
