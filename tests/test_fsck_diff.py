@@ -142,6 +142,17 @@ def test_views_are_compared_by_what_they_show(tmp_path: Path) -> None:
     assert (found.name, found.count, found.first) == ("t", 1, (499, 2, 699))
 
 
+def test_the_ranks_of_the_reference_have_the_same_names_but_for_the_optimizer(
+    repository: Path,
+) -> None:
+    """Per-rank files hold the optimizer of each rank, a DCP one of all."""
+    golden = repository / "tests" / "golden" / "ranks-schema-2"
+    compared = diff(golden / "model" / "model_000002.pt", golden / "dcp" / "dcp_000002")
+    apart = {each.name for each in compared.differences if each.a is None or each.b is None}
+    assert {name.partition(".")[0] for name in apart} <= {"optim"}
+    assert any(name.startswith("rank1.rng.") for name in compared.same)
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 

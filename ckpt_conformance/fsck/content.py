@@ -2,8 +2,8 @@
 
 Names are the keys joined by dots. Where a checkpoint has several files of data, the name of the
 file comes first (`optimizer.state.0.exp_avg` of `optimizer.bin`), less the step in it. The per-rank
-and the DCP format of the reference manager give the same names. A file that no reader knows is
-compared byte by byte, under its own name.
+and the DCP format of the reference manager give the same names, but for the optimizers of ranks. A
+file that no reader knows is compared byte by byte, under its own name.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ BYTES = "bytes"
 """The dtype of a file that no reader knows."""
 _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
+_DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
 _DATA = ("torch", "safetensors", "index", "dcp")
 
 
@@ -273,6 +274,9 @@ def _reference(found: Content, base: str, name: str) -> Iterator[str]:
         inner = Content(found.folder)
         yield from _dcp(inner, base, "")
         yield from _torch(inner, base + layouts.DCP_EXTRA, "")
+        for file_name in sorted(listed.files):
+            if match := _DCP_RANK.fullmatch(file_name):
+                yield from _torch(inner, base + file_name, match[1])
         for key, entry in _assembled(inner.entries):
             found.add(key, entry)
         return
@@ -285,23 +289,19 @@ def _reference(found: Content, base: str, name: str) -> Iterator[str]:
 
 
 def _assembled(entries: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Put the tensors of DCP where the skeleton of the state refers to them."""
-    used: set[str] = set()
-    head, tag = "skeleton.", f".{_TAG}"
+    """Put the tensors of DCP where the states of the ranks refer to them."""
+    head, tag, value = "skeleton.", f".{_TAG}", ".value"
+    refers: dict[str, str] = {}
     for key, entry in entries.items():
-        if not key.startswith(head):
+        whose = key.removesuffix(tag)
+        target = entries.get(f"{whose}{value}")
+        if whose == key or entry != Value("tensor") or not isinstance(target, Value):
             continue
-        name = key.removeprefix(head)
-        whose = name.removesuffix(tag) if name.endswith(tag) else name.removesuffix(".value")
-        mark = entries.get(f"{head}{whose}{tag}")
-        if not (isinstance(mark, Value) and mark.value == "tensor"):
-            yield name, entry
-            continue
-        refers = entries.get(f"{head}{whose}.value")
-        target = refers.value if isinstance(refers, Value) else None
-        if name.endswith(tag) and isinstance(target, str) and target in entries:
-            used.add(target)
-            yield whose, entries[target]
-    yield from (
-        (key, one) for key, one in entries.items() if key not in used and not key.startswith(head)
-    )
+        if isinstance(target.value, str) and target.value in entries:
+            refers[whose] = target.value
+    hidden = {f"{whose}{end}" for whose in refers for end in (tag, value)} | {*refers.values()}
+    for key, entry in entries.items():
+        if key not in hidden:
+            yield key.removeprefix(head), entry
+    for whose, name in refers.items():
+        yield whose.removeprefix(head), entries[name]

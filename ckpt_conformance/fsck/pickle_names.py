@@ -39,6 +39,7 @@ _CLASSES = {
     "per_tensor_symmetric per_channel_affine per_channel_symmetric "
     "per_channel_affine_float_qparams",
     **dict.fromkeys(("torch.cuda", "torch.sparse", "torch.cuda.sparse"), _OF_CLASSES),
+    "torch._dynamo.decorators": "_DimRange",  # a NestedTensor's
     "torch._tensor": "_rebuild_from_type_v2",
     "torch._utils": "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
     "_rebuild_parameter_with_state _rebuild_sparse_tensor _rebuild_qtensor _rebuild_nested_tensor "
