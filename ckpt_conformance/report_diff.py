@@ -37,7 +37,7 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
     if left:
         yield f"  and {count(left, 'more difference')} (--all shows them, --json has them)"
     if not compared.is_judged:
-        yield "not judged: repair or leave out what is damaged (`ckpt-conformance fsck` says more)"
+        yield f"not judged: {_advice(compared)}"
         return
     found = {Status(name): number for name, number in compared.counts.items() if number}
     parts = [f"{number:,} {_WORDS[status]}" for status, number in found.items()]
@@ -45,11 +45,18 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
     yield "different" if compared.differences else "the same, bit for bit"
 
 
+def _advice(compared: Compared) -> str:
+    """Say what to do where a side could not be read."""
+    if all(side.is_beyond for side in (compared.a, compared.b) if side.problems):
+        return "nothing is damaged, and it is more than is compared (--only does not help)"
+    return "repair or leave out what is damaged (`ckpt-conformance fsck` says more)"
+
+
 def _side(letter: str, side: Side) -> Iterator[str]:
     step = "" if side.step is None else f", step {side.step}"
     yield f"{letter}  {one_line(side.path)}  ({side.layout}{step})"
     for problem in side.problems[:MOST]:
-        yield f"  damaged  {one_line(problem)}"
+        yield f"  {'not compared' if side.is_beyond else 'damaged'}  {one_line(problem)}"
     if len(side.problems) > MOST:
         yield f"  and {len(side.problems) - MOST} more (--json has all)"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance.fsck.findings import State
+from ckpt_conformance.fsck.findings import Kind, State
 from ckpt_conformance.fsck.judge import judge
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dcp") / "step_3"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        state = {"a": torch.arange(8.0).reshape(4, 2), "b": torch.ones(3), "n": 3}
+        state = {
+            "a": torch.arange(8.0).reshape(4, 2),
+            "b": torch.ones(3),
+            "n": 3,
+            "nest": {"list": [torch.ones(2), torch.zeros(2)]},
+        }
         dcp.save(state, checkpoint_id=folder)
     return folder
 
@@ -86,6 +91,23 @@ def elsewhere(found: Any) -> None:  # noqa: ANN401  DCP's metadata
     found.storage_data[index] = replace(info, relative_path="../other/__0_0.distcp")
 
 
+def no_plan(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    del found.planner_data["a"]
+
+
+def other_path(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    found.planner_data["a"] = ("nest", "a")
+
+
+def path_of_a_list(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    found.planner_data["a"] = ["a"]
+
+
+def only_planned(found: Any) -> None:  # noqa: ANN401  DCP's metadata
+    undescribed(found)
+    del found.storage_data[place(found, "a")[0]]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -98,6 +120,9 @@ def elsewhere(found: Any) -> None:  # noqa: ANN401  DCP's metadata
         (overlapping, "overlaps the item before"),
         (nowhere, "described and stored nowhere"),
         (undescribed, "stored, and nothing describes it"),
+        (no_plan, "planner_data has no path for 'a'"),
+        (other_path, "planner_data leads to 'nest.a' for 'a'"),
+        (path_of_a_list, "planner_data has no proper path for 'a'"),
     ],
 )
 def test_a_contradiction_is_named_with_its_tensor(
@@ -107,6 +132,55 @@ def test_a_contradiction_is_named_with_its_tensor(
     assert judged.state is State.DAMAGED
     found = judged.reports[0].findings
     assert any(reason in one.what and one.tensors == ("a",) for one in found), found
+
+
+def test_what_was_planned_and_never_stored_is_a_remark(original: Path, tmp_path: Path) -> None:
+    """Old torch planned the objects of every rank, and stored those of the first."""
+    judged = judge(changed(original, tmp_path, only_planned))
+    assert judged.state is State.WHOLE
+    told = "planner_data has a path for 'a', which nothing describes: it was not saved"
+    assert [one.what for one in judged.reports[0].findings if one.kind is Kind.NOTE] == [told]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"\x80\x04", b"\x80\x06", "pickle protocol 6"),
+        (b"planner_data", b"planter_data", "it lacks planner_data"),
+        (b"torch.strided", b"torch.strifed", "the layout 'torch.strifed'"),
+        (b"ENCODING\x94\x93\x94K\x00", b"ENCODING\x94\x93\x94K\x07", "memory format"),
+    ],
+)
+def test_a_changed_byte_that_stock_dcp_cannot_load_is_damage(
+    old: bytes, new: bytes, reason: str, original: Path, tmp_path: Path
+) -> None:
+    copy = edited(original, tmp_path, old, new)
+    (finding,) = judge(copy).reports[0].findings
+    assert (finding.file, finding.kind) == (".metadata", Kind.DAMAGED)
+    assert reason in finding.what
+
+
+@pytest.mark.parametrize("byte", range(4, 11))
+def test_a_frame_that_is_longer_than_its_pickle_is_damage(
+    byte: int, original: Path, tmp_path: Path
+) -> None:
+    data = (original / ".metadata").read_bytes()
+    copy = edited(original, tmp_path, data[: byte + 1], data[:byte] + bytes([data[byte] | 0x80]))
+    (finding,) = judge(copy).reports[0].findings
+    assert "frame" in finding.what
+
+
+def test_a_field_that_dcp_does_not_have_is_remarked(original: Path, tmp_path: Path) -> None:
+    judged = judge(changed(original, tmp_path, lambda found: setattr(found, "extra", 1)))
+    assert judged.state is State.WHOLE
+    (finding,) = judged.reports[0].findings
+    assert (finding.kind, "'extra'" in finding.what) == (Kind.NOTE, True)
+
+
+def test_metadata_without_planner_data_is_whole(original: Path, tmp_path: Path) -> None:
+    """As `DefaultSavePlanner(flatten_state_dict=False)` leaves it."""
+    judged = judge(changed(original, tmp_path, lambda found: setattr(found, "planner_data", None)))
+    assert judged.state is State.WHOLE
 
 
 def test_a_name_that_leads_elsewhere_is_refused(original: Path, tmp_path: Path) -> None:
@@ -128,4 +202,15 @@ def changed(original: Path, tmp_path: Path, change: Change) -> Path:
     found = pickle.loads(path.read_bytes())  # noqa: S301  our own, written above
     change(found)
     path.write_bytes(pickle.dumps(found))
+    return copy
+
+
+def edited(original: Path, tmp_path: Path, old: bytes, new: bytes) -> Path:
+    """Copy the checkpoint and replace bytes of its metadata by as many others."""
+    copy = tmp_path / "step_3"
+    shutil.copytree(original, copy)
+    path = copy / ".metadata"
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
     return copy

@@ -16,10 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance import trees
+from ckpt_conformance import report_diff, trees
 from ckpt_conformance.asking import RequestError
 from ckpt_conformance.fsck.compare import Difference, Status
 from ckpt_conformance.fsck.diff import Compared, Options, diff
+from ckpt_conformance.fsck.findings import State
+from ckpt_conformance.fsck.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,6 +142,17 @@ def test_views_are_compared_by_what_they_show(tmp_path: Path) -> None:
     assert (found.name, found.count, found.first) == ("t", 1, (499, 2, 699))
 
 
+def test_the_ranks_of_the_reference_have_the_same_names_but_for_the_optimizer(
+    repository: Path,
+) -> None:
+    """Per-rank files hold the optimizer of each rank, a DCP one of all."""
+    golden = repository / "tests" / "golden" / "ranks-schema-2"
+    compared = diff(golden / "model" / "model_000002.pt", golden / "dcp" / "dcp_000002")
+    apart = {each.name for each in compared.differences if each.a is None or each.b is None}
+    assert {name.partition(".")[0] for name in apart} <= {"optim"}
+    assert any(name.startswith("rank1.rng.") for name in compared.same)
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 
@@ -194,6 +207,24 @@ def test_other_files_are_compared_by_their_bytes(tmp_path: Path) -> None:
     found = only(compared)
     assert (found.name, found.count, found.first) == ("vocab.txt", 3, (0,))
     assert compared.same == ["config.size", "w"]
+
+
+@pytest.mark.parametrize("sort", ["deep", "recursive"])
+def test_what_is_too_deep_is_not_compared_and_not_damaged(sort: str, tmp_path: Path) -> None:
+    state: Any = {"w": torch.ones(2)}
+    if sort == "deep":
+        for _ in range(300):
+            state = [state]
+    else:
+        state["self"] = state
+    path = saved(tmp_path / "model.pt", state)
+    assert judge(path).state is State.WHOLE
+    compared = diff(path, saved(tmp_path / "other.pt", {"w": torch.ones(2)}))
+    (problem,) = compared.a.problems
+    assert "more than 200 levels, or a part of itself" in problem
+    told = "\n".join(report_diff.lines(compared))
+    assert "  not compared  " in told
+    assert "nothing is damaged" in told
 
 
 # -- renames, and what is left out -----------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Names are the keys joined by dots. Where a checkpoint has several files of data, the name of the
 file comes first (`optimizer.state.0.exp_avg` of `optimizer.bin`), less the step in it. The per-rank
-and the DCP format of the reference manager give the same names. A file that no reader knows is
-compared byte by byte, under its own name.
+and the DCP format of the reference manager give the same names, but for the optimizers of ranks. A
+file that no reader knows is compared byte by byte, under its own name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck import dcp, layouts, leaves, manifest, safetensors_file, torch_file
+from ckpt_conformance.fsck import (
+    dcp,
+    dcp_safetensors,
+    layouts,
+    leaves,
+    manifest,
+    safetensors_file,
+    torch_file,
+)
 from ckpt_conformance.fsck.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.leaves import Value, joined
@@ -31,6 +39,7 @@ BYTES = "bytes"
 """The dtype of a file that no reader knows."""
 _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
+_DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
 _DATA = ("torch", "safetensors", "index", "dcp")
 
 
@@ -129,7 +138,7 @@ def _part(found: Content, kind: str, base: str, name: str, top: str) -> Iterator
                 return
     except Malformed as error:
         told = str(error) if str(error).startswith(base + name) else f"{base}{name}: {error}"
-        raise Malformed(told, error.start, error.end, error.tensors) from None
+        raise type(error)(told, error.start, error.end, error.tensors) from None
 
 
 def _torch(found: Content, name: str, top: str) -> Iterator[str]:
@@ -219,7 +228,10 @@ def _dcp(found: Content, base: str, top: str) -> Iterator[str]:
     pieces: dict[str, list[Piece]] = {}
     for shard, items in sorted(metadata.items.items()):
         yield base + shard
-        for one in items:
+        bare = dcp_safetensors.tensors_of(items)
+        for key, piece in _bare(found.folder, base + shard, bare):
+            pieces.setdefault(key, []).append(piece)
+        for one in items if not bare else [each for each in items if not each.dtype]:
             place, length = one.place.start, one.place.end - one.place.start
             if one.place.packed:
                 raise Malformed(f"{one.key} is transformed by an extension of DCP: unreadable here")
@@ -232,6 +244,17 @@ def _dcp(found: Content, base: str, top: str) -> Iterator[str]:
         item = ITEM_SIZE[tensor.dtype]
         mine = tuple(pieces.get(key, ()))
         found.add(joined(top, key), Tensor(tensor.dtype, tensor.shape, mine, item))
+
+
+def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[str, Piece]]:
+    """Give the tensors of a shard that are a safetensors file."""
+    if not items:
+        return
+    with folder.open(shard) as file:
+        stored = dcp_safetensors.stored(file, items)
+    for one in items:
+        stride = dense(one.shape, ITEM_SIZE[one.dtype])
+        yield one.key, Piece((one.at, one.shape), shard, stored[one.key].start, stride)
 
 
 def _item(found: Content, shard: str, key: str, place: int, length: int) -> None:
@@ -251,6 +274,9 @@ def _reference(found: Content, base: str, name: str) -> Iterator[str]:
         inner = Content(found.folder)
         yield from _dcp(inner, base, "")
         yield from _torch(inner, base + layouts.DCP_EXTRA, "")
+        for file_name in sorted(listed.files):
+            if match := _DCP_RANK.fullmatch(file_name):
+                yield from _torch(inner, base + file_name, match[1])
         for key, entry in _assembled(inner.entries):
             found.add(key, entry)
         return
@@ -263,23 +289,19 @@ def _reference(found: Content, base: str, name: str) -> Iterator[str]:
 
 
 def _assembled(entries: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Put the tensors of DCP where the skeleton of the state refers to them."""
-    used: set[str] = set()
-    head, tag = "skeleton.", f".{_TAG}"
+    """Put the tensors of DCP where the states of the ranks refer to them."""
+    head, tag, value = "skeleton.", f".{_TAG}", ".value"
+    refers: dict[str, str] = {}
     for key, entry in entries.items():
-        if not key.startswith(head):
+        whose = key.removesuffix(tag)
+        target = entries.get(f"{whose}{value}")
+        if whose == key or entry != Value("tensor") or not isinstance(target, Value):
             continue
-        name = key.removeprefix(head)
-        whose = name.removesuffix(tag) if name.endswith(tag) else name.removesuffix(".value")
-        mark = entries.get(f"{head}{whose}{tag}")
-        if not (isinstance(mark, Value) and mark.value == "tensor"):
-            yield name, entry
-            continue
-        refers = entries.get(f"{head}{whose}.value")
-        target = refers.value if isinstance(refers, Value) else None
-        if name.endswith(tag) and isinstance(target, str) and target in entries:
-            used.add(target)
-            yield whose, entries[target]
-    yield from (
-        (key, one) for key, one in entries.items() if key not in used and not key.startswith(head)
-    )
+        if isinstance(target.value, str) and target.value in entries:
+            refers[whose] = target.value
+    hidden = {f"{whose}{end}" for whose in refers for end in (tag, value)} | {*refers.values()}
+    for key, entry in entries.items():
+        if key not in hidden:
+            yield key.removeprefix(head), entry
+    for whose, name in refers.items():
+        yield whose.removeprefix(head), entries[name]

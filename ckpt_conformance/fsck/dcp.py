@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck import pickles
-from ckpt_conformance.fsck.dtypes import ITEM_SIZE, clip, count
+from ckpt_conformance.fsck.dtypes import ITEM_SIZE, MOST_COUNT, clip, count
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.guards import is_dict, is_list, is_tuple
 from ckpt_conformance.fsck.pickle_machine import Made, Name
@@ -19,6 +19,8 @@ from ckpt_conformance.fsck.source import plain
 from ckpt_conformance.fsck.torch_file import dtype_name, sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckpt_conformance.fsck.cover import Box
 
 METADATA = ".metadata"
@@ -38,6 +40,15 @@ _MANY = {
     Name("torch.distributed.checkpoint.metadata", "MetadataIndex"),
     Name("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }
+_FIELDS = frozenset(
+    ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "mcore_data")
+)  # the last is Megatron's
+_SPARSE = ("coo", "csr", "csc", "bsr", "bsc")
+_LAYOUTS = frozenset(
+    f"torch.{one}"
+    for one in ("strided", "jagged", "_mkldnn", *(f"sparse_{two}" for two in _SPARSE))
+)
+_MEMORY_FORMATS = (0, 1, 2)
 _ALLOWED = {Name(module, one) for module, names in _CLASSES.items() for one in names.split()}
 
 
@@ -74,11 +85,15 @@ class Item(NamedTuple):
 
 @dataclass
 class Metadata:
-    """What a directory should hold: tensors by name, the items of each shard, and what is wrong."""
+    """What a directory should hold: tensors by name, the items of each shard, and what is wrong.
+
+    `remarks` are about what is strange, and no load minds.
+    """
 
     tensors: dict[str, Stored] = field(default_factory=dict[str, Stored])
     items: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    remarks: list[str] = field(default_factory=list[str])
 
 
 def read_metadata(data: bytes) -> Metadata:
@@ -98,7 +113,13 @@ def _metadata(root: object, names: set[Name]) -> Metadata:
     described, stored = state.get("state_dict_metadata"), state.get("storage_data")
     if not is_dict(described) or not is_dict(stored):
         raise Malformed("it lacks state_dict_metadata or storage_data")
+    if "planner_data" not in state:
+        raise Malformed(f"it lacks planner_data: its fields are {', '.join(map(clip, state))}")
     found = Metadata()
+    strange = sorted(state.keys() - _FIELDS)
+    found.remarks += [f"it has a field {clip(one)}, which no DCP save writes" for one in strange]
+    found.problems += _plan_problems(state["planner_data"], described)
+    found.remarks += _only_planned(state["planner_data"], described)
     places = _places(stored)
     for key, one in described.items():
         if not isinstance(key, str):
@@ -109,12 +130,63 @@ def _metadata(root: object, names: set[Name]) -> Metadata:
     return found
 
 
+def _plan_problems(plan: object, described: dict[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Hold the path of each entry in the saved state against its name, as (name, why).
+
+    Without a plan, the state was saved as it is, or by a planner of somebody else.
+    """
+    if not is_dict(plan) or not plan:
+        return
+    unplanned = described.keys() - plan.keys()
+    for key, path in plan.items():
+        name = key if isinstance(key, str) else clip(key)
+        joined = _joined(path)
+        if key not in described:
+            if unplanned:  # one name became two; else see _only_planned
+                yield name, f"planner_data has a path for {clip(key)}, which nothing describes"
+        elif joined is None:
+            yield name, f"planner_data has no proper path for {clip(key)}"
+        elif joined != key:
+            yield name, f"planner_data leads to {clip(joined)} for {clip(key)}"
+    for key in unplanned:
+        name = key if isinstance(key, str) else clip(key)
+        yield name, f"planner_data has no path for {clip(key)}"
+
+
+def _only_planned(plan: object, described: dict[Any, Any]) -> list[str]:
+    """Tell of what was planned and not stored: older torch stored the objects of rank 0 only.
+
+    It is no proof of damage, then; what nobody describes is not loaded, either.
+    """
+    if not is_dict(plan) or described.keys() - plan.keys():
+        return []
+    return [
+        f"planner_data has a path for {clip(key)}, which nothing describes: it was not saved"
+        for key in plan.keys() - described.keys()
+    ]
+
+
+def _joined(path: object) -> str | None:
+    """Join a path in a state as DCP does; None where it is none."""
+    if not is_tuple(path) or not path:
+        return None
+    if any(type(one) is not str and not _is_index(one) for one in path):
+        return None
+    return ".".join(map(str, path))
+
+
+def _is_index(one: object) -> bool:
+    return type(one) is int and 0 <= one < MOST_COUNT
+
+
 def _state(made: object, kind: str) -> dict[str, Any]:
     """Give the attributes of an instance of a class of DCP's metadata."""
     if isinstance(made, Made) and made.keys is not None and _class(made) == kind:
         return dict(zip(made.keys, made.state, strict=True))
     if not isinstance(made, Made) or _class(made) != kind or not is_dict(state := made.state or {}):
         raise Malformed(f"it holds a {_class(made)} where a {kind} belongs")
+    if not all(type(one) is str for one in state):
+        raise Malformed(f"it holds a {kind} with a field that is no name")
     return state
 
 
@@ -191,9 +263,25 @@ def _add(found: Metadata, key: str, dtype: str, box: Box, place: Place | None) -
 
 
 def _dtype(properties: object, key: str) -> str:
-    """Give the dtype of TensorProperties: the first of its state."""
+    """Give the dtype of TensorProperties: the first of its state. A load needs the others, too."""
     state: Any = properties.state if isinstance(properties, Made) else None
     dtype = dtype_name(state[0]) if is_tuple(state) and state else ""
     if _class(properties) != "TensorProperties" or dtype not in ITEM_SIZE:
         raise Malformed(f"{clip(key)} has no proper dtype")
+    if len(state) != 5:  # noqa: PLR2004  dtype, layout, gradient, memory format, pinned
+        raise Malformed(f"{clip(key)} has {len(state)} properties, and 5 are written")
+    layout = _argument(state[1], "_get_layout")
+    if not isinstance(layout, str) or layout not in _LAYOUTS:
+        raise Malformed(f"{clip(key)} has the layout {clip(layout)}, which torch does not have")
+    memory = _argument(state[3], "_MEM_FORMAT_ENCODING")
+    if type(memory) is not int or memory not in _MEMORY_FORMATS:
+        raise Malformed(f"{clip(key)} has the memory format {clip(memory)}, which DCP has not")
     return dtype
+
+
+def _argument(made: object, kind: str) -> object:
+    """Give the only argument of a call; None where it is another call."""
+    if _class(made) != kind or not isinstance(made, Made):
+        return None
+    args: Any = made.args
+    return args[0] if is_tuple(args) and len(args) == 1 else None

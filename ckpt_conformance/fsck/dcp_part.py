@@ -9,7 +9,7 @@ from itertools import accumulate
 from operator import itemgetter, le
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck import cover, dcp, torch_file
+from ckpt_conformance.fsck import cover, dcp, dcp_safetensors, torch_file
 from ckpt_conformance.fsck.dtypes import clip
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.parts import MOST_JSON, Context, facts_of, problems_of
@@ -35,6 +35,8 @@ def _directory(context: Context, base: str) -> list[Work]:
     if found is None:
         return []
     name = base + dcp.METADATA
+    for what in found.remarks:
+        context.report.say(Kind.NOTE, name, what)
     for key, why in found.problems:
         context.report.say(Kind.DAMAGED, name, why, (key,))
     for key, tensor in found.tensors.items():
@@ -94,6 +96,11 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
         what = f"{found.what}: {len(items)} items of {len(keys)} entries are in it"
         context.report.say(found.kind, name, what, keys)
         return []
+    bare = dcp_safetensors.tensors_of(items)
+    if bare:
+        _check_bare(context, name, bare)
+        if not (items := [one for one in items if not one.dtype]):
+            return []
     items.sort(key=itemgetter(-1))  # by place: there may be a million
     good = items if _is_plain(items, size) else _refused(context, name, items, size)
     packed = sum(one.place.packed for one in items)
@@ -101,6 +108,18 @@ def shard_works(context: Context, name: str, items: list[dcp.Item]) -> list[Work
         context.report.say(Kind.NOTE, name, f"{packed} items are transformed: not looked into")
         good = [one for one in good if not one.place.packed]
     return _divided(context, name, good) if context.sizes.reads_payload else []
+
+
+def _check_bare(context: Context, name: str, items: Sequence[dcp.Item]) -> None:
+    """Hold tensors that are a safetensors file against its header."""
+    try:
+        with context.folder.open(name) as file:
+            dcp_safetensors.stored(file, items)
+    except (OSError, Malformed) as error:
+        context.refuse(name, error)
+        return
+    what = f"{len(items)} tensors are a safetensors file in it: nothing protects their bytes"
+    context.report.say(Kind.NOTE, name, what)
 
 
 def _is_plain(items: Sequence[dcp.Item], size: int) -> bool:

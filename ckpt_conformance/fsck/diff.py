@@ -20,6 +20,7 @@ from ckpt_conformance.fsck.compare import Difference, SideError, Sides, Status
 from ckpt_conformance.fsck.content import Content, Tensor
 from ckpt_conformance.fsck.examine import examine, find, folder_of
 from ckpt_conformance.fsck.findings import Kind, Malformed
+from ckpt_conformance.fsck.leaves import Beyond
 from ckpt_conformance.fsck.source import CHUNK
 from ckpt_conformance.fsck.sums import check_spans
 from ckpt_conformance.fsck.tiles import Reader
@@ -53,13 +54,17 @@ class Options:
 
 @dataclass
 class Side:
-    """One checkpoint: where it was found, and what is wrong with it."""
+    """One checkpoint: where it was found, and what is wrong with it.
+
+    `is_beyond`: nothing is wrong; `problems` says why it is more than is compared.
+    """
 
     path: Where
     layout: str
     step: int | None
     entries: int = 0
     problems: list[str] = field(default_factory=list[str])
+    is_beyond: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Give plain types."""
@@ -186,6 +191,7 @@ def _side(path: Where) -> tuple[Side, Content | None]:
         return side, content.read(folder, one)
     except (OSError, Malformed) as error:
         side.problems.append(str(error))
+        side.is_beyond = isinstance(error, Beyond)
         return side, None
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_LEAVES = 2_000_000
 _MOST_LEVELS = 200
+_MOST_NAME = 60
 _UTILS = "torch._utils"
 _PARAMETERS = {
     Name(_UTILS, "_rebuild_parameter"),
@@ -30,6 +31,10 @@ _PARAMETERS = {
 }
 _PLAIN = (type(None), bool, int, float, str, bytes, Name)
 _METADATA = 6  # the argument of _rebuild_tensor_v2 that says what is still to be done
+
+
+class Beyond(Malformed):
+    """Nothing is wrong with it, and it is more than is compared."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,10 @@ def of_tree(tree: object, records: dict[str, Record], top: str = "") -> Iterator
         part, name, level = pending.pop()
         visited += 1
         if visited > MOST_LEAVES or level > _MOST_LEVELS:
-            raise Malformed(f"more than {MOST_LEAVES} values, or {_MOST_LEVELS} levels of them")
+            what = f"{name[:_MOST_NAME]}: more than {_MOST_LEVELS} levels, or a part of itself"
+            if visited > MOST_LEAVES:
+                what = f"more than {MOST_LEAVES} values"
+            raise Beyond(what)
         leaf = _leaf(part, name, records)
         if leaf is not None:
             yield name or "(root)", leaf

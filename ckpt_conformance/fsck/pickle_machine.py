@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 << 20
 MOST_PARTS = 32_000_000
 MOST_STACK = 1_000_000
+MOST_PROTOCOL = 5
 MOST_KEY = 64  # parts of a tuple that is the key of a dict
 _MOST_GAP = 1000
 _AT_ONCE = 1000  # instructions between two looks at the limits
@@ -111,6 +112,7 @@ class Machine:
         """Take the bytes of a pickle, and what reads many like instances at once."""
         self.data = data
         self.at = 0
+        self.frame_end = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
@@ -159,6 +161,19 @@ class Machine:
             raise Malformed(f"the pickle claims {length} bytes and has {len(piece)}")
         self.at += length
         return piece
+
+    def check_protocol(self) -> None:
+        """Refuse a protocol that no Python can load."""
+        (version,) = self.take(1)
+        if version > MOST_PROTOCOL:
+            self.refuse(f"pickle protocol {version}: there are {MOST_PROTOCOL}")
+
+    def check_frame(self) -> None:
+        """Refuse a frame that ends behind the pickle, or begins inside of another."""
+        length = int.from_bytes(self.take(8), "little")
+        if self.at < self.frame_end or self.at + length > len(self.data):
+            self.refuse(f"a frame of {length} bytes at {self.at} of {len(self.data)}")
+        self.frame_end = self.at + length
 
     def count_part(self) -> None:
         """Count what takes memory."""

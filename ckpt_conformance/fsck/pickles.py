@@ -138,11 +138,12 @@ def _memoize(machine: Machine) -> None:
     machine.memo.append(machine.stack[-1])
 
 
-def _skip(length: int) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        machine.take(length)
+def _protocol(machine: Machine) -> None:
+    machine.check_protocol()
 
-    return step
+
+def _frame(machine: Machine) -> None:
+    machine.check_frame()
 
 
 def _pop(machine: Machine) -> None:
@@ -254,8 +255,8 @@ def _appends(machine: Machine) -> None:
 _STEPS: dict[int, Callable[[Machine], None]] = {
     ord(code): step
     for code, step in {
-        "\x80": _skip(1),  # PROTO
-        "\x95": _skip(8),  # FRAME: its length is nobody's business
+        "\x80": _protocol,
+        "\x95": _frame,
         "(": _mark,
         "0": _pop,
         "1": _pop_mark,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck import pickles, torch_file
+from ckpt_conformance.fsck import pickle_names, pickles
 from ckpt_conformance.fsck.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.pickle_machine import MOST_BYTES
 from ckpt_conformance.fsck.source import exactly
@@ -40,4 +40,4 @@ def _told(folder: Folder, name: str) -> list[Finding] | None:
             _, names = pickles.load(exactly(file, 0, size))
     except (OSError, Malformed):
         return None
-    return [Finding(kind, name, f"it {text}") for kind, text in torch_file.judge_names(names)]
+    return [Finding(kind, name, f"it {text}") for kind, text in pickle_names.judge_names(names)]

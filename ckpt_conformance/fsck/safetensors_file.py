@@ -38,26 +38,26 @@ class Stored:
     end: int
 
 
-def read(file: Readable) -> list[Stored]:
-    """Read the header of a file, in the order of the bytes.
+def read(file: Readable, start: int = 0) -> list[Stored]:
+    """Read the header of a file, in the order of the bytes; `start` is where its format begins.
 
     Raises:
         Malformed: a header that the size of the file contradicts, or that contradicts itself.
 
     """
     size = file.seek(0, os.SEEK_END)
-    if size < _LENGTH.size:
+    first = start + _LENGTH.size
+    if size < first:
         raise Malformed(f"{size} bytes are too few for a safetensors file: cut short?", 0, size)
-    (length,) = _LENGTH.unpack(exactly(file, 0, _LENGTH.size))
-    begin = _LENGTH.size + length
+    (length,) = _LENGTH.unpack(exactly(file, start, _LENGTH.size))
+    begin = first + length
     if length > MOST_HEADER or begin > size:
-        raise Malformed(
-            f"its header claims {length} bytes of {size}: cut short, or overwritten", 0, 8
-        )
+        why = f"its header claims {length} bytes of {size}: cut short, or overwritten"
+        raise Malformed(why, start, first)
     try:
-        return _tensors(parse_json(exactly(file, _LENGTH.size, length)), begin, size)
+        return _tensors(parse_json(exactly(file, first, length)), begin, size)
     except Malformed as error:
-        place = (error.start or _LENGTH.size, error.end or begin)
+        place = (error.start or first, error.end or begin)
         raise Malformed(f"its header: {error}", *place, error.tensors) from None
 
 

@@ -10,34 +10,22 @@ from ckpt_conformance.fsck.dtypes import ITEM_SIZE, MOST_COUNT, STORAGES, clip, 
 from ckpt_conformance.fsck.findings import Kind, Malformed
 from ckpt_conformance.fsck.guards import is_dict, is_sequence, is_tuple
 from ckpt_conformance.fsck.pickle_machine import MOST_BYTES, Made, Name, Persistent
+from ckpt_conformance.fsck.pickle_names import judge_names
 from ckpt_conformance.fsck.source import exactly
 from ckpt_conformance.fsck.sums import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from ckpt_conformance.fsck.source import Readable
 
 _UTILS = "torch._utils"
 _REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
 _REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
+_SCRIPT = "__torch__"  # the package of all classes of TorchScript
 _MOST_LEVELS = 200
 _MOST_DIMENSIONS = 64
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # a pickle of torch's magic number
-
-# Modules that no structure of a checkpoint needs, and builtins that run what they are given.
-_RUNS_CODE = frozenset(
-    (
-        *("os", "posix", "nt", "subprocess", "sys", "socket", "runpy", "shutil", "importlib"),
-        *("pty", "pickle", "ctypes", "code", "webbrowser", "bdb", "pdb"),
-    )
-)
-_RUNS = frozenset(("eval", "exec", "compile", "open", "__import__", "input", "breakpoint"))
-_KNOWN = frozenset(
-    ("torch", "torch._utils", "torch.storage", "torch._tensor", "torch.nn.parameter", "collections")
-)
-_BUILTINS = ("builtins", "__builtin__")
-_PLAIN = frozenset(("set", "frozenset", "complex", "bytearray", "bytes", "int", "float", "slice"))
 
 
 class Legacy(Malformed):
@@ -117,9 +105,17 @@ def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> 
     if structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
+        if _is_script(found):
+            archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
+            own = (*own, _SCRIPT)
         _read_structure(file, structure, archive, own)
     _spans(found, archive)
     return archive
+
+
+def _is_script(found: dict[str, zips.Record]) -> bool:
+    """Tell whether `torch.jit.save` wrote an archive: its classes stand below `code/`."""
+    return "constants.pkl" in found and any(name.startswith("code/") for name in found)
 
 
 def _read_structure(
@@ -149,29 +145,6 @@ def _load(file: Readable, record: zips.Record) -> tuple[Any, set[Name]]:
     if size > MOST_BYTES:
         raise Malformed(f"a structure of {size} bytes: {MOST_BYTES} are read at most")
     return pickles.load(exactly(file, record.start, size))
-
-
-def judge_names(names: Iterable[Name], own: Collection[str] = ()) -> Iterator[tuple[Kind, str]]:
-    """Say which names of a pickle are no part of a checkpoint; `own` are packages that are."""
-    foreign: list[str] = []
-    for one in sorted(names):
-        top = one.module.partition(".")[0]
-        if top in _RUNS_CODE or (top in _BUILTINS and one.name in _RUNS):
-            text = f"asks for {clip(str(one))}, which runs code where it is loaded: do not load it"
-            yield Kind.DAMAGED, text
-        elif top not in own and not _is_known(one, top):
-            foreign.append(str(one))
-    if foreign:
-        some = ", ".join(clip(each) for each in foreign[:5])
-        yield Kind.NOTE, f"asks for {some}: torch.load(weights_only=True) may refuse it"
-
-
-def _is_known(one: Name, top: str) -> bool:
-    """Tell whether a name is one that libraries write into structures."""
-    if top in _BUILTINS:
-        return one.name in _PLAIN
-    known = one.module in _KNOWN or one.module in ("torch.serialization", "_codecs")
-    return known or one.module.startswith(("numpy", "torch.distributed."))
 
 
 def _tensors_of(tree: Any) -> Iterator[tuple[str, Made]]:  # noqa: ANN401  what a pickle holds
@@ -291,6 +264,8 @@ def _spans(found: dict[str, zips.Record], archive: Archive) -> None:
     for tensor in archive.tensors:
         users.setdefault(tensor.record, []).append(tensor.name)
     for name, record in found.items():
+        if record.packed:
+            continue
         if record.crc is None:
             archive.unsummed.append(name)
         else:

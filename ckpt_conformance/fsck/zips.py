@@ -3,12 +3,13 @@
 torch stores every record uncompressed, with its CRC-32 in the directory and in a descriptor behind
 the data, and does not look at either when it loads. Here the directory is held against the file,
 each local header and descriptor against the directory, and records may not overlap. The payload is
-left to `sums`, as spans.
+left to `sums`, as spans. TorchScript packs the texts below `code/`: those are unpacked here.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _WRITER = (0x031E, 0x002D)  # what torch's zip library calls itself there
 _HAS_DESCRIPTOR = 1 << 3
 _MOST_NAME = 4096
+_MOST_CODE = 64 << 20  # of a text of TorchScript
 _PADDING, _SIZES = b"FB", b"\x01\x00"  # kinds of extra fields
 MAGIC = b"PK\x03\x04"
 
@@ -41,25 +43,29 @@ class Record:
     """One record: its name without the archive's own prefix, its bytes in the file, its CRC-32.
 
     `crc` is None where the writer computed none (`torch.serialization.set_crc32_options(False)`).
+    `packed`: it is a text of TorchScript, and its CRC was verified.
     """
 
     name: str
     start: int
     end: int
     crc: int | None
+    packed: bool = False
 
 
 @dataclass(frozen=True)
 class _Listed:
     """What the directory says of a record; `at` is its local header, relative to the archive.
 
-    `common` is what the local header says too: version, flags, method, time, date.
+    `common` is what the local header says too: version, flags, method, time, date. `length` is
+    how many bytes lie in the file, fewer than `size` where they are packed.
     """
 
     name: bytes
     flags: int
     crc: int
     size: int
+    length: int
     at: int
     common: tuple[int, ...]
 
@@ -148,12 +154,14 @@ def _entries(data: bytes, count: int, place: int) -> Iterator[_Listed]:
         name = data[at + _CENTRAL.size : at + _CENTRAL.size + fields[10]]
         extra = data[at + _CENTRAL.size + fields[10] : behind - fields[12]]
         packed, size, where = _sizes64(extra, (fields[8], fields[9], fields[16]), here)
-        if packed != size or fields[4] or fields[3] & 1 or fields[13]:
+        deflated = fields[4] == zlib.DEFLATED and name.split(b"/")[1:2] == [b"code"]
+        stored = packed == size and not fields[4]
+        if not (stored or (deflated and size <= _MOST_CODE)) or fields[3] & 1 or fields[13]:
             raise Malformed("a record of the zip archive is packed: torch packs none", *here)
         same = (fields[1], *fields[14:16])  # the same in all: the writer and the attributes
         if (first := first or same) != same:
             raise Malformed("the entries of the zip directory have different writers", *here)
-        yield _Listed(name, fields[3], fields[7], size, where, tuple(fields[2:7]))
+        yield _Listed(name, fields[3], fields[7], size, packed, where, tuple(fields[2:7]))
         at = behind
     if at != len(data):
         raise Malformed(f"the zip directory has {len(data) - at} bytes too many", place + at)
@@ -186,16 +194,33 @@ def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) ->
     prefix = names[0].partition("/")[0] + "/" if names and "/" in names[0] else ""
     behind = start
     for one, name in zip(entries, names, strict=True):
-        if start + one.at != behind or behind + one.size > start + length:
+        if start + one.at != behind or behind + one.length > start + length:
             raise Malformed(f"the record {name} is not where the one before ends", behind)
         data = _local(file, behind, one, name)
-        behind = _descriptor(file, data + one.size, one, name)
+        end = data + one.length
+        behind = _descriptor(file, end, one, name)
         short = name.removeprefix(prefix)
         if short in found:
-            raise Malformed(f"the record {short} occurs twice", data, data + one.size)
-        crc = one.crc if has_sums else None
-        found[short] = Record(short, data, data + one.size, crc)
+            raise Malformed(f"the record {short} occurs twice", data, end)
+        packed = one.common[2] == zlib.DEFLATED
+        if packed:
+            _check_packed(exactly(file, data, one.length), one, short, data)
+        crc = one.crc if has_sums and not packed else None
+        found[short] = Record(short, data, end, crc, packed)
     return found
+
+
+def _check_packed(data: bytes, listed: _Listed, name: str, at: int) -> None:
+    """Unpack a text, no further than it should be long, and hold it against its CRC."""
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        text = unpacker.decompress(data, listed.size + 1)
+    except zlib.error as error:
+        raise Malformed(f"{name} cannot be unpacked: {error}", at, at + len(data)) from None
+    if len(text) != listed.size or not unpacker.eof or unpacker.unused_data:
+        raise Malformed(f"{name} is not as long as the zip directory says", at, at + len(data))
+    if zlib.crc32(text) != listed.crc:
+        raise Malformed(f"{name} differs from its CRC-32", at, at + len(data))
 
 
 def _local(file: Readable, at: int, listed: _Listed, name: str) -> int:
@@ -203,7 +228,7 @@ def _local(file: Readable, at: int, listed: _Listed, name: str) -> int:
     fields = _LOCAL.unpack(exactly(file, at, _LOCAL.size))
     end: int = at + _LOCAL.size + fields[9] + fields[10]
     late = bool(listed.flags & _HAS_DESCRIPTOR)
-    sizes = (0, 0, 0) if late else (listed.crc, listed.size, listed.size)
+    sizes = (0, 0, 0) if late else (listed.crc, listed.length, listed.size)
     large = (sizes[0], _MAX32, _MAX32)
     if fields[0] != _IS_LOCAL or fields[1:6] != listed.common or fields[6:9] not in (sizes, large):
         raise Malformed(f"the header of {name} differs from the zip directory", at, end)
@@ -230,7 +255,7 @@ def _descriptor(file: Readable, at: int, listed: _Listed, name: str) -> int:
     """Hold the descriptor behind the data against the directory; give where it ends."""
     if not listed.flags & _HAS_DESCRIPTOR:
         return at
-    expected = (_IS_DESCRIPTOR, listed.crc, listed.size, listed.size)
+    expected = (_IS_DESCRIPTOR, listed.crc, listed.length, listed.size)
     for layout in (_LARGE, _SMALL):
         try:
             fields = layout.unpack(exactly(file, at, layout.size))

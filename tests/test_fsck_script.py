@@ -1,0 +1,67 @@
+"""TorchScript archives: read as what they are, and damage in them is found."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ckpt_conformance.fsck.findings import Kind, State
+from ckpt_conformance.fsck.judge import judge
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def script() -> bytes:
+    stream = io.BytesIO()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old files of it are still there
+        torch.jit.save(torch.jit.script(model), stream)
+    return stream.getvalue()
+
+
+def test_an_archive_of_torchscript_is_whole(script: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "script.pt"
+    path.write_bytes(script)
+    judged = judge(path)
+    assert judged.state is State.WHOLE
+    (report,) = judged.reports
+    assert report.tensors == 4
+    (finding,) = report.findings
+    assert (finding.kind, "TorchScript" in finding.what) == (Kind.NOTE, True)
+
+
+def test_a_flip_in_its_packed_code_is_damage(script: bytes, tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(script)) as archive:
+        one = next(each for each in archive.infolist() if each.filename.endswith("container.py"))
+    assert one.compress_type == zipfile.ZIP_DEFLATED
+    data = bytearray(script)
+    extra = int.from_bytes(data[one.header_offset + 28 : one.header_offset + 30], "little")
+    start = one.header_offset + 30 + len(one.filename) + extra
+    path = tmp_path / "script.pt"
+    for at in range(start, start + one.compress_size, 7):
+        data[at] ^= 4
+        path.write_bytes(data)
+        data[at] ^= 4
+        judged = judge(path)
+        assert judged.state is State.DAMAGED, at
+        assert "code/" in judged.reports[0].findings[0].what
+
+
+def test_packed_records_of_anything_else_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"w": torch.ones(900)}, path)
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+    (finding,) = judge(path).reports[0].findings
+    assert "torch packs none" in finding.what
