@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from ckpt_conformance.asking import RequestError
 from ckpt_conformance.fsck.diff import diff
 from ckpt_conformance.fsck.findings import Kind, State
 from ckpt_conformance.fsck.judge import judge, judge_newest
@@ -102,3 +103,12 @@ def test_one_file_of_a_step_is_remarked(tmp_path: Path) -> None:
         torch.save({"w": torch.ones(2)}, tmp_path / name)
     assert [one.kind for one in only(tmp_path / "model_5.pt").findings] == [Kind.NOTE]
     assert only(tmp_path / "model_6.pt").findings == []
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "trainer_state.json", "model.safetensors.index.json"]
+)
+def test_what_is_no_checkpoint_is_no_damaged_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(RequestError, match=f"{name} is no checkpoint; give its folder: "):
+        judge(tmp_path / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.asking import RequestError
 from ckpt_conformance.fsck import layouts, names, ranks
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.layouts import Candidate, Found
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.places import Where
     from ckpt_conformance.fsck.source import Folder
 
+_TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
@@ -25,7 +27,7 @@ def find(path: Where) -> Found:
         own = _reference(folder, path.name)
         if own:
             return Found([own])
-    kind = layouts.format_of(folder, path.name) or _by_name(path.name)
+    kind = layouts.format_of(folder, path.name) or _by_name(path)
     step = layouts.step_of(path.name)
     one = Candidate(path, path.parent, kind, step, [(kind, "", path.name)], [path.name])
     one.is_alone = True
@@ -33,9 +35,11 @@ def find(path: Where) -> Found:
     return Found([one])
 
 
-def _by_name(name: str) -> str:
-    """Give the format that a name promises, whatever the bytes are."""
-    return "safetensors" if name.endswith(".safetensors") else "torch"
+def _by_name(path: Where) -> str:
+    """Give the format that a name promises, whatever the bytes are; RequestError for none."""
+    if path.name.endswith(".json") or path.suffix in _TEXT:
+        raise RequestError(f"{path} is no checkpoint; give its folder: {path.parent}")
+    return "safetensors" if path.name.endswith(".safetensors") else "torch"
 
 
 def _reference(folder: Folder, name: str) -> Candidate | None:
