@@ -89,22 +89,23 @@ def end(process: subprocess.Popen[str], *signals: signal.Signals, group: bool) -
 
 
 @pytest.mark.parametrize(
-    ("signals", "jobs", "group", "status"),
+    ("signals", "jobs", "group", "statuses"),
     [
-        pytest.param([signal.SIGTERM], "1", False, 143, marks=pytest.mark.slow),
-        ([signal.SIGTERM], "2", True, 143),
-        pytest.param([signal.SIGHUP], "2", False, 129, marks=pytest.mark.slow),
-        ([signal.SIGINT, signal.SIGTERM, signal.SIGINT], "2", True, 130),
+        pytest.param([signal.SIGTERM], "1", False, {143}, marks=pytest.mark.slow),
+        ([signal.SIGTERM], "2", True, {143}),
+        pytest.param([signal.SIGHUP], "2", False, {129}, marks=pytest.mark.slow),
+        # Of two at once either may be first: threads of a process get them side by side.
+        ([signal.SIGINT, signal.SIGTERM, signal.SIGINT], "2", True, {130, 143}),
     ],
 )
 def test_a_stopped_certify_leaves_its_certificate(
-    place: Place, signals: list[signal.Signals], jobs: str, status: int, *, group: bool
+    place: Place, signals: list[signal.Signals], jobs: str, statuses: set[int], *, group: bool
 ) -> None:
     words = [*LOADS, "--jobs", jobs, "--write-baseline", "b.json"]
     process = place.start("certify", "hanging:make", *words)
     place.wait_for_save()
     code, out = end(process, *signals, group=group)
-    assert code == status, (out, (place.folder / "err").read_text())
+    assert code in statuses, (out, (place.folder / "err").read_text())
     assert "Stopped before the end: what did not run is UNKNOWN." in out
     assert "b.json was not written" in out
     assert not (place.folder / "b.json").exists()
