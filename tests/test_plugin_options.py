@@ -40,7 +40,7 @@ def test_a_name_that_does_not_exist_is_refused(words: str, told: str) -> None:
     assert told in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("words", "told"),
     [
