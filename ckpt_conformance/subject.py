@@ -73,9 +73,7 @@ class Subject:
     deadline: float = 60.0  # seconds that a life has, unless the check says otherwise
     device: str = devices.CPU  # where ranks compute
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
-    controls: dict[str, str] = field(
-        default_factory=dict[str, str]
-    )  # check -> reason, empty if held
+    controls: dict[str, str] = field(default_factory=dict[str, str])  # by check; empty if it held
     notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
     remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
     lives: int = 0
