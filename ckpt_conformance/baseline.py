@@ -8,6 +8,7 @@ green, so that the file can shrink; UNKNOWN is not green.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -214,7 +215,16 @@ def _row(outcomes: Sequence[CheckOutcome], expected: frozenset[str]) -> Json:
         "extra": sorted(got.keys() - expected),
         "unknown": sorted(unknown.keys() - got.keys()),
         "reasons": {name: plain(reason) for name, reason in sorted((unknown | got).items())},
+        "verdicts": _verdicts(outcomes),
     }
+
+
+def _verdicts(outcomes: Sequence[CheckOutcome]) -> dict[str, dict[str, str]]:
+    """Give the verdict of each check that ran, by invariant: what was run, and what applied."""
+    table = defaultdict[str, dict[str, str]](dict)
+    for one in sorted(outcomes, key=lambda one: (one.invariant, one.check)):
+        table[one.invariant][one.check] = str(one.verdict)
+    return dict(table)
 
 
 def _reasons(outcomes: Sequence[CheckOutcome], verdict: Verdict) -> dict[str, str]:

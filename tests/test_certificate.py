@@ -337,6 +337,12 @@ def test_kill_matrix_compares_exactly() -> None:
     good = matrix([killed, unknown], [*all_pass(), limit])
     assert good["exact"]
     assert good["mutants"]["A01"]["unknown"] == [CORR]
+    skipped = outcome(ATOM, "NOT_APPLICABLE", "no such capability")
+    verdicts = matrix([skipped, extra], all_pass())["mutants"]["A01"]["verdicts"]
+    assert verdicts == {
+        ATOM: {skipped.check: "NOT_APPLICABLE"},
+        CORR: {extra.check: "VIOLATION"},
+    }
     assert matrix([extra], all_pass())["mutants"]["A01"]["missed"] == [ATOM]
     assert matrix([killed, extra], all_pass())["mutants"]["A01"]["extra"] == [CORR]
     # A control that violates, is undecided, or did not run proves nothing.
