@@ -140,7 +140,8 @@ def explore(run: Run, script: Script) -> dict[str, Any]:
 def _rehearse(
     run: Run, script: Script, folder: Path, stack: contextlib.ExitStack, progress: Progress
 ) -> Rehearsal:
-    from ckpt_conformance.crash import memory, script_rehearsal
+    from ckpt_conformance.crash import script_rehearsal
+    from ckpt_conformance.processes import memory
 
     work, place = folder / "work", folder / "run"
     for each in (work, place, place / memory.TEMPORARY):

@@ -15,16 +15,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import hugepages, oracle, trees
-from ckpt_conformance.crash import children
+from ckpt_conformance import oracle, trees
 from ckpt_conformance.crash.syscall_faults import SYNCING, WRITING, Fault
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern
+from ckpt_conformance.processes import children, hugepages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckpt_conformance.crash.children import Line, Put
+    from ckpt_conformance.processes.children import Line, Put
 
 DEADLINE = 20.0  # seconds that one trial may take
 UNIQUE = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")  # the part of a name that no two saves share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ckpt_conformance import orphans
+from ckpt_conformance.processes import orphans
 
 # Two lives, each leaving a daemon in a session of its own; the first is asked about while the
 # second goes on. `command` is what each daemon becomes.

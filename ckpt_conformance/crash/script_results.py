@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import trees
-from ckpt_conformance.crash import children
 from ckpt_conformance.crash.script import TENSOR_FILES
+from ckpt_conformance.processes import children
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckpt_conformance.crash.children import Put
+    from ckpt_conformance.processes.children import Put
 
 ABSENT = "absent"
 DEADLINE = 60.0  # seconds to read one result

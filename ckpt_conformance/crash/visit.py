@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, trees
-from ckpt_conformance.crash import children
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.memory import mount_place
 from ckpt_conformance.crash.operations import Recording
+from ckpt_conformance.processes import children
+from ckpt_conformance.processes.memory import mount_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpt_conformance.crash.children import Line, Put
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.processes.children import Line, Put
 
 AGAIN = 0.02  # of what was fine in a batch
 FAR = 1 << 30

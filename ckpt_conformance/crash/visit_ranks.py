@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from ckpt_conformance import digests
-from ckpt_conformance.crash import children
 from ckpt_conformance.crash.visit import Task, Visitor
+from ckpt_conformance.processes import children
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.children import Line
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.processes.children import Line
 
 PATIENCE = 30.0  # seconds that a rank waits for the others between two states
 
