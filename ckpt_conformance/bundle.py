@@ -14,14 +14,14 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from ckpt_conformance.contract.verdicts import CheckOutcome
     from ckpt_conformance.subject import Subject
-    from ckpt_conformance.verdicts import CheckOutcome
 
 SCHEMA = "ckpt-conformance/bundle/v1"
 CRASH = "crash"

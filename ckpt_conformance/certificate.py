@@ -17,10 +17,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance import __version__, bundle
-from ckpt_conformance.asking import RequestError, check_names, reproduce
-from ckpt_conformance.catalogue import is_chosen
-from ckpt_conformance.crash import summary
-from ckpt_conformance.verdicts import (
+from ckpt_conformance.contract.catalogue import is_chosen
+from ckpt_conformance.contract.requests import RequestError, check_names, reproduce
+from ckpt_conformance.contract.verdicts import (
     CONTROL,
     SEVERITY,
     CheckOutcome,
@@ -29,13 +28,14 @@ from ckpt_conformance.verdicts import (
     remarks,
     worst,
 )
+from ckpt_conformance.crash import summary
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.catalogue import Catalogue, Invariant
-    from ckpt_conformance.registry import AdapterInfo
+    from ckpt_conformance.contract.catalogue import Catalogue, Invariant
+    from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.session import SessionOptions
 
 SCHEMA = "ckpt-conformance/result/v1"

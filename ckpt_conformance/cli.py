@@ -16,9 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ckpt_conformance import __version__, asking, bundle, environment, registry
-from ckpt_conformance.catalogue import PROFILES, load_catalogue
-from ckpt_conformance.verdicts import CheckOutcome, Verdict
+from ckpt_conformance import __version__, bundle, environment
+from ckpt_conformance.contract import registry, requests
+from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
+from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 
 try:
     import typer
@@ -56,13 +57,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.certificate import Json
-    from ckpt_conformance.registry import AdapterInfo
+    from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.session import SessionOptions
 
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 INTERRUPTED = 130
 USAGE_ERRORS = (
-    *(asking.RequestError, environment.OutputError, registry.AdapterError),
+    *(requests.RequestError, environment.OutputError, registry.AdapterError),
     bundle.BundleError,
 )
 MEANINGS = {0: "certified", 1: "violated", 3: "undecided"}
@@ -289,7 +290,7 @@ def mutants(
     from ckpt_conformance.session import SessionOptions
 
     known = all_mutants()
-    asking.check_names("mutant", only or (), known)
+    requests.check_names("mutant", only or (), known)
     chosen = {name: known[name] for name in only or known}
     bases = {info.base for info in chosen.values()}
     controls = [name for name in CONTROLS if not only or name in bases]

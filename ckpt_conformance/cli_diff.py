@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance import asking, report_terminal
+from ckpt_conformance import report_terminal
 from ckpt_conformance.cli_fsck import Progress, threads
 from ckpt_conformance.cli_options import Names, Threads  # noqa: TC001  typer reads the annotations
+from ckpt_conformance.contract import requests
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.diff import Compared
@@ -76,7 +77,7 @@ def _rename(text: str) -> tuple[re.Pattern[str], str]:
     """Divide at the last `=`: a pattern may have one, as in `(?=...)`."""
     pattern, sign, replacement = text.rpartition("=")
     if not sign or not pattern:
-        raise asking.RequestError(f"--rename {text!r} is no REGEX=NEW, as in '^module\\.='")
+        raise requests.RequestError(f"--rename {text!r} is no REGEX=NEW, as in '^module\\.='")
     return _pattern(pattern, "--rename"), replacement
 
 
@@ -84,7 +85,9 @@ def _pattern(text: str, option: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise asking.RequestError(f"{option} {text!r} is no regular expression: {error}") from error
+        raise requests.RequestError(
+            f"{option} {text!r} is no regular expression: {error}"
+        ) from error
 
 
 def register(app: typer.Typer) -> None:

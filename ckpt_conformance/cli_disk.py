@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import typer
 
-from ckpt_conformance import asking, cli_diff, cli_fsck, cli_running
+from ckpt_conformance import cli_diff, cli_fsck, cli_running
+from ckpt_conformance.contract import requests
 
 app = typer.Typer(name="ckpt-conformance", add_completion=False, pretty_exceptions_enable=False)
 cli_fsck.register(app)
@@ -16,4 +17,4 @@ cli_diff.register(app)
 
 def main() -> None:
     """Run one of them."""
-    cli_running.run(app, (asking.RequestError,))
+    cli_running.run(app, (requests.RequestError,))

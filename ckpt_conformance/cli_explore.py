@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ckpt_conformance import (
-    asking,
     bundle,
     certificate,
     cli_progress,
@@ -22,7 +21,8 @@ from ckpt_conformance import (
     report_explore,
 )
 from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
-from ckpt_conformance.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.contract import requests
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -148,9 +148,9 @@ def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str])
     from ckpt_conformance.crash.models import MODELS
     from ckpt_conformance.crash.workloads import WORKLOADS
 
-    asking.check_names("model", models, MODELS)
-    asking.check_names("workload", workloads, WORKLOADS)
-    asking.check_names("file system", real, real_fs.FILE_SYSTEMS)
+    requests.check_names("model", models, MODELS)
+    requests.check_names("workload", workloads, WORKLOADS)
+    requests.check_names("file system", real, real_fs.FILE_SYSTEMS)
     try:
         observed.require(real)
     except Unknown as error:
@@ -164,10 +164,10 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
     if strange:
         fits = ", ".join(OF_RANKS if ranks > 1 else (*DEFAULT_MODELS, "posix"))
         hint = f"of {report.count(ranks, 'rank')} there is {fits}"
-        raise asking.RequestError(f"model {strange[0]!r} is not for --ranks {ranks}; {hint}")
+        raise requests.RequestError(f"model {strange[0]!r} is not for --ranks {ranks}; {hint}")
     if ranks > 1 and (real or command):
         what = f"the command {command!r}" if command else "--real"
-        raise asking.RequestError(f"{what} is explored with one rank; leave --ranks out")
+        raise requests.RequestError(f"{what} is explored with one rank; leave --ranks out")
 
 
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:

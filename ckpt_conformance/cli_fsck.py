@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance import asking, cli_progress, report_terminal
+from ckpt_conformance import cli_progress, report_terminal
 from ckpt_conformance.cli_options import Seed, Threads  # noqa: TC001  as above
-from ckpt_conformance.verdicts import Unknown
+from ckpt_conformance.contract import requests
+from ckpt_conformance.contract.verdicts import Unknown
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.findings import Report
@@ -81,7 +82,9 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     path = places.place(place)
     places.check_there(path)
     if metadata_only and (nan or sample < 1):
-        raise asking.RequestError("--metadata-only reads no payload: leave out --sample and --nan")
+        raise requests.RequestError(
+            "--metadata-only reads no payload: leave out --sample and --nan"
+        )
     options = Options(jobs or threads(path), metadata_only, sample, seed, nan)
     with Progress("fsck") as progress:
         judged = (judge_newest if newest_whole else judge)(path, options, progress)
@@ -169,15 +172,15 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fault_injectors import at_rest
 
     if fault not in at_rest.AT_REST:
-        hint = asking.nearest(fault, at_rest.AT_REST)
+        hint = requests.nearest(fault, at_rest.AT_REST)
         known = ", ".join(at_rest.AT_REST)
-        raise asking.RequestError(f"unknown fault {fault!r}; {hint}faults at rest: {known}")
+        raise requests.RequestError(f"unknown fault {fault!r}; {hint}faults at rest: {known}")
     _check_request(path, out, file)
     try:
         damage = at_rest.copy_damaged(path, out, fault, random.Random(seed), file)  # noqa: S311  a drill
     except (Unknown, ValueError, OSError) as error:  # shutil.Error is an OSError
         shutil.rmtree(out, ignore_errors=True)
-        raise asking.RequestError(f"{path} cannot be damaged by {fault}: {error}") from error
+        raise requests.RequestError(f"{path} cannot be damaged by {fault}: {error}") from error
     if as_json:
         typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
         return
@@ -191,14 +194,16 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
 def _check_request(path: Path, out: Path, file: str | None) -> None:
     """Refuse what cannot be done, before anything is copied."""
     if not path.is_dir():
-        raise asking.RequestError(f"{path} is no folder; give the folder that holds the checkpoint")
+        raise requests.RequestError(
+            f"{path} is no folder; give the folder that holds the checkpoint"
+        )
     if out.exists() or out.is_symlink():
-        raise asking.RequestError(f"{out} exists; name a folder that does not")
+        raise requests.RequestError(f"{out} exists; name a folder that does not")
     if out.resolve().is_relative_to(path.resolve()):
-        raise asking.RequestError(f"{out} is inside of {path}; name a folder beside it")
+        raise requests.RequestError(f"{out} is inside of {path}; name a folder beside it")
     inside = file is None or (path / file).resolve().is_relative_to(path.resolve())
     if not inside:
-        raise asking.RequestError(f"{file} leads out of {path}; name a file inside of it")
+        raise requests.RequestError(f"{file} leads out of {path}; name a file inside of it")
 
 
 def register(app: typer.Typer) -> None:

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckpt_conformance import certificate, report
-from ckpt_conformance.asking import RequestError
 from ckpt_conformance.cli_options import whole
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script import OUT, Script, ScriptError, checked
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.cli_explore import Progress, Run
+    from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.script_rehearsal import Rehearsal
-    from ckpt_conformance.verdicts import Outcome
 
 KIND = "script-state"
 PANEL = "With a command"

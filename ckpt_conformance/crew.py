@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance.journal import LifeJournal
+from ckpt_conformance.contract.journal import LifeJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.catalogue import FAMILIES, PROFILES, load_catalogue
+from ckpt_conformance.contract.catalogue import FAMILIES, PROFILES, load_catalogue
 
 if TYPE_CHECKING:
-    from ckpt_conformance.catalogue import Catalogue, Invariant
+    from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 
 HEAD = """# Invariants, catalogue version {version}
 
-Made from `ckpt_conformance/catalogue.toml` by `make docs`; do not edit. {count} invariants.
+Made from `ckpt_conformance/contract/catalogue.toml` by `make docs`; do not edit. {count} invariants.
 
 `contract` and `promise` are MUST. `practice` is SHOULD, unless a profile is claimed (`--claim`).
 An id is never reused. Incidents are ids of real bugs; each mutant names its bug's thread.

@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import devices, journal, worlds
+from ckpt_conformance import devices, worlds
 from ckpt_conformance.client import FIXED_MACHINE, Ending
+from ckpt_conformance.contract import journal
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
 
 if TYPE_CHECKING:

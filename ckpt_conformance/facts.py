@@ -6,9 +6,10 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import devices, registry
+from ckpt_conformance import devices
 from ckpt_conformance.client import Client, Server, ServerError
-from ckpt_conformance.verdicts import Unknown
+from ckpt_conformance.contract import registry
+from ckpt_conformance.contract.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

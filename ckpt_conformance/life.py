@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckpt_conformance import crew, devices, registry, trees
-from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance import crew, devices
+from ckpt_conformance.contract import OpenOptions, registry, trees
+from ckpt_conformance.contract.journal import LifeJournal
 from ckpt_conformance.crash import sources
 from ckpt_conformance.gate import Gate
 from ckpt_conformance.job import Job
-from ckpt_conformance.journal import LifeJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.verdicts import NotApplicable
+from ckpt_conformance.contract.verdicts import NotApplicable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.verdicts import Outcome
+from ckpt_conformance.contract.verdicts import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import asking, bundle, resumption
+from ckpt_conformance import bundle, resumption
 from ckpt_conformance.client import ServerError
-from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
-from ckpt_conformance.verdicts import (
+from ckpt_conformance.contract import requests
+from ckpt_conformance.contract.verdicts import (
     CONTROL,
     CheckOutcome,
     NotApplicable,
@@ -21,9 +21,10 @@ from ckpt_conformance.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
 
 if TYPE_CHECKING:
-    from ckpt_conformance.catalogue import Invariant
+    from ckpt_conformance.contract.catalogue import Invariant
     from ckpt_conformance.subject import Subject
 
 
@@ -125,7 +126,7 @@ def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
 
 def block(outcome: dict[str, Any], config: pytest.Config) -> str:
     """Print a violation for a terminal: id, promise, reason, evidence, how to reproduce it."""
-    from ckpt_conformance.catalogue import load_catalogue
+    from ckpt_conformance.contract.catalogue import load_catalogue
 
     invariant = load_catalogue().invariants.get(outcome.get("invariant", ""))
     lines = [f"{outcome.get('verdict')} {outcome.get('invariant')}  {outcome.get('adapter')}"]
@@ -140,7 +141,7 @@ def block(outcome: dict[str, Any], config: pytest.Config) -> str:
 def reproduce(outcome: dict[str, Any], config: pytest.Config) -> str:
     """Give the one command that runs this check again, with the same choices."""
     given = config.option
-    return asking.reproduce(
+    return requests.reproduce(
         str(outcome.get("adapter")),
         str(outcome.get("invariant")),
         seed=int(outcome.get("seed", 0)),
@@ -164,7 +165,7 @@ def _remarks(item: pytest.Item) -> dict[str, Any]:
 
 
 def _is_must(item: pytest.Item, invariant: str) -> bool:
-    from ckpt_conformance.catalogue import load_catalogue
+    from ckpt_conformance.contract.catalogue import load_catalogue
 
     entry = load_catalogue(item.config.option.ckpt_catalogue).invariants[invariant]
     claims = set[str](item.config.option.ckpt_claim)

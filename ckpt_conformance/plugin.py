@@ -114,12 +114,12 @@ def _check_names(config: pytest.Config) -> None:
     adapters = _adapters(config)
     if not (profiles or given.ckpt_only or adapters or given.ckpt_catalogue):
         return
-    from ckpt_conformance import asking, registry
-    from ckpt_conformance.catalogue import PROFILES, load_catalogue
+    from ckpt_conformance.contract import registry, requests
+    from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 
     try:
-        asking.check_names("profile", profiles, PROFILES)
-        asking.check_names("invariant", given.ckpt_only, load_catalogue().invariants)
+        requests.check_names("profile", profiles, PROFILES)
+        requests.check_names("invariant", given.ckpt_only, load_catalogue().invariants)
         load_catalogue(given.ckpt_catalogue)
         for name in adapters:
             registry.check_name(name)
@@ -154,8 +154,8 @@ class State:
         if given:
             return str(given)
         if self.server is None:
-            from ckpt_conformance import registry
             from ckpt_conformance.client import Server
+            from ckpt_conformance.contract import registry
 
             self.server = Server(tuple(self.adapters))
             refused = self.server.refused
@@ -167,13 +167,14 @@ class State:
 
     def check_device(self) -> None:
         """Refuse, once, a device that is not there."""
-        from ckpt_conformance import asking, facts
+        from ckpt_conformance import facts
+        from ckpt_conformance.contract import requests
 
         name = next(one for one in self.adapters if one not in self.server.refused)
         device = self.config.option.ckpt_device
         try:
             facts.check_device(self.server.socket, name, self.server.folder, device)
-        except asking.RequestError as error:
+        except requests.RequestError as error:
             raise pytest.UsageError(str(error)) from None
 
     def subject(self, name: str, factory: pytest.TempPathFactory) -> Subject:
@@ -268,7 +269,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asked = given.ckpt_profile, given.ckpt_only, given.ckpt_claim, given.ckpt_budget
     if not any(invariant_of(item) for item in items):
         return
-    from ckpt_conformance.catalogue import load_catalogue
+    from ckpt_conformance.contract.catalogue import load_catalogue
 
     known = load_catalogue(given.ckpt_catalogue).invariants
     dropped = [item for item in items if not _selected(invariant_of(item), known, asked)]
@@ -292,7 +293,7 @@ def _turn(item: pytest.Item) -> int:
 
 
 def _selected(name: str | None, known: Any, asked: tuple[Any, ...]) -> bool:  # noqa: ANN401
-    from ckpt_conformance.catalogue import is_chosen
+    from ckpt_conformance.contract.catalogue import is_chosen
 
     if name is None:
         return True  # a test of the user's own: these options are not about it
@@ -308,7 +309,7 @@ def adapter_of(item: pytest.Item) -> str:
 @pytest.fixture
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """Give the adapter under test, in an empty folder; skips what it does not declare."""
-    from ckpt_conformance.catalogue import load_catalogue
+    from ckpt_conformance.contract.catalogue import load_catalogue
 
     state = request.config.stash[STATE]
     if not request.param:

@@ -71,7 +71,7 @@ def import_named(program: Mapping[str, Any]) -> None:
 
 def load(name: str) -> str | None:
     """Import an adapter and what it asks for; give the reason why it can't stay in this process."""
-    from ckpt_conformance import registry
+    from ckpt_conformance.contract import registry
 
     adapter = registry.get(name)
     getattr(adapter, "preload", lambda: None)()

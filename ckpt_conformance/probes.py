@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 
 
 def enter(_life: Any, folder: str) -> None:  # noqa: ANN401  a Life

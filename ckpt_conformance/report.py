@@ -18,7 +18,6 @@ import jinja2
 from markupsafe import Markup
 
 from ckpt_conformance import bundle
-from ckpt_conformance.catalogue import FAMILIES
 from ckpt_conformance.certificate import (
     CERTIFIED,
     STOPPED,
@@ -28,11 +27,12 @@ from ckpt_conformance.certificate import (
     write_json,
     write_text,
 )
+from ckpt_conformance.contract.catalogue import FAMILIES
+from ckpt_conformance.contract.verdicts import SEVERITY, Verdict
 from ckpt_conformance.environment import MARK
 from ckpt_conformance.report_incidents import incident
 from ckpt_conformance.report_terminal import WORDS, count, open_console, say, shown
 from ckpt_conformance.report_words import OWNERS, called, lines, linked, outcomes_in, profile_shown
-from ckpt_conformance.verdicts import SEVERITY, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from markupsafe import Markup
 
 from ckpt_conformance import __version__, certificate, environment, report, report_map
+from ckpt_conformance.contract.verdicts import Verdict
 from ckpt_conformance.crash import crashmap, summary
 from ckpt_conformance.crash.workloads import WORKLOADS
-from ckpt_conformance.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

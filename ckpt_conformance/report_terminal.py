@@ -11,7 +11,7 @@ from typing import NamedTuple, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from ckpt_conformance.verdicts import Verdict
+from ckpt_conformance.contract.verdicts import Verdict
 
 
 class Word(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from markupsafe import Markup, escape
 
-from ckpt_conformance.verdicts import Outcome, Verdict
+from ckpt_conformance.contract.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

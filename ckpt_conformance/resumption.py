@@ -10,10 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle
-from ckpt_conformance.catalogue import load_catalogue
 from ckpt_conformance.checks import id_of, key_of
+from ckpt_conformance.contract.catalogue import load_catalogue
+from ckpt_conformance.contract.verdicts import (
+    CONTROL,
+    NotApplicable,
+    Unknown,
+    Violation,
+    control_failed,
+)
 from ckpt_conformance.subject import OTHER_SEED, SAVES
-from ckpt_conformance.verdicts import CONTROL, NotApplicable, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

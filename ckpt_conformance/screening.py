@@ -10,9 +10,9 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.subject import OTHER_SEED
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.plugin import outcome_of
-from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

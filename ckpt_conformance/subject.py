@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance import devices, oracle, trees
-from ckpt_conformance.verdicts import (
+from ckpt_conformance import devices, oracle
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
     Outcome,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.client import Client, Ended, Ending
-    from ckpt_conformance.registry import AdapterInfo
+    from ckpt_conformance.contract.registry import AdapterInfo
 
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches

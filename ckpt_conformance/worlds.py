@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import devices, joining, oracle, trees
+from ckpt_conformance import devices, joining, oracle
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
-from ckpt_conformance.verdicts import Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

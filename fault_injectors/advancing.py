@@ -15,7 +15,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.syscall_faults import SYNCING, WRITING, Fault
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern

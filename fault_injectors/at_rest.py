@@ -17,8 +17,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import payload
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     import random

@@ -24,12 +24,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.journal import LifeJournal
+    from ckpt_conformance.contract.journal import LifeJournal
 
 T = TypeVar("T")
 Mode = Literal["count", "raise", "kill", "hold"]

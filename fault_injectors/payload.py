@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

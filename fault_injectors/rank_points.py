@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, trees, worlds
+from ckpt_conformance import fault_injectors, worlds
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.fault_injectors import slow_disk
 from ckpt_conformance.fault_injectors.points import WRITERS, pattern
-from ckpt_conformance.verdicts import Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

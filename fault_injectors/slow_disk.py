@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import journal, trees
+from ckpt_conformance.contract import journal, trees
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from ckpt_conformance.contract.journal import LifeJournal
     from ckpt_conformance.fault_injectors.injector import Injector
-    from ckpt_conformance.journal import LifeJournal
 
 FAULTS = ("slow-disk",)
 PEER = f"{__name__}:Peer"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ckpt_conformance.journal import LifeJournal
+    from ckpt_conformance.contract.journal import LifeJournal
 
 FAULTS = ("stale-listing",)
 

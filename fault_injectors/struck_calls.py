@@ -12,14 +12,21 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle, trees
-from ckpt_conformance.contract import Capability
+from ckpt_conformance import fault_injectors, oracle
+from ckpt_conformance.contract import Capability, trees
+from ckpt_conformance.contract.verdicts import (
+    POINTS,
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+)
 from ckpt_conformance.crash import notify
 from ckpt_conformance.crash.syscall_faults import SYNCING
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
 from ckpt_conformance.screening import Case, screen
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
-from ckpt_conformance.verdicts import POINTS, REFUSALS, NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle, trees
+from ckpt_conformance import fault_injectors, oracle
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
 from ckpt_conformance.fault_injectors import injector
 from ckpt_conformance.fault_injectors.points import WHOLE_FILES, WRITERS, points, survey
-from ckpt_conformance.verdicts import NotApplicable, Unknown, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.journal import LifeJournal
+    from ckpt_conformance.contract.journal import LifeJournal
 
 
 class SystemCall:

@@ -15,8 +15,9 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance import names, oracle, trees
-from ckpt_conformance.verdicts import Violation
+from ckpt_conformance import names, oracle
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

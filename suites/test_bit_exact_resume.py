@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import Unknown, Violation
 from ckpt_conformance.subject import OTHER_SEED, SAVES
-from ckpt_conformance.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.client import Ending

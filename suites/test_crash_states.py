@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.crash import verdicts
-from ckpt_conformance.verdicts import Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject

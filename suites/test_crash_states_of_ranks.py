@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation
 from ckpt_conformance.crash import verdicts, workloads
 from ckpt_conformance.crash.verdicts import explored_of_ranks
-from ckpt_conformance.verdicts import NotApplicable, Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject

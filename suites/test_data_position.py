@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import control_failed
 from ckpt_conformance.subject import OTHER_SEED, SAVES
-from ckpt_conformance.verdicts import control_failed
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Golden, Subject

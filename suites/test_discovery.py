@@ -7,11 +7,18 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import names, resumption, trees
+from ckpt_conformance import names, resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import (
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Violation,
+    control_failed,
+)
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_smoke as smoke
-from ckpt_conformance.verdicts import REFUSALS, NotApplicable, Outcome, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

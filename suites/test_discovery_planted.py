@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import Unknown, Violation
 from ckpt_conformance.suites import test_discovery as discovery
 from ckpt_conformance.suites import test_retention as retention
-from ckpt_conformance.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import elastic, worlds
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.suites import test_world_size_change as layouts
-from ckpt_conformance.verdicts import Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

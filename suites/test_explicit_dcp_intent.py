@@ -6,12 +6,13 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption, trees
+from ckpt_conformance import oracle, resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.subject import OTHER_SEED
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_damage as damage
-from ckpt_conformance.verdicts import Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import oracle, worlds
 from ckpt_conformance.checks import check
-from ckpt_conformance.verdicts import Violation
+from ckpt_conformance.contract.verdicts import Violation
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle, trees
+from ckpt_conformance import fault_injectors, oracle
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import points, struck_save
 from ckpt_conformance.screening import Case, resume_each
-from ckpt_conformance.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,12 +6,13 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle, resumption, trees
+from ckpt_conformance import fault_injectors, oracle, resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import payload, struck_calls
 from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.suites import test_sigkill_truncation as sigkill
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors, worlds
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import rank_points
-from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
-from ckpt_conformance.verdicts import (
+from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
     Outcome,
@@ -19,6 +17,8 @@ from ckpt_conformance.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.fault_injectors import rank_points
+from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

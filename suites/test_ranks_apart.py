@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import trees, worlds
+from ckpt_conformance import worlds
 from ckpt_conformance.checks import check
-from ckpt_conformance.verdicts import Outcome, Violation, control_failed
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Outcome, Violation, control_failed
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject import Subject

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import worlds
 from ckpt_conformance.checks import check
 from ckpt_conformance.contract import POLICIES
+from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.suites.test_world_size_change import (
     SAME,
     TWO,
@@ -18,7 +19,6 @@ from ckpt_conformance.suites.test_world_size_change import (
     pair,
     records,
 )
-from ckpt_conformance.verdicts import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

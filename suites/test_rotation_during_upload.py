@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import resumption, trees
+from ckpt_conformance import resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
 from ckpt_conformance.suites import test_discovery as discovery
 from ckpt_conformance.suites import test_smoke as smoke
-from ckpt_conformance.verdicts import Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees, worlds
+from ckpt_conformance import oracle, worlds
 from ckpt_conformance.checks import check
-from ckpt_conformance.fault_injectors import at_rest, dcp_metadata, payload
-from ckpt_conformance.verdicts import (
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
     Outcome,
@@ -17,6 +17,7 @@ from ckpt_conformance.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.fault_injectors import at_rest, dcp_metadata, payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption, trees
+from ckpt_conformance import oracle, resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.subject import OTHER_SEED
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_smoke as smoke
-from ckpt_conformance.verdicts import NotApplicable, Violation, control_failed
 
 if TYPE_CHECKING:
     from pathlib import Path

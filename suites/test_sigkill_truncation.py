@@ -6,14 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption, screening, trees
+from ckpt_conformance import oracle, resumption, screening
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import payload, points, struck_save
 from ckpt_conformance.fault_injectors.injector import fingerprint, identity
 from ckpt_conformance.fault_injectors.struck_save import ELSEWHERE
 from ckpt_conformance.screening import Case
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption, trees, worlds
+from ckpt_conformance import oracle, resumption, worlds
 from ckpt_conformance.checks import check
-from ckpt_conformance.verdicts import Unknown, Violation
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,13 +17,13 @@ from hypothesis.stateful import (
 
 from ckpt_conformance import resumption
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.fault_injectors import points, struck_save
 from ckpt_conformance.suites import sequences
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_rng_scheduler as rng_scheduler
 from ckpt_conformance.suites import test_smoke as smoke
 from ckpt_conformance.suites.sequences import SEEDS, STEPS, Execution, World
-from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.screening import Case, resume_each
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Violation, control_failed
 
 if TYPE_CHECKING:
     from ckpt_conformance.client import Ending

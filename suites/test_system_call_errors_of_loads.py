@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import digest_of
-from ckpt_conformance.verdicts import Outcome
 
 if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.struck_calls import Trial

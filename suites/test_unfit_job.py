@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.subject import OTHER_SEED
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
-from ckpt_conformance.verdicts import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,11 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import crafted
 from ckpt_conformance.subject import OTHER_SEED
-from ckpt_conformance.verdicts import NotApplicable, Unknown, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

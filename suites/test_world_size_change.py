@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle, worlds
 from ckpt_conformance.checks import check
+from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.suites import drawn_layouts
-from ckpt_conformance.verdicts import NotApplicable, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -53,7 +53,8 @@ def python_files(committed: list[Path]) -> list[Path]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """Serve every bundled manager, and every mutant: one server, since it imports for seconds."""
-    from ckpt_conformance import client, registry
+    from ckpt_conformance import client
+    from ckpt_conformance.contract import registry
     from ckpt_conformance.mutants import all_mutants
 
     apart = ("accelerate", "lightning")  # of packages that may not be installed

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from ckpt_conformance.contract.journal import LifeJournal
 from ckpt_conformance.crash import marking
-from ckpt_conformance.journal import LifeJournal
 
 NOBODY: Any = None
 

@@ -103,7 +103,7 @@ def test_every_capability_is_explained(guide: str) -> None:
 
 
 def test_every_named_invariant_exists(guide: str) -> None:
-    from ckpt_conformance.catalogue import load_catalogue
+    from ckpt_conformance.contract.catalogue import load_catalogue
 
     named = set(re.findall(r"CKC-[A-Z]{4}-\d{3}", guide))
     assert named <= load_catalogue().invariants.keys()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.fault_injectors.payload import Place
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from test_certificate import ATOM, CORR, LATER, build, outcome
 
 from ckpt_conformance import baseline, certificate
-from ckpt_conformance.verdicts import control_failed
+from ckpt_conformance.contract.verdicts import control_failed
 
 if TYPE_CHECKING:
     from pathlib import Path

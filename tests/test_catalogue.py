@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_conformance import docs
-from ckpt_conformance.catalogue import CatalogueError, load_catalogue
+from ckpt_conformance.contract.catalogue import CatalogueError, load_catalogue
 from ckpt_conformance.mutants import all_mutants
 
 ROOT = Path(__file__).parent.parent

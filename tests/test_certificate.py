@@ -15,10 +15,10 @@ import jsonschema
 import pytest
 
 from ckpt_conformance import baseline, certificate, environment, report
-from ckpt_conformance.catalogue import Catalogue, Invariant
-from ckpt_conformance.registry import AdapterInfo
+from ckpt_conformance.contract.catalogue import Catalogue, Invariant
+from ckpt_conformance.contract.registry import AdapterInfo
+from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.session import SessionOptions
-from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 SCHEMA = Path(certificate.__file__).parent / "schemas" / "result.schema.json"
 ATOM, CORR, LATER = "CKC-ATOM-001", "CKC-CORR-001", "CKC-ATOM-002"

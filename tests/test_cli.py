@@ -20,14 +20,14 @@ from ckpt_conformance import (
     cli_progress,
     environment,
     facts,
-    registry,
     session,
 )
 from ckpt_conformance import mutants as all_of_mutants
-from ckpt_conformance.catalogue import Catalogue, Invariant
 from ckpt_conformance.certificate import selected
+from ckpt_conformance.contract import registry
+from ckpt_conformance.contract.catalogue import Catalogue, Invariant
+from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.mutants import MutantInfo
-from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

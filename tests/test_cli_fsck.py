@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import torch
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,10 @@ import pytest
 from traces import Trace, atomic, in_place
 
 from ckpt_conformance import certificate
+from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.crash import bundles, explore, reproduced, workloads
 from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
-from ckpt_conformance.verdicts import Outcome, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

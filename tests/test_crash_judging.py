@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.crash.judging import (
     ORDER,
     Facts,
@@ -17,7 +18,6 @@ from ckpt_conformance.crash.judging import (
     versions_of,
 )
 from ckpt_conformance.crash.operations import Kind, Operation, Recording
-from ckpt_conformance.verdicts import Outcome
 
 ERROR = {"typed": False, "type": "builtins.EOFError", "message": "empty"}
 TYPED = {**ERROR, "typed": True}

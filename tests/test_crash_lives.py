@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from recording import replay, tree
 
-from ckpt_conformance import registry
 from ckpt_conformance.client import Client, Server
+from ckpt_conformance.contract import registry
 from ckpt_conformance.crash.operations import Kind, Recording
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def test_reads_of_a_load_can_fail(client: Client, tmp_path: Path) -> None:
 
 
 def test_without_a_supervisor_the_injector_says_so(tmp_path: Path) -> None:
+    from ckpt_conformance.contract.journal import LifeJournal
     from ckpt_conformance.fault_injectors.system_call import SystemCall
-    from ckpt_conformance.journal import LifeJournal
 
     injector = SystemCall(tmp_path, LifeJournal(tmp_path / "journal"), at=1)
     with pytest.raises(RuntimeError, match="has no supervisor"):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from traces import Trace, atomic
 
+from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.crash import explore, observed, real_fs, real_states
 from ckpt_conformance.crash.exploration import BY_MODEL
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
-from ckpt_conformance.verdicts import Outcome, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

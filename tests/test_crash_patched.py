@@ -80,7 +80,7 @@ from ckpt_conformance import facts
 from ckpt_conformance.client import Client
 from ckpt_conformance.crash import recorder, workloads
 from ckpt_conformance.subject import Subject
-from ckpt_conformance.verdicts import Unknown
+from ckpt_conformance.contract.verdicts import Unknown
 base, names = Path(sys.argv[1]), ("torch-save-atomic-per-step",)
 def work():
     with facts.serve(names, names) as (server, infos), contextlib.closing(Client(server)) as client:

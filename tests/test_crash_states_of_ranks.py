@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance import worlds
+from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
 from ckpt_conformance.crash import (
     bundles,
     explore,
@@ -26,7 +27,6 @@ from ckpt_conformance.crash.exploring import complete
 from ckpt_conformance.crash.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import Subject
-from ckpt_conformance.verdicts import Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recording import Witness, is_seen_so, needs_strace, plain, record, replay, tree
 
-from ckpt_conformance import registry
+from ckpt_conformance.contract import registry
 from ckpt_conformance.crash.operations import Kind, Operation, Recording
 
 QUICK = {"reference-dcp"}  # what torch.save does is among the scripts of test_crash_recorder
@@ -20,7 +20,7 @@ from pathlib import Path
 from ckpt_conformance import registry
 from ckpt_conformance.contract import OpenOptions
 from ckpt_conformance.job import Job
-from ckpt_conformance.journal import LifeJournal
+from ckpt_conformance.contract.journal import LifeJournal
 
 root, adapter, job = Path(sys.argv[1]), registry.get({name!r}), Job("mixed", 11)
 keep = 1 if "retention" in adapter.capabilities else None

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from ckpt_conformance import devices, facts, worlds
-from ckpt_conformance.asking import RequestError
-from ckpt_conformance.verdicts import Unknown
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.contract.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance import worlds
+from ckpt_conformance.contract.verdicts import Unknown, Violation
 from ckpt_conformance.suites import drawn_layouts
-from ckpt_conformance.verdicts import Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance import fault_injectors, journal
+from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract import journal
 from ckpt_conformance.fault_injectors import files, injector
 from ckpt_conformance.fault_injectors.collecting import Collecting
 from ckpt_conformance.fault_injectors.cross_device import CrossDevice
@@ -354,7 +355,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from ckpt_conformance.fault_injectors.file_write import FileWrite
-from ckpt_conformance.journal import LifeJournal
+from ckpt_conformance.contract.journal import LifeJournal
 root = Path(sys.argv[1])
 armed = FileWrite(root, LifeJournal(root.parent / "journal"), at=2, mode="kill", moment=sys.argv[2])
 armed.install()

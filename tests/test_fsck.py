@@ -11,7 +11,7 @@ import fsck_corpus
 import pytest
 import torch
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.fsck.findings import Finding, Kind, State
 from ckpt_conformance.fsck.judge import Options, judge, judge_newest

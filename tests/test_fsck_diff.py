@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance import report_diff, trees
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance import report_diff
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.compare import Difference, Status
 from ckpt_conformance.fsck.diff import Compared, Options, diff
 from ckpt_conformance.fsck.findings import State

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from test_fsck_parsers import edited, edits
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance import trees
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff import diff
 from ckpt_conformance.fsck.findings import State
 from ckpt_conformance.fsck.judge import Options, judge

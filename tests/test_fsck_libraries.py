@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest
 from ckpt_conformance.fsck.diff import diff
 from ckpt_conformance.fsck.findings import Kind, State

@@ -12,7 +12,7 @@ import megatron_layouts
 import pytest
 import torch
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest
 from ckpt_conformance.fsck.diff import diff
 from ckpt_conformance.fsck.findings import Finding, Kind, State

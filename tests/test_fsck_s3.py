@@ -13,9 +13,9 @@ import pytest
 from test_cli_fsck import cli
 from typer.testing import CliRunner
 
-from ckpt_conformance import trees
-from ckpt_conformance.asking import RequestError
 from ckpt_conformance.cli_disk import app
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff import diff
 from ckpt_conformance.fsck.findings import State
 from ckpt_conformance.fsck.judge import Options, judge

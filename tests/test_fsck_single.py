@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff import diff
 from ckpt_conformance.fsck.findings import Kind, State
 from ckpt_conformance.fsck.judge import judge, judge_newest

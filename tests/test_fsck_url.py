@@ -23,16 +23,16 @@ from test_fsck_scale import shards
 from typer.testing import CliRunner
 from url_stores import Broken, Watched, upload
 
-from ckpt_conformance import trees
-from ckpt_conformance.asking import RequestError
 from ckpt_conformance.cli_disk import app
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import at_rest
 from ckpt_conformance.fsck.diff import diff
 from ckpt_conformance.fsck.findings import Kind, State
 from ckpt_conformance.fsck.judge import Judged, Options, judge, judge_newest
 from ckpt_conformance.fsck.places import place
 from ckpt_conformance.fsck.ranges import AHEAD, BLOCK, RemoteFile
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_conformance import journal
+from ckpt_conformance.contract import journal
 
 SCRIPT = Path(__file__).with_name("marked_ranks.py")
 Notes = dict[str, list[dict[str, Any]]]

@@ -18,7 +18,7 @@ from ckpt_conformance.session import SessionOptions, run_session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ckpt_conformance.verdicts import CheckOutcome
+    from ckpt_conformance.contract.verdicts import CheckOutcome
 
 pytestmark = pytest.mark.xdist_group("misbehaving")  # they share the sessions below
 

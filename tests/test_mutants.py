@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_conformance.catalogue import PROFILES, load_catalogue
+from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
+from ckpt_conformance.contract.verdicts import Verdict
 from ckpt_conformance.mutants import all_mutants
 from ckpt_conformance.session import SessionOptions, run_session
-from ckpt_conformance.verdicts import Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path

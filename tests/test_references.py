@@ -13,8 +13,8 @@ import pytest
 from test_crash_summary import item_with
 
 from ckpt_conformance import outcomes, resumption
+from ckpt_conformance.contract.verdicts import CONTROL, Verdict, Violation, control_failed
 from ckpt_conformance.session import SessionOptions, run_session
-from ckpt_conformance.verdicts import CONTROL, Verdict, Violation, control_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_conformance import registry
+from ckpt_conformance.contract import registry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,12 @@ import pytest
 from browser import CONTRAST, HOSTILE, LONG, OVERFLOW, Browser
 
 from ckpt_conformance import report
-from ckpt_conformance.catalogue import Catalogue, Invariant
 from ckpt_conformance.certificate import RunFacts, build_result
+from ckpt_conformance.contract.catalogue import Catalogue, Invariant
+from ckpt_conformance.contract.registry import AdapterInfo
+from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.environment import describe_environment
-from ckpt_conformance.registry import AdapterInfo
 from ckpt_conformance.session import SessionOptions
-from ckpt_conformance.verdicts import CheckOutcome, Verdict
 
 EVIDENCE = {
     "step served": 20,

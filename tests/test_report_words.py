@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from test_report import INFO, make_result
 
 from ckpt_conformance import bundle, report, report_incidents, report_words
-from ckpt_conformance.verdicts import Outcome
+from ckpt_conformance.contract.verdicts import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path

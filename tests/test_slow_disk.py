@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import fault_injectors, trees, worlds
+from ckpt_conformance import fault_injectors, worlds
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.journal import LifeJournal, read
 from ckpt_conformance.fault_injectors import rank_points, slow_disk
 from ckpt_conformance.fault_injectors.slow_disk import Look, Peer, SlowDisk
-from ckpt_conformance.journal import LifeJournal, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable

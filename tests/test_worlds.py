@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import fault_injectors, joining, oracle, trees, worlds
+from ckpt_conformance import fault_injectors, joining, oracle, worlds
+from ckpt_conformance.contract import trees
 from ckpt_conformance.hashing import hash_bytes
 from ckpt_conformance.suites import drawn_layouts
 

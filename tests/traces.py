@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.operations import ROOT, Entry, Kind, Operation, Recording
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
     from pathlib import Path

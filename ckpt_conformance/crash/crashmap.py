@@ -19,10 +19,10 @@ from ckpt_conformance.crash.operations import DATA, NAMING, SYNCING, Kind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.exploration import Case, Exploration
     from ckpt_conformance.crash.exploring import Exploring
     from ckpt_conformance.crash.operations import Operation
-    from ckpt_conformance.verdicts import Outcome
 
 PLAIN = 64  # points up to which each has a column of its own
 MOST = 120  # columns

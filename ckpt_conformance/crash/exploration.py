@@ -12,10 +12,10 @@ from ckpt_conformance.crash.judging import RANK, Facts, Version, Visit, facts_at
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.audit import Finding
     from ckpt_conformance.crash.operations import Operation, Recording
     from ckpt_conformance.crash.states import State
-    from ckpt_conformance.verdicts import Outcome
 
 # Evidence grades: a state that was made and not seen, and one that a killed process left.
 BY_MODEL, BY_PROCESS = "allowed by the model only", "reproduced with a real process"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.contract.verdicts import REFUSALS, Outcome
 from ckpt_conformance.crash.operations import Kind
-from ckpt_conformance.verdicts import REFUSALS, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.journal import LifeJournal
+    from ckpt_conformance.contract.journal import LifeJournal
 
 FROM_ROOT = ("broadcast", "scatter")  # left after the root came
 TO_ROOT = ("gather", "reduce")  # left by the root after all came, by others at once

@@ -12,12 +12,12 @@ import errno
 import time
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash import real_fs, real_states
 from ckpt_conformance.crash.exploration import Case, ModelReport
 from ckpt_conformance.crash.layout import digest
 from ckpt_conformance.crash.models import MODELS
 from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

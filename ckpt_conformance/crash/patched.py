@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash import sources
 from ckpt_conformance.crash.asked import Sink
 from ckpt_conformance.crash.operations import MARKS, Kind, Operation, Recording, Unsupported

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash import calls, notify, sources
 from ckpt_conformance.crash.asked import Sink
 from ckpt_conformance.crash.operations import Operation, Recording

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash import workloads
 from ckpt_conformance.crash.exploration import BY_PROCESS, KILL, RANKS
 from ckpt_conformance.crash.layout import Layout

@@ -13,7 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import bundle, trees
+from ckpt_conformance import bundle
+from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.crash import bundles, script_progress
 from ckpt_conformance.crash.judging import Version, is_fine, judge
 from ckpt_conformance.crash.operations import Recording
@@ -22,7 +24,6 @@ from ckpt_conformance.crash.script_explore import ScriptExplorer
 from ckpt_conformance.crash.script_pool import Pool, WorkerProcess
 from ckpt_conformance.crash.script_rehearsal import Rehearsal
 from ckpt_conformance.crash.script_repro import text_of
-from ckpt_conformance.verdicts import Outcome, Unknown
 
 if TYPE_CHECKING:
     from ckpt_conformance.crash.exploration import Violation

@@ -10,8 +10,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, Self
 
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script import environment_of_runs
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash import script_progress
 from ckpt_conformance.crash.exploring import complete
 from ckpt_conformance.crash.judging import BEFORE, Version
@@ -23,7 +24,6 @@ from ckpt_conformance.crash.operations import Kind, Recording
 from ckpt_conformance.crash.script import start_of
 from ckpt_conformance.crash.script_child import GENERATORS
 from ckpt_conformance.crash.script_pool import WEEK, Pool, WorkerProcess
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     import contextlib

@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.script import TENSOR_FILES
 from ckpt_conformance.processes import children
 

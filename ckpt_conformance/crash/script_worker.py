@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import trees
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash import (
     notify,
     script_child,

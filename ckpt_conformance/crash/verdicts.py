@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import bundle
+from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.crash import bundles, explore_ranks, reproduced, summary, workloads
 from ckpt_conformance.crash import explore as engine
-from ckpt_conformance.verdicts import NotApplicable, Outcome, Unknown, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, trees
+from ckpt_conformance import oracle
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.layout import Layout
 from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.processes import children

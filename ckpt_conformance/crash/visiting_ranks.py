@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import worlds
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.judging import Visit
 from ckpt_conformance.subject import OTHER_SEED
-from ckpt_conformance.verdicts import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck import compare, content, layouts
 from ckpt_conformance.fsck.compare import Difference, SideError, Sides, Status
 from ckpt_conformance.fsck.content import Content, Tensor

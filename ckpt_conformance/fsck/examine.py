@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck import layouts, ranks, raw_pickles, single
 from ckpt_conformance.fsck.dcp_part import dcp_part
 from ckpt_conformance.fsck.expected import judge_layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.disk import DiskFolder
 from ckpt_conformance.fsck.remote import RemoteFolder, Url, open_url
 

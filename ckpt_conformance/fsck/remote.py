@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance.asking import RequestError, nearest
+from ckpt_conformance.contract.requests import RequestError, nearest
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.ranges import RemoteFile
 from ckpt_conformance.fsck.source import Absent, Entry, Folder, Unreachable, in_threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.asking import RequestError
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck import layouts, names, ranks
 from ckpt_conformance.fsck.findings import Malformed
 from ckpt_conformance.fsck.layouts import Candidate, Found

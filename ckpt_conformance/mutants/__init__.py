@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance.catalogue import load_catalogue
 from ckpt_conformance.contract import Capability
-from ckpt_conformance.registry import AdapterError
+from ckpt_conformance.contract.catalogue import load_catalogue
+from ckpt_conformance.contract.registry import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from ckpt_conformance.asking import nearest
-from ckpt_conformance.catalogue import load_catalogue
 from ckpt_conformance.contract import EVERYTHING, POLICIES, Capability
+from ckpt_conformance.contract.catalogue import load_catalogue
+from ckpt_conformance.contract.requests import nearest
 
 GROUP = "ckpt_conformance.adapters"
 
