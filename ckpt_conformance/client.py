@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from ckpt_conformance import devices
 from ckpt_conformance.contract import journal
+from ckpt_conformance.workload import devices
 
 # One thread and one code path, so that a resumed run can be compared bit for bit (DESIGN 4).
 FIXED_MACHINE = {

@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import devices, worlds
+from ckpt_conformance import worlds
 from ckpt_conformance.client import FIXED_MACHINE, Ending
 from ckpt_conformance.contract import journal
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
+from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

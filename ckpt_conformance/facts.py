@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import devices
 from ckpt_conformance.client import Client, Server, ServerError
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -58,7 +58,7 @@ def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
 def check_device(socket: str, name: str, folder: Path, device: str) -> None:
     """Refuse a device that two ranks can't use; raises asking.RequestError."""
     if device == devices.CUDA:
-        program = _program(name, folder, "ckpt_conformance.devices:count")
+        program = _program(name, folder, "ckpt_conformance.workload.devices:count")
         with contextlib.closing(Client(socket)) as client:
             ending = client.run(program | {"isolation": "spawn", "device": device})
         devices.check(ending.result("probe").get("value", 0))

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckpt_conformance import crew, devices
+from ckpt_conformance import crew
 from ckpt_conformance.contract import OpenOptions, registry, trees
 from ckpt_conformance.contract.journal import LifeJournal
 from ckpt_conformance.crash import sources
 from ckpt_conformance.gate import Gate
-from ckpt_conformance.job import Job
+from ckpt_conformance.workload import devices
+from ckpt_conformance.workload.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -42,7 +42,7 @@ def warm_up() -> None:
         importlib.import_module(part)
     torch.set_num_threads(1)
     from ckpt_conformance import life
-    from ckpt_conformance.job import Job
+    from ckpt_conformance.workload.job import Job
 
     _ = life.MEMORY
     for kind in ("mixed", "dtypes"):

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
 
-from ckpt_conformance import devices
-from ckpt_conformance.sharded import Layout, ShardedJob, Tensors
+from ckpt_conformance.workload import devices
+from ckpt_conformance.workload.sharded import Layout, ShardedJob, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance import devices
 from ckpt_conformance.crash import supervised
 from ckpt_conformance.preload import import_named, kill_group, preload
 from ckpt_conformance.processes import hugepages, orphans
+from ckpt_conformance.workload import devices
 
 DEADLINE = 60.0  # seconds
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance import devices, oracle
+from ckpt_conformance import oracle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
@@ -15,6 +15,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

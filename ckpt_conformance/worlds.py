@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import devices, joining, oracle
+from ckpt_conformance import oracle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
+from ckpt_conformance.workload import devices, joining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -225,7 +226,7 @@ def programs(
 def _have_gpus(subject: Subject, size: int) -> None:
     """Raise Unknown if ranks are more than GPUs: NCCL takes no two ranks on one."""
     if "gpus" not in subject.notes:
-        op = {"op": "probe", "probe": "ckpt_conformance.devices:count"}
+        op = {"op": "probe", "probe": "ckpt_conformance.workload.devices:count"}
         ending = subject.life(op, isolation="spawn", device=devices.CUDA)
         subject.notes["gpus"] = ending.result("probe").get("value", 0)
     if size > subject.notes["gpus"]:

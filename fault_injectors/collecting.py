@@ -50,7 +50,7 @@ def _owners() -> list[type]:
     from torch import nn, optim
     from torch.amp.grad_scaler import GradScaler
 
-    from ckpt_conformance import loader, rng, state
+    from ckpt_conformance.workload import loader, rng, state
 
     schedulers = optim.lr_scheduler.LRScheduler
     bases: list[type] = [nn.Module, optim.Optimizer, schedulers, GradScaler]

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance.job import Job
 from ckpt_conformance.reference_impl import CheckpointManager
 from ckpt_conformance.reference_impl.trainer import parts
+from ckpt_conformance.workload.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract import OpenOptions
-    from ckpt_conformance.job import Job
+    from ckpt_conformance.workload.job import Job
 
 
 @dataclass(frozen=True)

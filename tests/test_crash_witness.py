@@ -19,7 +19,7 @@ import os, sys
 from pathlib import Path
 from ckpt_conformance import registry
 from ckpt_conformance.contract import OpenOptions
-from ckpt_conformance.job import Job
+from ckpt_conformance.workload.job import Job
 from ckpt_conformance.contract.journal import LifeJournal
 
 root, adapter, job = Path(sys.argv[1]), registry.get({name!r}), Job("mixed", 11)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance import devices, facts, worlds
+from ckpt_conformance import facts, worlds
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_conformance.job import Job
 from ckpt_conformance.reference_impl import CheckpointManager
 from ckpt_conformance.reference_impl.manifest import SCHEMA_VERSION
 from ckpt_conformance.reference_impl.trainer import parts
+from ckpt_conformance.workload.job import Job
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))

@@ -180,7 +180,7 @@ def test_everything_is_imported_by_its_full_name(
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("reference_impl/manager.py", "from ckpt_conformance.digests import digest"),
+        ("reference_impl/manager.py", "from ckpt_conformance.workload.digests import digest"),
         ("fault_injectors/torn.py", "import ckpt_conformance.suites.test_smoke"),
         ("suites/test_x.py", "from ckpt_conformance import adapters"),
         ("ckpt_conformance/subject.py", "def f():\n    from ckpt_conformance.mutants import o01"),

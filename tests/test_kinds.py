@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from ckpt_conformance import resumption
-from ckpt_conformance.job import Job
-from ckpt_conformance.kinds import KINDS
-from ckpt_conformance.models import Mixed
 from ckpt_conformance.mutants import all_mutants
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
+from ckpt_conformance.workload.job import Job
+from ckpt_conformance.workload.kinds import KINDS
+from ckpt_conformance.workload.models import Mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

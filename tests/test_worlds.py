@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import fault_injectors, joining, oracle, worlds
+from ckpt_conformance import fault_injectors, oracle, worlds
 from ckpt_conformance.contract import trees
-from ckpt_conformance.hashing import hash_bytes
 from ckpt_conformance.suites import drawn_layouts
+from ckpt_conformance.workload import joining
+from ckpt_conformance.workload.hashing import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ckpt_conformance.contract import Journal, OpenOptions
-    from ckpt_conformance.job import Job
+    from ckpt_conformance.workload.job import Job
 
 PARTS = "ckpt_conformance.adapters.lightning_parts"  # imported late: it imports Lightning
 PROMISES = {

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ckpt_conformance.job import Job
-    from ckpt_conformance.loader import Batch
+    from ckpt_conformance.workload.job import Job
+    from ckpt_conformance.workload.loader import Batch
 
 BY_HOOK = ("extra", "ema")  # the user's own objects: through on_save_checkpoint, as documented
 lightning: Any = importlib.import_module("lightning.pytorch")

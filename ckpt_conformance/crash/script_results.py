@@ -83,7 +83,7 @@ def read(path: Path) -> Result:
 
 def _leaves(path: Path) -> dict[str, str]:
     """Map what a file holds to digests; a file that nobody reads holds its bytes."""
-    from ckpt_conformance import digests
+    from ckpt_conformance.workload import digests
 
     try:
         return digests.leaves(_loaded(path))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ckpt_conformance import digests
 from ckpt_conformance.crash.visit import Task, Visitor
 from ckpt_conformance.processes import children
+from ckpt_conformance.workload import digests
 
 if TYPE_CHECKING:
     from ckpt_conformance.crash.states import State

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance import digests
-from ckpt_conformance.job import Job
 from ckpt_conformance.reference_impl import CheckpointManager
 from ckpt_conformance.reference_impl.manifest import SCHEMA_VERSION
 from ckpt_conformance.reference_impl.trainer import parts
+from ckpt_conformance.workload import digests
+from ckpt_conformance.workload.job import Job
 
 FOLDER = Path(__file__).parent
 STEP, SEED = 3, 11

@@ -26,11 +26,11 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Shard
 from torch.optim import lr_scheduler
 
-from ckpt_conformance import boxes, digests, exact
 from ckpt_conformance.contract import StepRecord
-from ckpt_conformance.loader import CLASSES, FEATURES, Batch, Samples
-from ckpt_conformance.rng import RngState
-from ckpt_conformance.state import Ema, Extra
+from ckpt_conformance.workload import boxes, digests, exact
+from ckpt_conformance.workload.loader import CLASSES, FEATURES, Batch, Samples
+from ckpt_conformance.workload.rng import RngState
+from ckpt_conformance.workload.state import Ema, Extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

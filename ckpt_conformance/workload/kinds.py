@@ -11,9 +11,9 @@ from torch import nn, optim
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import lr_scheduler
 
-from ckpt_conformance import models
-from ckpt_conformance.loader import FEATURES, ShuffledLoader
-from ckpt_conformance.state import Ema, Extra, Gradients, MasterSgd, Rex
+from ckpt_conformance.workload import models
+from ckpt_conformance.workload.loader import FEATURES, ShuffledLoader
+from ckpt_conformance.workload.state import Ema, Extra, Gradients, MasterSgd, Rex
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ckpt_conformance import digests, kinds
 from ckpt_conformance.contract import StepRecord
-from ckpt_conformance.rng import RngState
+from ckpt_conformance.workload import digests, kinds
+from ckpt_conformance.workload.rng import RngState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ckpt_conformance.contract import Stateful
-    from ckpt_conformance.loader import Batch
+    from ckpt_conformance.workload.loader import Batch
 
 
 class Job:

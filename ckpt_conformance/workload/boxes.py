@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import digests
+from ckpt_conformance.workload import digests
 
 if TYPE_CHECKING:
-    from ckpt_conformance.joining import Box
+    from ckpt_conformance.workload.joining import Box
 
 
 def leaves(state: object) -> dict[str, Any]:

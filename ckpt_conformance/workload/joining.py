@@ -10,7 +10,7 @@ import math
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance.hashing import hash_bytes
+from ckpt_conformance.workload.hashing import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

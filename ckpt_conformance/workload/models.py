@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ckpt_conformance.loader import CLASSES, FEATURES
+from ckpt_conformance.workload.loader import CLASSES, FEATURES
 
 
 class Mixed(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ckpt_conformance.hashing import hash_bytes
+from ckpt_conformance.workload.hashing import hash_bytes
 
 __all__ = ["hash_bytes"]
 
