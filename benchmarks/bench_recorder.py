@@ -21,10 +21,10 @@ import torch
 
 from ckpt_conformance import facts
 from ckpt_conformance.client import Client, Server
-from ckpt_conformance.crash.recorder import Recorder
-from ckpt_conformance.crash.syscall_faults import Fault, trial
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.subject import Subject
+from ckpt_conformance.trace.recorder import Recorder
+from ckpt_conformance.trace.syscall_faults import Fault, trial
 
 SIZES, TURNS, REPEATS = (1, 100), 5, 5  # MiB
 ADAPTERS = ("reference", "torch-save-atomic-per-step", "dcp-per-step")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckpt_conformance.crash.layout import Layout, digest
 from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 COUNTS = (100, 1_000, 10_000)  # operations
 PIECE = 4096  # bytes of one write

@@ -282,7 +282,7 @@ class Run:
 
 def _keep(recording: Path, target: Path) -> None:
     """Copy a recording; one of an earlier run goes, nothing else does."""
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.trace.operations import Recording
 
     if target.exists():
         try:

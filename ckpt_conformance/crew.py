@@ -53,7 +53,7 @@ def _child(program: dict[str, Any], live: Live) -> NoReturn:
         os.dup2(out, 2)
         journal = LifeJournal(Path(program["journal"]), program["rank"])
         journal.note("rank", process=os.getpid())
-        marking: Any = importlib.import_module("ckpt_conformance.crash.marking")
+        marking: Any = importlib.import_module("ckpt_conformance.trace.marking")
         marking.mark(journal, Path(program["root"]))
         live(program)
         code = 0

@@ -22,8 +22,8 @@ import torch
 from ckpt_conformance import crew
 from ckpt_conformance.contract import OpenOptions, registry, trees
 from ckpt_conformance.contract.journal import LifeJournal
-from ckpt_conformance.crash import sources
 from ckpt_conformance.gate import Gate
+from ckpt_conformance.trace import sources
 from ckpt_conformance.workload import devices
 from ckpt_conformance.workload.job import Job
 

@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance.crash import supervised
 from ckpt_conformance.preload import import_named, kill_group, preload
 from ckpt_conformance.processes import hugepages, orphans
+from ckpt_conformance.trace import supervised
 from ckpt_conformance.workload import devices
 
 DEADLINE = 60.0  # seconds

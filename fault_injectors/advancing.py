@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import oracle
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash.syscall_faults import SYNCING, WRITING, Fault
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.processes import children, hugepages
+from ckpt_conformance.trace.syscall_faults import SYNCING, WRITING, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

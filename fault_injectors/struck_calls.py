@@ -22,11 +22,11 @@ from ckpt_conformance.contract.verdicts import (
     Unknown,
     Violation,
 )
-from ckpt_conformance.crash import notify
-from ckpt_conformance.crash.syscall_faults import SYNCING
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
 from ckpt_conformance.screening import Case, screen
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
+from ckpt_conformance.trace import notify
+from ckpt_conformance.trace.syscall_faults import SYNCING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,7 @@
 """System calls below the directory, of any language, counted over all processes of a life.
 
 Models: a full disk, a quota, a device error, an interrupted call, a really short write, a failing
-sync, and a kill, at the N-th call or from there on (`ckpt_conformance.crash.syscall_faults`).
+sync, and a kill, at the N-th call or from there on (`ckpt_conformance.trace.syscall_faults`).
 Does not model: a call that hangs; errors of memory mappings.
 Proof: `fired`, the list of calls, and an event in the journal before the fault.
 """

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from recording import replay, tree
 
-from ckpt_conformance.crash.recorder import Recorder
+from ckpt_conformance.trace.recorder import Recorder
 
 SIZES = (1, 100, 4096, 5000, 70_000, (1 << 20) + 1)  # bytes of one write
 TICK = 0.0007  # seconds between signals

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ckpt_conformance.contract.journal import LifeJournal
-from ckpt_conformance.crash import marking
+from ckpt_conformance.trace import marking
 
 NOBODY: Any = None
 

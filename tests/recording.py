@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_conformance.crash.operations import Kind, Operation, Recording
+from ckpt_conformance.trace.operations import Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ needs_strace = pytest.mark.skipif(
 DRIVER = """
 import sys
 from pathlib import Path
-from ckpt_conformance.crash.recorder import Recorder
+from ckpt_conformance.trace.recorder import Recorder
 root, folder, *command = sys.argv[1:]
 recorder = Recorder(Path(root), Path(folder))
 if command[0].endswith(".py"):

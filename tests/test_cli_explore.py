@@ -13,8 +13,8 @@ import pytest
 
 from ckpt_conformance import cli, cli_explore
 from ckpt_conformance.crash import explore
-from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.environment import OutputError
+from ckpt_conformance.trace.operations import Recording
 
 IN_PLACE = "torch-save-inplace"
 

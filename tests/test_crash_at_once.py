@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from recording import replay, tree
 
-from ckpt_conformance.crash.operations import Recording
-from ckpt_conformance.crash.supervisor import umask_of
+from ckpt_conformance.trace.operations import Recording
+from ckpt_conformance.trace.supervisor import umask_of
 
 SIZE = 5000  # bytes of one write
 # One supervisor stands between reading its caller's bytes and writing them; meanwhile the other
@@ -21,7 +21,7 @@ SLOW_WRITE = """
 import os, sys
 from pathlib import Path
 from ckpt_conformance.crash import data_calls
-from ckpt_conformance.crash.recorder import Recorder
+from ckpt_conformance.trace.recorder import Recorder
 
 folder, size = Path(sys.argv[1]), int(sys.argv[2])
 begun, begin = os.pipe()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckpt_conformance.crash.audit import RULES, Finding, audit
-from ckpt_conformance.crash.operations import ROOT, Entry, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import ROOT, Entry, Kind, Operation, Recording
 
 ACK = (Kind.MARK, {"mark": "acknowledged", "step": 4})
 OLD = Entry(object=9, path="latest.pt", kind="file", size=8192)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.trace.operations import Recording
 
 
 def states(model: str, recording: Recording, budget: int) -> list[State]:

@@ -17,7 +17,7 @@ from ckpt_conformance.crash.judging import (
     judge,
     versions_of,
 )
-from ckpt_conformance.crash.operations import Kind, Operation, Recording
+from ckpt_conformance.trace.operations import Kind, Operation, Recording
 
 ERROR = {"typed": False, "type": "builtins.EOFError", "message": "empty"}
 TYPED = {**ERROR, "typed": True}

@@ -14,7 +14,7 @@ from recording import tree
 from ckpt_conformance.client import Client, Server
 from ckpt_conformance.crash.layout import Layout, digest
 from ckpt_conformance.crash.model_kill import Kill
-from ckpt_conformance.crash.operations import Kind, Recording
+from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from ckpt_conformance.crash.states import Content, Extent, State
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.trace.operations import Recording
 
 SLOW = settings(
     max_examples=25,

@@ -9,7 +9,7 @@ from recording import replay, tree
 
 from ckpt_conformance.client import Client, Server
 from ckpt_conformance.contract import registry
-from ckpt_conformance.crash.operations import Kind, Recording
+from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from ckpt_conformance.crash.versions import Rules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.trace.operations import Recording
 
 BUDGET = 300
 SLOW = settings(

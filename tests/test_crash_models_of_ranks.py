@@ -12,15 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operation_lists import Disk, operation_lists, shown
 
-from ckpt_conformance.crash import ranked, replay
+from ckpt_conformance.crash import replay
 from ckpt_conformance.crash.exploring import complete
 from ckpt_conformance.crash.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.states import State
+from ckpt_conformance.trace import ranked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.trace.operations import Recording
 
 SLOW = settings(
     max_examples=200,

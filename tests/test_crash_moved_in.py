@@ -11,12 +11,12 @@ from test_crash_recorder import HEAD
 
 from ckpt_conformance.crash.layout import Layout
 from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.trace.operations import Recording
 
 START = (
     HEAD

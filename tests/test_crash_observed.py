@@ -18,7 +18,7 @@ from ckpt_conformance.crash import explore, observed, real_fs, real_states
 from ckpt_conformance.crash.exploration import BY_MODEL
 from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
 from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

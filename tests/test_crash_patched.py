@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from recording import replay, tree
 
 from ckpt_conformance.certificate import MACHINE_LIMIT
-from ckpt_conformance.crash.operations import Kind, Recording
+from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RUN = """
 import os, shutil, sys, tempfile, torch
 from pathlib import Path
-from ckpt_conformance.crash.patched import PatchedRecorder
+from ckpt_conformance.trace.patched import PatchedRecorder
 base = Path(sys.argv[1]); root = base / "root"
 root.mkdir(); (root / "old").write_bytes(b"abc")
 recorder = PatchedRecorder(root, base / "record")

@@ -21,8 +21,8 @@ from ckpt_conformance.crash.real_states import real_states
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.operations import Recording
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Recording
 
 ENOUGH = 300  # distinct states of each file system and workload set
 

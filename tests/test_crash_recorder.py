@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from recording import Witness, needs_strace, plain, record, replay, tree
 
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,6 @@ from ckpt_conformance.crash import (
     bundles,
     explore,
     explore_ranks,
-    ranked,
     reproduced,
     verdicts,
     workloads,
@@ -25,8 +24,9 @@ from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore_ranks import RanksExplorer
 from ckpt_conformance.crash.exploring import complete
 from ckpt_conformance.crash.models import MODELS, OF_RANKS
-from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import Subject
+from ckpt_conformance.trace import ranked
+from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable

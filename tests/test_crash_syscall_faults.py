@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DRIVER = """
 import json, os, sys
 from pathlib import Path
-from ckpt_conformance.crash.syscall_faults import Fault, trial
+from ckpt_conformance.trace.syscall_faults import Fault, trial
 root, fault = Path(sys.argv[1]), json.loads(sys.argv[2])
 root.mkdir(parents=True)
 outside = root.parent / "outside"

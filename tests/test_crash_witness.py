@@ -8,7 +8,7 @@ import pytest
 from recording import Witness, is_seen_so, needs_strace, plain, record, replay, tree
 
 from ckpt_conformance.contract import registry
-from ckpt_conformance.crash.operations import Kind, Operation, Recording
+from ckpt_conformance.trace.operations import Kind, Operation, Recording
 
 QUICK = {"reference-dcp"}  # what torch.save does is among the scripts of test_crash_recorder
 NAMES = [

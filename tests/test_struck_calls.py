@@ -113,7 +113,7 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
 
 
 def test_where_nothing_can_be_struck_the_machine_is_named(quick: Subject) -> None:
-    output = "ckpt_conformance.crash.notify.NotAvailableError: not allowed here"
+    output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
     ending = Ending("crashed", [], [], output, code=70)
     told = struck_calls.reason(quick, ending)
     assert told.startswith("this machine can't make system calls fail")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash.operations import ROOT, Entry, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import ROOT, Entry, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

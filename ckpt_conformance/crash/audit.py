@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.operations import DATA, ROOT, SYNCING, Kind
+from ckpt_conformance.trace.operations import DATA, ROOT, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckpt_conformance.crash.operations import Operation, Recording
+    from ckpt_conformance.trace.operations import Operation, Recording
 
 RULES = {
     "never-synced": "acknowledged, and the file's data was never synced",
@@ -274,6 +274,6 @@ def _parent(name: str) -> str:
 
 
 def _nothing(one: int) -> Operation:
-    from ckpt_conformance.crash.operations import Operation
+    from ckpt_conformance.trace.operations import Operation
 
     return Operation(-1, Kind.CREATE, one)

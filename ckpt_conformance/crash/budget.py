@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.enumerate import DRAWS, Walk
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     import random

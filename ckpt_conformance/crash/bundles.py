@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.exploration import Exploration, Violation
     from ckpt_conformance.crash.explore import Explorer
-    from ckpt_conformance.crash.operations import Operation, Recording
     from ckpt_conformance.crash.states import State
     from ckpt_conformance.subject import Subject
+    from ckpt_conformance.trace.operations import Operation, Recording
 
 KIND = "crash-state"
 EMPTY = "empty"  # the name of no tree: nothing was there

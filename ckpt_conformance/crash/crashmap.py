@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash import describe
 from ckpt_conformance.crash.judging import RANK, is_fine, judge
-from ckpt_conformance.crash.operations import DATA, NAMING, SYNCING, Kind
+from ckpt_conformance.trace.operations import DATA, NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.exploration import Case, Exploration
     from ckpt_conformance.crash.exploring import Exploring
-    from ckpt_conformance.crash.operations import Operation
+    from ckpt_conformance.trace.operations import Operation
 
 PLAIN = 64  # points up to which each has a column of its own
 MOST = 120  # columns

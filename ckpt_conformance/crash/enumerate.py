@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.operations import SYNCING, Kind, Operation, Recording, returned_at
 from ckpt_conformance.crash.replay import BLOCK, EMPTY
 from ckpt_conformance.crash.states import Content, State
 from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording, returned_at
 
 if TYPE_CHECKING:
     import random

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Case, Exploration
     from ckpt_conformance.crash.exploring import OnProgress
-    from ckpt_conformance.crash.operations import Recording
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Recording
 
 __all__ = [
     "FULL",

@@ -16,14 +16,14 @@ from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport
 from ckpt_conformance.crash.layout import digest
 from ckpt_conformance.crash.model_kill import KillWalk
 from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.operations import NAMING, SYNCING, Kind
+from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.crash.judging import Version
-    from ckpt_conformance.crash.operations import Recording
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Recording
 
     OnProgress = Callable[[int, int, float], None]  # visited, total, seconds of visiting
 

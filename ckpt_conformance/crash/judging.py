@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import REFUSALS, Outcome
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.crash.operations import Operation, Recording
+    from ckpt_conformance.trace.operations import Operation, Recording
 
 # From best to worst; a crash map shows the worst outcome of a point.
 ORDER = (

@@ -19,8 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.operations import Kind, Operation, Recording
 from ckpt_conformance.crash.states import BEFORE, Content, Extent, State
+from ckpt_conformance.trace.operations import Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

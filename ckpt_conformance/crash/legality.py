@@ -22,7 +22,7 @@ from ckpt_conformance.crash.legality_bytes import (
     Bytes,
     Limits,
 )
-from ckpt_conformance.crash.operations import (
+from ckpt_conformance.trace.operations import (
     DATA,
     NAMING,
     ROOT,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.operations import Kind, Operation
 from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent
+from ckpt_conformance.trace.operations import Kind, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.legality import History, Name, moments
 from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
-from ckpt_conformance.crash.operations import ROOT, SYNCING, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import ROOT, SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from ckpt_conformance.crash.states import State

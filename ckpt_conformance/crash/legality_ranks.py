@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.legality import History
 from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
-from ckpt_conformance.crash.operations import SYNCING, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash.enumerate import Position, Walk
 from ckpt_conformance.crash.legality_log import logged
-from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import EMPTY, paths
 from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.operations import Recording
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Recording
 
 
 RULES = Rules("ext4", replace_flushes=True, in_block=True, zeroes_tail=True)

@@ -14,9 +14,9 @@ from ckpt_conformance.crash import replay
 from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
 from ckpt_conformance.crash.legality import History
 from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
-from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import BLOCK, EMPTY
 from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash import legality_ranks
 from ckpt_conformance.crash.model_node_loss import NodeLossWalk
-from ckpt_conformance.crash.operations import SYNCING, Kind, Recording
 from ckpt_conformance.crash.versions import Rules
+from ckpt_conformance.trace.operations import SYNCING, Kind, Recording
 
 if TYPE_CHECKING:
     import random

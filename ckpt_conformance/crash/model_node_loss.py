@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash import legality_ranks, replay
 from ckpt_conformance.crash.model_ranks import CutWalk, stop_at
-from ckpt_conformance.crash.operations import DATA, SYNCING, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import EMPTY
 from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.trace.operations import DATA, SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random

@@ -13,8 +13,8 @@ from ckpt_conformance.crash import replay
 from ckpt_conformance.crash.enumerate import RECENT, Position, Walk
 from ckpt_conformance.crash.legality import History, Name
 from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
-from ckpt_conformance.crash.operations import ROOT, Kind, Operation, Recording
 from ckpt_conformance.crash.versions import Rules
+from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random

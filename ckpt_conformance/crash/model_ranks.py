@@ -14,9 +14,9 @@ from ckpt_conformance.crash import budget as spread
 from ckpt_conformance.crash import legality_ranks, replay
 from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
 from ckpt_conformance.crash.model_kill import cuts_of
-from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.replay import EMPTY
 from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.operations import Recording
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Recording
 
 
 class Xfs:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash import real_fs, replay
 from ckpt_conformance.crash.layout import Source
 from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.operations import DATA, Kind, Operation, Recording
 from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent, State
+from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator

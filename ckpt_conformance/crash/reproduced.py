@@ -14,7 +14,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.crash import workloads
 from ckpt_conformance.crash.exploration import BY_PROCESS, KILL, RANKS
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Violation
     from ckpt_conformance.crash.explore import Explorer
-    from ckpt_conformance.crash.operations import Operation
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Operation
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 TRIES = 3  # calls; one that fails leaves no operation, so calls may run ahead of operations

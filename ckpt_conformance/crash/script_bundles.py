@@ -18,12 +18,12 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.crash import bundles, script_progress
 from ckpt_conformance.crash.judging import Version, is_fine, judge
-from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.crash.script import Script
 from ckpt_conformance.crash.script_explore import ScriptExplorer
 from ckpt_conformance.crash.script_pool import Pool, WorkerProcess
 from ckpt_conformance.crash.script_rehearsal import Rehearsal
 from ckpt_conformance.crash.script_repro import text_of
+from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
     from ckpt_conformance.crash.exploration import Violation

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import notify, recorder, script_child, script_ranks
+from ckpt_conformance.crash import script_child, script_ranks
 from ckpt_conformance.crash.script import Start, start_of
 from ckpt_conformance.crash.script_watch import Watch
 from ckpt_conformance.processes import hugepages
+from ckpt_conformance.trace import notify, recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -15,13 +15,13 @@ from itertools import pairwise, takewhile
 from posixpath import basename
 from typing import TYPE_CHECKING, Any, Self
 
-from ckpt_conformance.crash.operations import Kind, Operation
 from ckpt_conformance.crash.script import TENSOR_FILES, USUAL_STEPS
+from ckpt_conformance.trace.operations import Kind, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckpt_conformance.crash.operations import Recording
+    from ckpt_conformance.trace.operations import Recording
 
 SAID = "said"
 Item = tuple[str, int]  # what was said, and the number in it

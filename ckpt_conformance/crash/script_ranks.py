@@ -20,8 +20,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance.crash import notify, script_child
+from ckpt_conformance.crash import script_child
 from ckpt_conformance.crash.script import Start, start_of
+from ckpt_conformance.trace import notify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -20,20 +20,20 @@ from ckpt_conformance.crash import script_progress
 from ckpt_conformance.crash.exploring import complete
 from ckpt_conformance.crash.judging import BEFORE, Version
 from ckpt_conformance.crash.layout import digest
-from ckpt_conformance.crash.operations import Kind, Recording
 from ckpt_conformance.crash.script import start_of
 from ckpt_conformance.crash.script_child import GENERATORS
 from ckpt_conformance.crash.script_pool import WEEK, Pool, WorkerProcess
+from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Collection, Sequence
 
     from ckpt_conformance.crash.exploring import Limits
-    from ckpt_conformance.crash.operations import Operation
     from ckpt_conformance.crash.script import Script
     from ckpt_conformance.crash.script_progress import Meter, Patterns
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Operation
 
     Line = dict[str, Any]
 

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash import (
-    notify,
     script_child,
     script_progress,
     script_ranks,
     script_results,
 )
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.operations import Kind, Recording
-from ckpt_conformance.crash.recorder import Recorder
 from ckpt_conformance.crash.script import TENSOR_FILES, Script, Start, start_of
 from ckpt_conformance.crash.script_host import Host, Ran, tail
 from ckpt_conformance.crash.script_pool import WEEK
 from ckpt_conformance.processes.memory import mount_place, use_temporary
+from ckpt_conformance.trace import notify
+from ckpt_conformance.trace.operations import Kind, Recording
+from ckpt_conformance.trace.recorder import Recorder
 
 if TYPE_CHECKING:
     from ckpt_conformance.crash.states import State

@@ -9,15 +9,15 @@ from ckpt_conformance.crash.exploration import BY_MODEL, Case, Violation
 from ckpt_conformance.crash.judging import is_fine, judge
 from ckpt_conformance.crash.layout import digest
 from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.operations import DATA, NAMING
+from ckpt_conformance.trace.operations import DATA, NAMING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckpt_conformance.crash.audit import Finding
     from ckpt_conformance.crash.exploring import Exploring
-    from ckpt_conformance.crash.operations import Operation
     from ckpt_conformance.crash.states import State
+    from ckpt_conformance.trace.operations import Operation
 
 ROUNDS = 3
 OF_DATA = {"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Mapping
 
-    from ckpt_conformance.crash.operations import Operation, Recording
+    from ckpt_conformance.trace.operations import Operation, Recording
 
 BEFORE = -1  # `source` of bytes that were there before the first operation, at the same offset
 ZEROS = -2  # `source` of zeros that no operation wrote: allocated, never flushed

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import oracle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.processes import children
 from ckpt_conformance.processes.memory import mount_place
+from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

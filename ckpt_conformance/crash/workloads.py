@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 from ckpt_conformance import worlds
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
-from ckpt_conformance.crash import notify
 from ckpt_conformance.crash.explore import Recorded
-from ckpt_conformance.crash.operations import Recording
 from ckpt_conformance.subject import JOB_SEED
+from ckpt_conformance.trace import notify
+from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_conformance.crash import calls
+from ckpt_conformance.trace import calls
 
 SIGNAL = signal.SIGURG  # ignored by who has no handler for it
 PATIENCE = 0.5  # seconds; a thread may have blocked the signal
@@ -113,7 +113,7 @@ class Sources:
 
 def signal_thread(process: int, thread: int) -> None:
     """Send the signal to one thread."""
-    from ckpt_conformance.crash import notify
+    from ckpt_conformance.trace import notify
 
     number = 131 if os.uname().machine == "aarch64" else 234  # tgkill
     notify.syscall(number, process, thread, int(SIGNAL))

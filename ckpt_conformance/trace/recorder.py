@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash import calls, notify, sources
-from ckpt_conformance.crash.asked import Sink
-from ckpt_conformance.crash.operations import Operation, Recording
-from ckpt_conformance.crash.supervisor import LOCKED, Supervisor
-from ckpt_conformance.crash.tracked import Tree
+from ckpt_conformance.trace import calls, notify, sources
+from ckpt_conformance.trace.asked import Sink
+from ckpt_conformance.trace.operations import Operation, Recording
+from ckpt_conformance.trace.supervisor import LOCKED, Supervisor
+from ckpt_conformance.trace.tracked import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence

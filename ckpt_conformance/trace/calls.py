@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 
-from ckpt_conformance.crash.notify import Rule, Test
+from ckpt_conformance.trace.notify import Rule, Test
 
 NOTES = 1009  # the descriptor that stack dumps go to; writes to it are not asked about
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -16,12 +16,12 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import calls
+from ckpt_conformance.trace import calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.asked import Asked
+    from ckpt_conformance.trace.asked import Asked
 
     Entry = tuple[str, int, int]  # operation, descriptor, flags
 

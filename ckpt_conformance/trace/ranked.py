@@ -17,15 +17,15 @@ from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.operations import NAMING, SILENT, SYNCING, Kind, Operation, Unsupported
-from ckpt_conformance.crash.supervisor import HOLD
+from ckpt_conformance.trace.operations import NAMING, SILENT, SYNCING, Kind, Operation, Unsupported
+from ckpt_conformance.trace.supervisor import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from ckpt_conformance.crash.asked import Action, Asked, Result
-    from ckpt_conformance.crash.operations import Recording
-    from ckpt_conformance.crash.supervisor import Supervisor
+    from ckpt_conformance.trace.asked import Action, Asked, Result
+    from ckpt_conformance.trace.operations import Recording
+    from ckpt_conformance.trace.supervisor import Supervisor
 
 Clock = tuple[int, ...]  # by rank: one more than the index of its last operation
 Note = tuple[int, dict[str, Any]]  # how many operations there were, and the event

@@ -11,7 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.asked import (
+from ckpt_conformance.trace.asked import (
     AT_EMPTY_PATH,
     AT_FDCWD,
     AT_SYMLINK_FOLLOW,
@@ -20,8 +20,8 @@ from ckpt_conformance.crash.asked import (
     Place,
     Result,
 )
-from ckpt_conformance.crash.name_calls import ITSELF, call_at
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace.name_calls import ITSELF, call_at
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

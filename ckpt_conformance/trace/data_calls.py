@@ -15,9 +15,9 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import calls, notify, rings
-from ckpt_conformance.crash.asked import AT_FDCWD, Action, Asked, Result
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace import calls, notify, rings
+from ckpt_conformance.trace.asked import AT_FDCWD, Action, Asked, Result
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

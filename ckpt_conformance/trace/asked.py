@@ -13,14 +13,14 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import notify
-from ckpt_conformance.crash.operations import ROOT
+from ckpt_conformance.trace import notify
+from ckpt_conformance.trace.operations import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.crash.tracked import Tree
+    from ckpt_conformance.trace.tracked import Tree
 
 AT_FDCWD = -100
 AT_EMPTY_PATH, AT_SYMLINK_FOLLOW, AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR = 0x1000, 0x400, 0x100, 0x200

@@ -14,16 +14,16 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import calls, data_calls, move_calls, name_calls, notify
-from ckpt_conformance.crash.asked import Action, Asked, Given, Result, Sink
-from ckpt_conformance.crash.operations import MARKS, Kind, Operation, Unsupported
+from ckpt_conformance.trace import calls, data_calls, move_calls, name_calls, notify
+from ckpt_conformance.trace.asked import Action, Asked, Given, Result, Sink
+from ckpt_conformance.trace.operations import MARKS, Kind, Operation, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.crash.notify import Listener, Notification
-    from ckpt_conformance.crash.sources import Sources
-    from ckpt_conformance.crash.tracked import Tree
+    from ckpt_conformance.trace.notify import Listener, Notification
+    from ckpt_conformance.trace.sources import Sources
+    from ckpt_conformance.trace.tracked import Tree
 
 LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
 PREPARE = {**name_calls.PREPARE, **move_calls.PREPARE, **data_calls.PREPARE}

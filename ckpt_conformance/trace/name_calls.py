@@ -11,8 +11,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import calls, notify
-from ckpt_conformance.crash.asked import (
+from ckpt_conformance.trace import calls, notify
+from ckpt_conformance.trace.asked import (
     AT_FDCWD,
     AT_REMOVEDIR,
     AT_SYMLINK_NOFOLLOW,
@@ -22,7 +22,7 @@ from ckpt_conformance.crash.asked import (
     Place,
     Result,
 )
-from ckpt_conformance.crash.operations import Kind
+from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

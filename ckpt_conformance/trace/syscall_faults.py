@@ -17,17 +17,17 @@ import signal
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import calls, notify
-from ckpt_conformance.crash.operations import Kind
-from ckpt_conformance.crash.recorder import Recorder
-from ckpt_conformance.crash.supervisor import LET_GO
+from ckpt_conformance.trace import calls, notify
+from ckpt_conformance.trace.operations import Kind
+from ckpt_conformance.trace.recorder import Recorder
+from ckpt_conformance.trace.supervisor import LET_GO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.crash.asked import Action, Asked, Result
-    from ckpt_conformance.crash.supervisor import Supervisor
+    from ckpt_conformance.trace.asked import Action, Asked, Result
+    from ckpt_conformance.trace.supervisor import Supervisor
 
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
 COPYING = frozenset({"copy_file_range", "sendfile"})

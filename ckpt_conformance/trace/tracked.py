@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from ckpt_conformance.crash.operations import ROOT, Entry
+from ckpt_conformance.trace.operations import ROOT, Entry
 
 Identity = tuple[int, int]  # device, inode
 

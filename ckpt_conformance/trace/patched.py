@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash import sources
-from ckpt_conformance.crash.asked import Sink
-from ckpt_conformance.crash.operations import MARKS, Kind, Operation, Recording, Unsupported
-from ckpt_conformance.crash.tracked import Tree
+from ckpt_conformance.trace import sources
+from ckpt_conformance.trace.asked import Sink
+from ckpt_conformance.trace.operations import MARKS, Kind, Operation, Recording, Unsupported
+from ckpt_conformance.trace.tracked import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import notify, ranked, syscall_faults
-from ckpt_conformance.crash.patched import PatchedRecorder
-from ckpt_conformance.crash.recorder import Recorder
+from ckpt_conformance.trace import notify, ranked, syscall_faults
+from ckpt_conformance.trace.patched import PatchedRecorder
+from ckpt_conformance.trace.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.supervisor import Supervisor
+    from ckpt_conformance.trace.supervisor import Supervisor
 
 INJECTOR = "fault_injectors.system_call:"
 _PATCHED: list[PatchedRecorder] = []
