@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 HEAD = """# Invariants, catalogue version {version}
 
-Made from `ckpt_conformance/contract/catalogue.toml` by `make docs`; do not edit. {count} invariants.
+Made from `ckpt_conformance/contract/catalogue.toml` by `make docs`.
+Do not edit. {count} invariants.
 
 `contract` and `promise` are MUST. `practice` is SHOULD, unless a profile is claimed (`--claim`).
 An id is never reused. Incidents are ids of real bugs; each mutant names its bug's thread.

@@ -27,7 +27,8 @@ PATIENCE = 0.5  # seconds; a thread may have blocked the signal
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
-_OURS = re.compile(re.escape(_PACKAGE) + r"(crash/.*|[a-z_]+\.py)$")  # of the harness itself
+# Frames of the harness itself, which say nothing of where a manager called.
+_OURS = re.compile(re.escape(_PACKAGE) + r"(?!(adapters|fault_injectors|fsck|mutants|reference_impl|suites)/)")
 
 
 @dataclass
