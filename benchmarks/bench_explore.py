@@ -13,9 +13,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from ckpt_conformance import facts
-from ckpt_conformance.client import Client
 from ckpt_conformance.crash import explore, workloads
+from ckpt_conformance.harness import facts
+from ckpt_conformance.harness.client import Client
 from ckpt_conformance.subject import Subject
 
 ADAPTERS = ("torch-save-atomic-per-step", "reference", "reference-dcp", "dcp-per-step")

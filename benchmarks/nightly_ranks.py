@@ -22,12 +22,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import facts, worlds
-from ckpt_conformance.client import Client, Server
+from ckpt_conformance import worlds
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.harness import facts
+from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.subject import Subject
 
 if TYPE_CHECKING:

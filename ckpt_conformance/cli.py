@@ -111,7 +111,7 @@ def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Ra
 
     Raises AdapterError for an adapter that can't be made.
     """
-    from ckpt_conformance import facts
+    from ckpt_conformance.harness import facts
     from ckpt_conformance.session import run_session, scratch_folder  # they load pytest
 
     ran = Ran({}, defaultdict(list), interrupted=False)

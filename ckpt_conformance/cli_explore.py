@@ -51,8 +51,8 @@ class Progress(cli_progress.Progress):
 @contextlib.contextmanager
 def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subject]:
     """Start a server with one adapter and give its subject, in a folder that goes away."""
-    from ckpt_conformance import facts
-    from ckpt_conformance.client import Client
+    from ckpt_conformance.harness import facts
+    from ckpt_conformance.harness.client import Client
     from ckpt_conformance.subject import Subject
 
     with (
@@ -364,7 +364,7 @@ def _replay_state(folder: Path, told: dict[str, Any]) -> int:
 
 def _replay(told: dict[str, Any]) -> int:
     """Run the check of a bundle again, with its seed and budget."""
-    from ckpt_conformance import facts
+    from ckpt_conformance.harness import facts
     from ckpt_conformance.session import SessionOptions, run_session  # it loads pytest
 
     outcome = told["outcome"]

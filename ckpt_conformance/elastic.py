@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import worlds
-from ckpt_conformance.client import FIXED_MACHINE, Ending
 from ckpt_conformance.contract import journal
+from ckpt_conformance.harness.client import FIXED_MACHINE, Ending
 from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
 from ckpt_conformance.workload import devices
 
@@ -125,7 +125,7 @@ def main() -> None:
     program = attempts[attempt][int(os.environ["RANK"])]
     if program.get("device") == devices.CUDA:
         devices.show()
-    from ckpt_conformance import life
+    from ckpt_conformance.harness import life
 
     life.live(program)
     report = json.loads(Path(program["result"]).read_text())

@@ -9,7 +9,7 @@ from ckpt_conformance.contract.verdicts import Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ckpt_conformance.client import Ended
+    from ckpt_conformance.harness.client import Ended
 
 State = dict[str, dict[str, str]]  # component -> leaf -> digest
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance import bundle, resumption
-from ckpt_conformance.client import ServerError
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import (
     CONTROL,
@@ -21,6 +20,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.harness.client import ServerError
 from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
 
 if TYPE_CHECKING:

@@ -154,8 +154,8 @@ class State:
         if given:
             return str(given)
         if self.server is None:
-            from ckpt_conformance.client import Server
             from ckpt_conformance.contract import registry
+            from ckpt_conformance.harness.client import Server
 
             self.server = Server(tuple(self.adapters))
             refused = self.server.refused
@@ -167,8 +167,8 @@ class State:
 
     def check_device(self) -> None:
         """Refuse, once, a device that is not there."""
-        from ckpt_conformance import facts
         from ckpt_conformance.contract import requests
+        from ckpt_conformance.harness import facts
 
         name = next(one for one in self.adapters if one not in self.server.refused)
         device = self.config.option.ckpt_device
@@ -180,8 +180,8 @@ class State:
     def subject(self, name: str, factory: pytest.TempPathFactory) -> Subject:
         """Give the subject of an adapter, made once per process."""
         if name not in self.subjects:
-            from ckpt_conformance import facts
-            from ckpt_conformance.client import Client
+            from ckpt_conformance.harness import facts
+            from ckpt_conformance.harness.client import Client
             from ckpt_conformance.subject import Subject
 
             given = self.config.option

@@ -24,7 +24,7 @@ from ckpt_conformance.subject import OTHER_SEED, SAVES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Golden, Subject
 
     Records = list[dict[str, Any]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 AGAIN = 0.02  # of what was fine in a batch

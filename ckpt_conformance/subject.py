@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.client import Client, Ended, Ending
     from ckpt_conformance.contract.registry import AdapterInfo
+    from ckpt_conformance.harness.client import Client, Ended, Ending
 
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches

@@ -21,7 +21,7 @@ from ckpt_conformance.workload import devices, joining
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 Layout = dict[str, int]  # fsdp, tp, replicate, dim: the fields of `sharded.Layout`

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 OLDER, NEWEST = 2, 4

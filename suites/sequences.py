@@ -22,7 +22,7 @@ from ckpt_conformance.contract.verdicts import Violation
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Golden, Subject
 
 Rule = dict[str, Any]

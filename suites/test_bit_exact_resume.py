@@ -14,7 +14,7 @@ from ckpt_conformance.contract.verdicts import Unknown, Violation
 from ckpt_conformance.subject import OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 NEWEST = SAVES[-1]
@@ -138,7 +138,7 @@ def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     resumption.arrive(subject)
     subject.lay_out(subject.golden())
     ops = [{"op": "load"}, {"op": "leaves"}]
-    ops += [{"op": "probe", "probe": "ckpt_conformance.probes:scribble"}, {"op": "leaves"}]
+    ops += [{"op": "probe", "probe": "ckpt_conformance.harness.probes:scribble"}, {"op": "leaves"}]
     ending = subject.life(*ops, seed=OTHER_SEED)
     before, after = (ending.result("leaves", index).get("value") for index in (0, 1))
     if not ending.result("probe").get("value"):

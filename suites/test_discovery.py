@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.names import StepName
     from ckpt_conformance.subject import Golden, Subject
 
@@ -37,8 +37,8 @@ WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digi
 
 
 def probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  plain values
-    """Give the operation that runs a function of `ckpt_conformance.probes` in the life."""
-    return {"op": "probe", "probe": f"ckpt_conformance.probes:{name}", "args": args}
+    """Give the operation that runs a function of `ckpt_conformance.harness.probes` in the life."""
+    return {"op": "probe", "probe": f"ckpt_conformance.harness.probes:{name}", "args": args}
 
 
 @check("CKC-DISC-001")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TWO: Layout = {"fsdp": 2}
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 KILLED, FAILED = 6, 4  # points at the quick budget
-LINGER = "ckpt_conformance.ranks:linger"
+LINGER = "ckpt_conformance.harness.ranks:linger"
 
 
 @dataclass(frozen=True)

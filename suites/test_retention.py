@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Golden, Subject
 
 ASK = [{"op": "steps"}]

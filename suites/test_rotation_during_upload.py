@@ -18,7 +18,7 @@ from ckpt_conformance.suites import test_smoke as smoke
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 DEADLINE = 8.0  # seconds; the gate's patience is 30

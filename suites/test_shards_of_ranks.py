@@ -31,7 +31,7 @@ OLDER, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}
 OTHER_RUN = 31  # the seed of the run whose shard is not this run's
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
-UNEQUAL = "ckpt_conformance.ranks:unequal"
+UNEQUAL = "ckpt_conformance.harness.ranks:unequal"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ckpt_conformance.suites import test_smoke as smoke
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Golden, Subject
 
 ARRIVE = {"op": "run", "until": None, "stop_after": 0}

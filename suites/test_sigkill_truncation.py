@@ -19,8 +19,8 @@ from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed

@@ -12,7 +12,7 @@ from ckpt_conformance.contract.verdicts import Unknown, Violation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 CLOSE = {"op": "close"}

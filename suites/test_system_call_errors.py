@@ -13,8 +13,8 @@ from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.screening import Case, resume_each
 
 if TYPE_CHECKING:
-    from ckpt_conformance.client import Ending
     from ckpt_conformance.fault_injectors.struck_calls import Trial
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}

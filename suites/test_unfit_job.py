@@ -14,7 +14,7 @@ from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Golden, Subject
 
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"

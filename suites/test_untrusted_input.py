@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 RESUME = {"op": "run", "until": None, "stop_after": 0, "resume": True, "continue": True}

@@ -14,7 +14,7 @@ from browser import CHROMIUM, Browser
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ckpt_conformance.client import Server
+    from ckpt_conformance.harness.client import Server
     from ckpt_conformance.subject import Subject
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -53,8 +53,8 @@ def python_files(committed: list[Path]) -> list[Path]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """Serve every bundled manager, and every mutant: one server, since it imports for seconds."""
-    from ckpt_conformance import client
     from ckpt_conformance.contract import registry
+    from ckpt_conformance.harness import client
     from ckpt_conformance.mutants import all_mutants
 
     apart = ("accelerate", "lightning")  # of packages that may not be installed
@@ -68,7 +68,8 @@ def new_subject(
     server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Subject]]:
     """Make a subject of a manager, with a folder of its own."""
-    from ckpt_conformance import client, facts, subject
+    from ckpt_conformance import subject
+    from ckpt_conformance.harness import client, facts
 
     with ExitStack() as stack:
 

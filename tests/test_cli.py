@@ -19,7 +19,6 @@ from ckpt_conformance import (
     cli,
     cli_progress,
     environment,
-    facts,
     session,
 )
 from ckpt_conformance import mutants as all_of_mutants
@@ -27,6 +26,7 @@ from ckpt_conformance.certificate import selected
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
+from ckpt_conformance.harness import facts
 from ckpt_conformance.mutants import MutantInfo
 
 if TYPE_CHECKING:

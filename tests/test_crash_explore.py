@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.client import Ending
     from ckpt_conformance.crash.exploration import Exploration
+    from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject import Subject
 
 PER_STEP, IN_PLACE = "torch-save-atomic-per-step", "torch-save-inplace"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from recording import tree
 
-from ckpt_conformance.client import Client, Server
 from ckpt_conformance.crash.layout import Layout, digest
 from ckpt_conformance.crash.model_kill import Kill
+from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from recording import replay, tree
 
-from ckpt_conformance.client import Client, Server
 from ckpt_conformance.contract import registry
+from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ NESTED = """
 import json, sys
 from pathlib import Path
 from ckpt_conformance.crash import recorder
-from ckpt_conformance.client import Client, Server
+from ckpt_conformance.harness.client import Client, Server
 base = Path(sys.argv[1])
 def work():
     Path(base / "reason").write_text(recorder.available())
@@ -77,7 +77,7 @@ import contextlib, sys
 from dataclasses import replace
 from pathlib import Path
 from ckpt_conformance import facts
-from ckpt_conformance.client import Client
+from ckpt_conformance.harness.client import Client
 from ckpt_conformance.crash import recorder, workloads
 from ckpt_conformance.subject import Subject
 from ckpt_conformance.contract.verdicts import Unknown

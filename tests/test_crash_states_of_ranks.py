@@ -31,7 +31,7 @@ from ckpt_conformance.trace.operations import Recording
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.client import Ending, Server
+    from ckpt_conformance.harness.client import Ending, Server
 
 TWO = {"fsdp": 2}
 RECIPES = ("dcp-per-step", "dcp-overwrite")

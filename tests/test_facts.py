@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_conformance import facts
 from ckpt_conformance.contract import registry
+from ckpt_conformance.harness import facts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ckpt_conformance.gate import Gate
+from ckpt_conformance.harness.gate import Gate
 
 
 def test_a_failing_gate_lets_some_files_pass() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import client
+from ckpt_conformance.harness import client
 from ckpt_conformance.session import SessionOptions, run_session
 
 if TYPE_CHECKING:

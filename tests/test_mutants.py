@@ -19,7 +19,7 @@ from ckpt_conformance.session import SessionOptions, run_session
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.client import Server
+    from ckpt_conformance.harness.client import Server
 
 
 def families() -> dict[str, list[str]]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance.client import Ending
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import KINDS, is_renewed
 from ckpt_conformance.fault_injectors.struck_calls import OPERATIONS, Trial
+from ckpt_conformance.harness.client import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.client import Client
 from ckpt_conformance.crash.exploring import (
     FULL,
     FULL_CHECK,
@@ -26,6 +25,7 @@ from ckpt_conformance.crash.exploring import (
 from ckpt_conformance.crash.judging import facts_at, versions_of
 from ckpt_conformance.crash.visit import Item, Task
 from ckpt_conformance.crash.visiting import live, told_of, visit_of, what_it_serves
+from ckpt_conformance.harness.client import Client
 from ckpt_conformance.subject import Subject
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ckpt_conformance.client import FIXED_MACHINE
+from ckpt_conformance.harness.client import FIXED_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

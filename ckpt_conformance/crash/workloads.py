@@ -21,7 +21,7 @@ from ckpt_conformance.trace.operations import Recording
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.client import Ended, Ending
+    from ckpt_conformance.harness.client import Ended, Ending
     from ckpt_conformance.subject import Golden, Subject
 
 STOPPED = 8.0  # seconds that ranks have to come to their stops

@@ -28,7 +28,9 @@ _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 # Frames of the harness itself, which say nothing of where a manager called.
-_OURS = re.compile(re.escape(_PACKAGE) + r"(?!(adapters|fault_injectors|fsck|mutants|reference_impl|suites)/)")
+_OURS = re.compile(
+    re.escape(_PACKAGE) + r"(?!(adapters|fault_injectors|fsck|mutants|reference_impl|suites)/)"
+)
 
 
 @dataclass

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckpt_conformance import crew
 from ckpt_conformance.contract import OpenOptions, registry, trees
 from ckpt_conformance.contract.journal import LifeJournal
-from ckpt_conformance.gate import Gate
+from ckpt_conformance.harness import crew
+from ckpt_conformance.harness.gate import Gate
 from ckpt_conformance.trace import sources
 from ckpt_conformance.workload import devices
 from ckpt_conformance.workload.job import Job
@@ -329,8 +329,8 @@ def chain(error: BaseException | None) -> list[BaseException]:
 
 
 def ranks() -> Any:  # noqa: ANN401  the module
-    """Give `ckpt_conformance.ranks`; only lives of a world import it."""
-    return importlib.import_module("ckpt_conformance.ranks")
+    """Give `ckpt_conformance.harness.ranks`; only lives of a world import it."""
+    return importlib.import_module("ckpt_conformance.harness.ranks")
 
 
 def memory_kib(field: str) -> int:
@@ -366,7 +366,7 @@ def live(program: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the program of a file: `python -m ckpt_conformance.life PROGRAM`."""
+    """Run the program of a file: `python -m ckpt_conformance.harness.life PROGRAM`."""
     sources.register_again()
     live(json.loads(Path(sys.argv[1]).read_text()))
     sys.stdout.flush()

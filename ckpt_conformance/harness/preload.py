@@ -41,7 +41,7 @@ def warm_up() -> None:
     for part in ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"):
         importlib.import_module(part)
     torch.set_num_threads(1)
-    from ckpt_conformance import life
+    from ckpt_conformance.harness import life
     from ckpt_conformance.workload.job import Job
 
     _ = life.MEMORY
@@ -59,7 +59,7 @@ def import_named(program: Mapping[str, Any]) -> None:
     What can't be imported is left to the life, which reports it.
     """
     if "world" in program or "crew" in program:
-        importlib.import_module("ckpt_conformance.ranks")
+        importlib.import_module("ckpt_conformance.harness.ranks")
     for op in program["ops"]:
         named = [spec["injector"] for spec in op.get("faults", ())] + [op.get("probe", "")]
         modules = {name.partition(":")[0] for name in named}

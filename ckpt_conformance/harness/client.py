@@ -108,7 +108,7 @@ class Server:
             sys.executable,
             *_flags(),
             "-m",
-            "ckpt_conformance.server",
+            "ckpt_conformance.harness.server",
             self.socket,
             *adapters,
         ]

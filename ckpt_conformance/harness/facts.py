@@ -6,9 +6,9 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.client import Client, Server, ServerError
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.harness.client import Client, Server, ServerError
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _known(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
 
 def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
     """Ask for an adapter's facts; raises Unknown if even that fails."""
-    ending = client.run(_program(name, folder, "ckpt_conformance.facts:probe"))
+    ending = client.run(_program(name, folder, "ckpt_conformance.harness.facts:probe"))
     value = ending.result("probe").get("value")
     if value is None:
         reason = ending.error["message"] if ending.error else ending.output[-500:]

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance.preload import import_named, kill_group, preload
+from ckpt_conformance.harness.preload import import_named, kill_group, preload
 from ckpt_conformance.processes import hugepages, orphans
 from ckpt_conformance.trace import supervised
 from ckpt_conformance.workload import devices
@@ -115,9 +115,10 @@ class Server:
                 source = Path(program["result"]).with_suffix(".program")
                 source.write_text(json.dumps(program))
                 os.execv(  # noqa: S606  our own interpreter
-                    sys.executable, [sys.executable, "-m", "ckpt_conformance.life", str(source)]
+                    sys.executable,
+                    [sys.executable, "-m", "ckpt_conformance.harness.life", str(source)],
                 )
-            from ckpt_conformance import life
+            from ckpt_conformance.harness import life
 
             life.live(program)
             code = 0
@@ -155,7 +156,7 @@ class Server:
 
 
 def main() -> None:
-    """Serve: `python -m ckpt_conformance.server SOCKET [ADAPTER ...]`; one line when ready."""
+    """Serve: `python -m ckpt_conformance.harness.server SOCKET [ADAPTER ...]`; one line when ready."""
     parser = argparse.ArgumentParser()
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")
