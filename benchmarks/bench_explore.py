@@ -16,7 +16,7 @@ from pathlib import Path
 from ckpt_conformance.crash import explore, workloads
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client
-from ckpt_conformance.subject import Subject
+from ckpt_conformance.subject.subject import Subject
 
 ADAPTERS = ("torch-save-atomic-per-step", "reference", "reference-dcp", "dcp-per-step")
 GOAL = 0.5  # of the rate of the manager's own loads

@@ -22,7 +22,7 @@ import torch
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client, Server
-from ckpt_conformance.subject import Subject
+from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.trace.recorder import Recorder
 from ckpt_conformance.trace.syscall_faults import Fault, trial
 

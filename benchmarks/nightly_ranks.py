@@ -22,20 +22,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import worlds
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client, Server
-from ckpt_conformance.subject import Subject
+from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckpt_conformance.contract.registry import AdapterInfo
-    from ckpt_conformance.worlds import Layout
+    from ckpt_conformance.subject.worlds import Layout
 
 LAYOUTS: tuple[Layout, ...] = (
     {"fsdp": 2},

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance import __version__, bundle
+from ckpt_conformance import __version__
 from ckpt_conformance.contract.catalogue import is_chosen
 from ckpt_conformance.contract.requests import RequestError, check_names, reproduce
 from ckpt_conformance.contract.verdicts import (
@@ -29,6 +29,7 @@ from ckpt_conformance.contract.verdicts import (
     worst,
 )
 from ckpt_conformance.crash import summary
+from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

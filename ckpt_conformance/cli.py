@@ -16,10 +16,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ckpt_conformance import __version__, bundle, environment
+from ckpt_conformance import __version__, environment
 from ckpt_conformance.contract import registry, requests
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
+from ckpt_conformance.subject import bundle
 
 try:
     import typer

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ckpt_conformance import (
-    bundle,
     certificate,
     cli_progress,
     cli_scripts,
@@ -23,6 +22,7 @@ from ckpt_conformance import (
 from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.audit import Finding
     from ckpt_conformance.crash.exploration import Exploration, Violation
     from ckpt_conformance.crash.exploring import Exploring, Limits
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
 # As `crash.models` has it, which imports more than --help needs.
@@ -53,7 +53,7 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
     """Start a server with one adapter and give its subject, in a folder that goes away."""
     from ckpt_conformance.harness import facts
     from ckpt_conformance.harness.client import Client
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
     with (
         # First, so that it goes last: a life that is still being killed may write there.

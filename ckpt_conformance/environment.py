@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import bundle
+from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import bundle, resumption
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import (
     CONTROL,
@@ -22,10 +21,11 @@ from ckpt_conformance.contract.verdicts import (
 )
 from ckpt_conformance.harness.client import ServerError
 from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
+from ckpt_conformance.subject import bundle, resumption
 
 if TYPE_CHECKING:
     from ckpt_conformance.contract.catalogue import Invariant
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 
 def require(subject: Subject, invariant: Invariant) -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from ckpt_conformance.checks import MARKER, invariant_of
+from ckpt_conformance.subject.checks import MARKER, invariant_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 NO_ADAPTER = (
     "the suites need an adapter and none was named: add --ckpt-adapter NAME (a bundled name, or "
@@ -182,7 +182,7 @@ class State:
         if name not in self.subjects:
             from ckpt_conformance.harness import facts
             from ckpt_conformance.harness.client import Client
-            from ckpt_conformance.subject import Subject
+            from ckpt_conformance.subject.subject import Subject
 
             given = self.config.option
             client = Client(self.socket())

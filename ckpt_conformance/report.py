@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from ckpt_conformance import bundle
 from ckpt_conformance.certificate import (
     CERTIFIED,
     STOPPED,
@@ -33,6 +32,7 @@ from ckpt_conformance.environment import MARK
 from ckpt_conformance.report_incidents import incident
 from ckpt_conformance.report_terminal import WORDS, count, open_console, say, shown
 from ckpt_conformance.report_words import OWNERS, called, lines, linked, outcomes_in, profile_shown
+from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

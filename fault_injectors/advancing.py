@@ -15,11 +15,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.processes import children, hugepages
+from ckpt_conformance.subject import oracle
 from ckpt_conformance.trace.syscall_faults import SYNCING, WRITING, Fault
 
 if TYPE_CHECKING:

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, worlds
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.fault_injectors import slow_disk
 from ckpt_conformance.fault_injectors.points import WRITERS, pattern
+from ckpt_conformance.subject import worlds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import Layout, WorldEnding
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import Layout, WorldEnding
 
 OLDER, NEWEST = 2, 4  # the save of the second one is struck
 

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
     POINTS,
@@ -23,8 +23,9 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
 )
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
-from ckpt_conformance.screening import Case, screen
-from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
+from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.screening import Case, screen
+from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.syscall_faults import SYNCING
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 SAVES = ("save", "rotation")
 AGAIN = 2  # of how many trials one is followed by the same save, at the quick budget

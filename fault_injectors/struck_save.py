@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
 from ckpt_conformance.fault_injectors import injector
 from ckpt_conformance.fault_injectors.points import WHOLE_FILES, WRITERS, points, survey
+from ckpt_conformance.subject import oracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
 ELSEWHERE = " elsewhere"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
-from ckpt_conformance import worlds
+from ckpt_conformance.subject import worlds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import Layout
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import Layout
 
 EXAMPLES = {"quick": 3, "full": 30}
 SHORTEN = 12  # examples that may be tried while one that fails is shrunk

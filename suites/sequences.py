@@ -15,15 +15,15 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance import names, oracle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.subject import names, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 Rule = dict[str, Any]
 STEPS = (2, 4, 6, 8)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import Unknown, Violation
-from ckpt_conformance.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 NEWEST = SAVES[-1]
 BUFFERS = {"constant", "seen", "average"}  # of kind mixed

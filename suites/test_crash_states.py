@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.crash import verdicts
+from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("kill",)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import at_rest, payload, points
-from ckpt_conformance.screening import Case, resume_each
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.screening import Case, resume_each
+from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
     import random
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.at_rest import Cut, Damage
     from ckpt_conformance.fault_injectors.payload import Place
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
     Fault = Callable[[Path], Damage]
 

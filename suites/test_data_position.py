@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import control_failed
-from ckpt_conformance.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 
 @check("CKC-RSUM-003")

@@ -7,8 +7,6 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import names, resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
@@ -17,6 +15,8 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.subject import names, resumption
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_smoke as smoke
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.names import StepName
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.names import StepName
+    from ckpt_conformance.subject.subject import Golden, Subject
 
     Way = tuple[str, Callable[[], object]]  # what was done to the directory, and how
 

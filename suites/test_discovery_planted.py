@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_discovery as discovery
 from ckpt_conformance.suites import test_retention as retention
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 
 def explore(subject: Subject, what: str, message: str, about: resumption.Check) -> None:
-    """Run an exploration of `ckpt_conformance.planted` in a life and judge what it found."""
+    """Run an exploration of `ckpt_conformance.subject.planted` in a life and judge what it found."""
     args = {"seed": subject.seed, "budget": subject.budget}
-    probe = {"op": "probe", "probe": f"ckpt_conformance.planted:{what}", "args": args}
+    probe = {"op": "probe", "probe": f"ckpt_conformance.subject.planted:{what}", "args": args}
     ending = subject.life(probe, deadline=600.0)
     found = ending.result("probe").get("value")
     if found is None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import elastic, worlds
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.subject import elastic, worlds
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_world_size_change as layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 UNTIL = 8
 

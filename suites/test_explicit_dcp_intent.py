@@ -6,11 +6,11 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_damage as damage
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 KINDS = ("model", "dcp")
 ARRIVE = {"op": "run", "until": None, "stop_after": 0}

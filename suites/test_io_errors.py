@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle
-from ckpt_conformance.checks import check
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import points, struck_save
-from ckpt_conformance.screening import Case, resume_each
+from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.screening import Case, resume_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}

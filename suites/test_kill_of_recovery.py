@@ -6,12 +6,13 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, oracle, resumption
-from ckpt_conformance.checks import check
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import payload, struck_calls
 from ckpt_conformance.fault_injectors.points import pattern
+from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_sigkill_truncation as sigkill
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown
 from ckpt_conformance.fault_injectors import at_rest, payload, points
 from ckpt_conformance.fault_injectors.at_rest import Damage
-from ckpt_conformance.screening import Case, alone, resume_each, steps_each
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.screening import Case, alone, resume_each, steps_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST = 2, 4

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
 from ckpt_conformance.crash import struck, verdicts
 from ckpt_conformance.crash.verdicts import LOST, SAME, TORN
 from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("ext4", "xfs", "btrfs")
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, worlds
-from ckpt_conformance.checks import check
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
@@ -19,13 +18,15 @@ from ckpt_conformance.contract.verdicts import (
 )
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import Layout, WorldEnding
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import Layout, WorldEnding
 
 TWO: Layout = {"fsdp": 2}
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import worlds
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Violation, control_failed
+from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import Layout
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import Layout
 
 TWO: Layout = {"fsdp": 2}
 STEP = 2

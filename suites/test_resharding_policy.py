@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import worlds
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import POLICIES
 from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.test_world_size_change import (
     SAME,
     TWO,
@@ -23,8 +23,8 @@ from ckpt_conformance.suites.test_world_size_change import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import Layout
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import Layout
 
 
 @check("CKC-SHRD-010")

@@ -6,11 +6,12 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors, names
-from ckpt_conformance.checks import check
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import injector, points
+from ckpt_conformance.subject import names
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_discovery as discovery
 from ckpt_conformance.suites import test_smoke as smoke
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 ASK = [{"op": "steps"}]
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
+from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_discovery as discovery
 from ckpt_conformance.suites import test_smoke as smoke
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 DEADLINE = 8.0  # seconds; the gate's patience is 30
 WAITS = "a save waits for its upload"

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, worlds
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
@@ -18,14 +16,16 @@ from ckpt_conformance.contract.verdicts import (
     control_failed,
 )
 from ckpt_conformance.fault_injectors import at_rest, dcp_metadata, payload
+from ckpt_conformance.subject import oracle, worlds
+from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.at_rest import Damage
-    from ckpt_conformance.subject import Golden, Subject
-    from ckpt_conformance.worlds import Layout
+    from ckpt_conformance.subject.subject import Golden, Subject
+    from ckpt_conformance.subject.worlds import Layout
 
 OLDER, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}

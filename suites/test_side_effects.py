@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.fault_injectors.injector import fingerprint
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_smoke as smoke
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 ARRIVE = {"op": "run", "until": None, "stop_after": 0}
 LEAVES = {"op": "leaves"}
@@ -26,7 +26,7 @@ SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
 
 
 def _probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plain arguments
-    return {"op": "probe", "probe": f"ckpt_conformance.observing:{name}", "args": args}
+    return {"op": "probe", "probe": f"ckpt_conformance.subject.observing:{name}", "args": args}
 
 
 def _ended(subject: Subject, ending: Ending, what: str) -> Ending:

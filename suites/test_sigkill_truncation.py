@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption, screening
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import payload, points, struck_save
 from ckpt_conformance.fault_injectors.injector import fingerprint, identity
 from ckpt_conformance.fault_injectors.struck_save import ELSEWHERE
-from ckpt_conformance.screening import Case
+from ckpt_conformance.subject import oracle, resumption, screening
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.screening import Case
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
 SCREENED, KILLED = 14, 3  # points at the quick budget: of kept directories, of real kills

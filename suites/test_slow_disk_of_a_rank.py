@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, worlds
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.subject import oracle, worlds
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_rank_faults as rank_faults
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import WorldEnding
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import WorldEnding
 
 TWO = rank_faults.TWO
 LIVES_ON = [{"op": "probe", "probe": rank_faults.LINGER}]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, resumption, worlds
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.subject import oracle, resumption, worlds
+from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 CLOSE = {"op": "close"}
 

@@ -15,10 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ckpt_conformance import resumption
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.fault_injectors import points, struck_save
+from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import sequences
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_rng_scheduler as rng_scheduler
@@ -28,7 +28,7 @@ from ckpt_conformance.suites.sequences import SEEDS, STEPS, Execution, World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.suites.sequences import Rule
 
 EVERYTHING = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
-from ckpt_conformance.screening import Case, resume_each
+from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.screening import Case, resume_each
 
 if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.struck_calls import Trial
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 LATER = 3  # loads of a kept step, and of a later save, at the quick budget

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import digest_of
+from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.struck_calls import Trial
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 
 @check("CKC-IOER-005")

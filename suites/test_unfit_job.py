@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Violation
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
 ARRIVE = {"op": "run", "until": None, "stop_after": 0}

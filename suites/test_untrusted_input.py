@@ -8,19 +8,19 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import crafted
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 RESUME = {"op": "run", "until": None, "stop_after": 0, "resume": True, "continue": True}
 FIRE = "ckpt_conformance.fault_injectors.crafted:fire"

@@ -10,17 +10,17 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle, worlds
-from ckpt_conformance.checks import check
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
+from ckpt_conformance.subject import oracle, worlds
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import drawn_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
+    from ckpt_conformance.subject.worlds import Layout, WorldEnding
     from ckpt_conformance.suites.drawn_layouts import Drawn
-    from ckpt_conformance.worlds import Layout, WorldEnding
 
 FIRST, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckpt_conformance.harness.client import Server
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -68,8 +68,8 @@ def new_subject(
     server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Subject]]:
     """Make a subject of a manager, with a folder of its own."""
-    from ckpt_conformance import subject
     from ckpt_conformance.harness import client, facts
+    from ckpt_conformance.subject import subject
 
     with ExitStack() as stack:
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Exploration
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 PER_STEP, IN_PLACE = "torch-save-atomic-per-step", "torch-save-inplace"
 LIMITS = Limits(candidates=300, visits=60, alone=10, rounds=2)

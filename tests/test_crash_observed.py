@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Exploration
     from ckpt_conformance.crash.states import State
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 PER_STEP, FIXED = "torch-save-atomic-per-step", "torch-save-atomic-fixed-name"
 NAMES = {PER_STEP: "checkpoint-4.pt", FIXED: "checkpoint.pt"}

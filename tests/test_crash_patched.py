@@ -79,7 +79,7 @@ from pathlib import Path
 from ckpt_conformance import facts
 from ckpt_conformance.harness.client import Client
 from ckpt_conformance.crash import recorder, workloads
-from ckpt_conformance.subject import Subject
+from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.contract.verdicts import Unknown
 base, names = Path(sys.argv[1]), ("torch-save-atomic-per-step",)
 def work():

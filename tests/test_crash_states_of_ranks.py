@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import worlds
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
 from ckpt_conformance.crash import (
     bundles,
@@ -24,7 +23,8 @@ from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore_ranks import RanksExplorer
 from ckpt_conformance.crash.exploring import complete
 from ckpt_conformance.crash.models import MODELS, OF_RANKS
-from ckpt_conformance.subject import Subject
+from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.trace import ranked
 from ckpt_conformance.trace.operations import Recording
 

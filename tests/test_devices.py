@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance import worlds
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.harness import facts
+from ckpt_conformance.subject import worlds
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Server
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 without_gpus = pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are GPUs here")
 PYTEST = "pytest -c /dev/null -p no:cacheprovider --pyargs ckpt_conformance.suites"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import worlds
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.subject import worlds
 from ckpt_conformance.suites import drawn_layouts
 
 if TYPE_CHECKING:

@@ -183,8 +183,11 @@ def test_everything_is_imported_by_its_full_name(
         ("reference_impl/manager.py", "from ckpt_conformance.workload.digests import digest"),
         ("fault_injectors/torn.py", "import ckpt_conformance.suites.test_smoke"),
         ("suites/test_x.py", "from ckpt_conformance import adapters"),
-        ("ckpt_conformance/subject.py", "def f():\n    from ckpt_conformance.mutants import o01"),
-        ("ckpt_conformance/subject.py", "from ckpt_conformance.cli import main"),
+        (
+            "ckpt_conformance/subject/subject.py",
+            "def f():\n    from ckpt_conformance.mutants import o01",
+        ),
+        ("ckpt_conformance/subject/subject.py", "from ckpt_conformance.cli import main"),
         ("ckpt_conformance/adapters/torch_save.py", "import ckpt_conformance.reference_impl"),
     ],
 )

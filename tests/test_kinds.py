@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance import resumption
 from ckpt_conformance.mutants import all_mutants
-from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
+from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
 from ckpt_conformance.workload.job import Job
 from ckpt_conformance.workload.kinds import KINDS
 from ckpt_conformance.workload.models import Mixed

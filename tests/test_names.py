@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_conformance import names
-from ckpt_conformance.names import LONGEST, StepName
+from ckpt_conformance.subject import names
+from ckpt_conformance.subject.names import LONGEST, StepName
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from ckpt_conformance.trace.operations import Kind, Operation
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 NAME = "torch-save-atomic-per-step"
 MODELS = ("kill", "ext4")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from test_report import INFO, make_result
 
-from ckpt_conformance import bundle, report, report_incidents, report_words
+from ckpt_conformance import report, report_incidents, report_words
 from ckpt_conformance.contract.verdicts import Outcome
+from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from pathlib import Path

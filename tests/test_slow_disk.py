@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import fault_injectors, worlds
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.journal import LifeJournal, read
 from ckpt_conformance.fault_injectors import rank_points, slow_disk
 from ckpt_conformance.fault_injectors.slow_disk import Look, Peer, SlowDisk
+from ckpt_conformance.subject import worlds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 WAITS = "input()"
 RUNS = "while True: pass"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import fault_injectors, oracle, worlds
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
+from ckpt_conformance.subject import oracle, worlds
 from ckpt_conformance.suites import drawn_layouts
 from ckpt_conformance.workload import joining
 from ckpt_conformance.workload.hashing import hash_bytes
@@ -18,7 +19,7 @@ from ckpt_conformance.workload.hashing import hash_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 LAYOUTS = [
     {"fsdp": 2},

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_conformance import __version__, planted
+from ckpt_conformance import __version__
 from ckpt_conformance.adapters.reference_manager import ReferenceManager
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 from ckpt_conformance.reference_impl import CheckpointError, CheckpointManager, DirectoryMirror
+from ckpt_conformance.subject import planted
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ from ckpt_conformance.crash.judging import facts_at, versions_of
 from ckpt_conformance.crash.visit import Item, Task
 from ckpt_conformance.crash.visiting import live, told_of, visit_of, what_it_serves
 from ckpt_conformance.harness.client import Client
-from ckpt_conformance.subject import Subject
+from ckpt_conformance.subject.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

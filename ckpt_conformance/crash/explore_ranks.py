@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.exploring import OnProgress
     from ckpt_conformance.crash.judging import Visit
     from ckpt_conformance.crash.states import Content, State
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import WorldEnding
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import WorldEnding
 
 QUICK = Limits(candidates=500, visits=18, alone=2, rounds=1, onward=0)
 FULL = Limits(candidates=4000, visits=300, alone=24, rounds=2, onward=0)

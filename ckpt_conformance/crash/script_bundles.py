@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import bundle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.crash import bundles, script_progress
@@ -23,6 +22,7 @@ from ckpt_conformance.crash.script_explore import ScriptExplorer
 from ckpt_conformance.crash.script_pool import Pool, WorkerProcess
 from ckpt_conformance.crash.script_rehearsal import Rehearsal
 from ckpt_conformance.crash.script_repro import text_of
+from ckpt_conformance.subject import bundle
 from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ckpt_conformance.crash import workloads
 from ckpt_conformance.crash.verdicts import MODELS
 
 if TYPE_CHECKING:
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 NEWEST = 4  # the step that the workload `second` saves
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import bundle
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.crash import bundles, explore_ranks, reproduced, summary, workloads
 from ckpt_conformance.crash import explore as engine
+from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.exploration import ModelReport
     from ckpt_conformance.crash.exploration import Violation as Found
     from ckpt_conformance.crash.explore import Explorer
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
 MODELS_OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too

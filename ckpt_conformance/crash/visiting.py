@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash.judging import Visit
 from ckpt_conformance.crash.visit import DEADLINE
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from ckpt_conformance.crash.visit import Task
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 
 def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[str, Any]]:

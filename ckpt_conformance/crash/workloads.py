@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance import worlds
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore import Recorded
-from ckpt_conformance.subject import JOB_SEED
+from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.subject import JOB_SEED
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.operations import Recording
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.harness.client import Ended, Ending
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
 STOPPED = 8.0  # seconds that ranks have to come to their stops
 OTHER = 23  # the seed of a job that saves a step which another job has saved

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract.verdicts import CheckOutcome
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 SCHEMA = "ckpt-conformance/bundle/v1"
 CRASH = "crash"

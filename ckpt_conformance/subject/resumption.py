@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle
-from ckpt_conformance.checks import id_of, key_of
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import (
     CONTROL,
@@ -19,13 +17,15 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
-from ckpt_conformance.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.checks import id_of, key_of
+from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Golden, Subject
 
     Records = list[dict[str, Any]]
     Check = Callable[[Subject], None]

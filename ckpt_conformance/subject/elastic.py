@@ -15,17 +15,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import worlds
 from ckpt_conformance.contract import journal
 from ckpt_conformance.harness.client import FIXED_MACHINE, Ending
-from ckpt_conformance.subject import JOB_SEED, OTHER_SEED
+from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.subject import Subject
-    from ckpt_conformance.worlds import WorldEnding
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.subject.worlds import WorldEnding
 
 DEADLINE = 120.0  # seconds for all attempts: each starts a new interpreter for every rank
 
@@ -74,7 +74,7 @@ def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--standalone"]
     command += ["--nproc-per-node", str(size), "--max-restarts", str(restarts)]
     command += ["--monitor-interval", "0.1"]
-    command += ["-m", "ckpt_conformance.elastic", str(folder / "attempts")]
+    command += ["-m", "ckpt_conformance.subject.elastic", str(folder / "attempts")]
     (folder / "tmp").mkdir()
     environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(folder / "tmp")}
     environment |= devices.hidden(os.environ)
@@ -119,7 +119,7 @@ def _ending(program: dict[str, Any], code: int, output: str) -> Ending:
 
 
 def main() -> None:
-    """Be one rank of one attempt: `python -m ckpt_conformance.elastic ATTEMPTS` under torchrun."""
+    """Be one rank of one attempt: `python -m ckpt_conformance.subject.elastic ATTEMPTS` under torchrun."""
     attempts: list[list[dict[str, Any]]] = json.loads(Path(sys.argv[1]).read_text())
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     program = attempts[attempt][int(os.environ["RANK"])]

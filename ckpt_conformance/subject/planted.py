@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_conformance import names
 from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance.subject import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ckpt_conformance.subject import Golden
+    from ckpt_conformance.subject.subject import Golden
 
 LONGEST = 255  # bytes of a name that Linux file systems take
 SMALL = 4096  # bytes: a pointer or an id is no longer

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ckpt_conformance.contract import OpenOptions
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.workload import digests
 
 BIG = 1 << 20  # float32 elements of the storage that a small view is cut from

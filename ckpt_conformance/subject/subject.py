@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance import oracle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
@@ -15,6 +14,7 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.subject import oracle
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:

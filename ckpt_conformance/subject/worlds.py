@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import oracle
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
-from ckpt_conformance.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
+from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
 from ckpt_conformance.workload import devices, joining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 Layout = dict[str, int]  # fsdp, tp, replicate, dim: the fields of `sharded.Layout`
 

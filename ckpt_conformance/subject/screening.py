@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.subject import OTHER_SEED
+from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import Ending
-    from ckpt_conformance.subject import Subject
+    from ckpt_conformance.subject.subject import Subject
 
 AGAIN = 0.02  # of what was fine in a batch
 STEP_DEADLINE = 20.0  # seconds that each resume of a batch may take
