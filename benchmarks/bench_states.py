@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from ckpt_conformance.crash.layout import Layout, digest
-from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 COUNTS = (100, 1_000, 10_000)  # operations

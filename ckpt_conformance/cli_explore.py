@@ -145,7 +145,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
 def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
     """Refuse names that do not exist, and images where this machine can't mount them."""
     from ckpt_conformance.crash import observed, real_fs
-    from ckpt_conformance.crash.models import MODELS
+    from ckpt_conformance.crash.model.models import MODELS
     from ckpt_conformance.crash.workloads import WORKLOADS
 
     requests.check_names("model", models, MODELS)

@@ -24,7 +24,7 @@ from ckpt_conformance.trace.operations import ROOT, Entry, Kind, Operation, Reco
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
 
 PAGE = 4096
 _BASE = tempfile.mkdtemp(prefix="operations-")

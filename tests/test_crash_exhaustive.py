@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from operation_lists import Disk
 
-from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.states import Content, State
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.crash.model.states import Content, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 from recording import tree
 
 from ckpt_conformance.crash.layout import Layout, digest
-from ckpt_conformance.crash.model_kill import Kill
+from ckpt_conformance.crash.model.kill import Kill
 from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.trace.operations import Kind, Recording
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 # Those whose files have the same names and bytes in every run.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from operation_lists import PAGE, Disk, operation_lists
 
 from ckpt_conformance.crash.layout import Layout, Source, digest, whole_bytes
-from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.states import Content, Extent, State
+from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.crash.model.states import Content, Extent, State
 
 if TYPE_CHECKING:
     from pathlib import Path

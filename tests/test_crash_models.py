@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from operation_lists import Disk, operation_lists, shown
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash.enumerate import Walk
 from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.models import MODELS, OF_RANKS
-from ckpt_conformance.crash.states import ZEROS, Content, Extent, State
-from ckpt_conformance.crash.versions import Rules
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model.enumerate import Walk
+from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
+from ckpt_conformance.crash.model.states import ZEROS, Content, Extent, State
+from ckpt_conformance.crash.model.versions import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

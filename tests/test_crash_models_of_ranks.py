@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operation_lists import Disk, operation_lists, shown
 
-from ckpt_conformance.crash import replay
 from ckpt_conformance.crash.exploring import complete
-from ckpt_conformance.crash.models import MODELS, OF_RANKS
-from ckpt_conformance.crash.states import State
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
+from ckpt_conformance.crash.model.states import State
 from ckpt_conformance.trace import ranked
 
 if TYPE_CHECKING:

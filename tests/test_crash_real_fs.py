@@ -15,13 +15,13 @@ from operation_lists import PAGE, Disk, random_disk, shown
 
 from ckpt_conformance.crash import real_fs
 from ckpt_conformance.crash.layout import digest
-from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.crash.real_states import real_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 
 ENOUGH = 300  # distinct states of each file system and workload set

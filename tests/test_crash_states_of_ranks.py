@@ -22,7 +22,7 @@ from ckpt_conformance.crash import (
 from ckpt_conformance.crash.exploration import BY_PROCESS
 from ckpt_conformance.crash.explore_ranks import RanksExplorer
 from ckpt_conformance.crash.exploring import complete
-from ckpt_conformance.crash.models import MODELS, OF_RANKS
+from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.trace import ranked

@@ -12,7 +12,7 @@ from ckpt_conformance.contract.verdicts import Outcome, Verdict
 from ckpt_conformance.crash import summary
 from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport, Violation
 from ckpt_conformance.crash.judging import Visit
-from ckpt_conformance.crash.states import State
+from ckpt_conformance.crash.model.states import State
 from ckpt_conformance.trace.operations import Recording
 
 KILL = {"states": 10, "unique": 8, "visited": 5, "points": 4, "violating": 1}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.exploration import Exploration, Violation
     from ckpt_conformance.crash.explore import Explorer
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.trace.operations import Operation, Recording
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.states import ZEROS
+from ckpt_conformance.crash.model.states import ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.states import Content, State
 
 LINES = 12  # names that are listed of one state
 SAME, ZEROED, OLDER = "same", "zeros", "older"

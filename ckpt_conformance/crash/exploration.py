@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.audit import Finding
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation, Recording
 
 # Evidence grades: a state that was made and not seen, and one that a killed process left.

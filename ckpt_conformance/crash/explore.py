@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Case, Exploration
     from ckpt_conformance.crash.exploring import OnProgress
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 
 __all__ = [

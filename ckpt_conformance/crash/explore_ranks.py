@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import replay, visiting_ranks
+from ckpt_conformance.crash import visiting_ranks
 from ckpt_conformance.crash.explore import Explorer, Limits
 from ckpt_conformance.crash.exploring import nothing
+from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.visit import AGAIN, Item, Task
 from ckpt_conformance.crash.visiting import told_of, what_it_serves
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore import Recorded
     from ckpt_conformance.crash.exploring import OnProgress
     from ckpt_conformance.crash.judging import Visit
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.states import Content, State
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import WorldEnding
 

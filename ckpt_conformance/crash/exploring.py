@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash import audit
-from ckpt_conformance.crash.enumerate import Rules
 from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport
 from ckpt_conformance.crash.layout import digest
-from ckpt_conformance.crash.model_kill import KillWalk
-from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.model.enumerate import Rules
+from ckpt_conformance.crash.model.kill import KillWalk
+from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.crash.judging import Version
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 
     OnProgress = Callable[[int, int, float], None]  # visited, total, seconds of visiting

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.states import BEFORE, Content, Extent, State
+from ckpt_conformance.crash.model.states import BEFORE, Content, Extent, State
 from ckpt_conformance.trace.operations import Kind, Operation, Recording
 
 if TYPE_CHECKING:

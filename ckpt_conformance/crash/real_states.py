@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import real_fs, replay
+from ckpt_conformance.crash import real_fs
 from ckpt_conformance.crash.layout import Source
-from ckpt_conformance.crash.models import MODELS
-from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent, State
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.crash.model.states import BEFORE, ZEROS, Content, Extent, State
 from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.exploration import Violation
     from ckpt_conformance.crash.explore import Explorer
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"

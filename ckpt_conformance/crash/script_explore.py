@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckpt_conformance.crash.exploration import Case, Exploration, Violation
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.crash.script_rehearsal import Rehearsal
-    from ckpt_conformance.crash.states import State
 
     Line = dict[str, Any]
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ckpt_conformance.crash.exploring import Limits
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.crash.script import Script
     from ckpt_conformance.crash.script_progress import Meter, Patterns
-    from ckpt_conformance.crash.states import State
     from ckpt_conformance.trace.operations import Operation
 
     Line = dict[str, Any]

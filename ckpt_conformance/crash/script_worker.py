@@ -35,7 +35,7 @@ from ckpt_conformance.trace.operations import Kind, Recording
 from ckpt_conformance.trace.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
 
     Line = dict[str, Any]
 

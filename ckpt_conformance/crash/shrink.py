@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash.exploration import BY_MODEL, Case, Violation
 from ckpt_conformance.crash.judging import is_fine, judge
 from ckpt_conformance.crash.layout import digest
-from ckpt_conformance.crash.models import MODELS
+from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import DATA, NAMING
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.audit import Finding
     from ckpt_conformance.crash.exploring import Exploring
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation
 
 ROUNDS = 3

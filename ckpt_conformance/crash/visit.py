@@ -25,7 +25,7 @@ from ckpt_conformance.trace.operations import Recording
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.processes.children import Line, Put
 
 AGAIN = 0.02  # of what was fine in a batch

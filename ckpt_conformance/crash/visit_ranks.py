@@ -19,7 +19,7 @@ from ckpt_conformance.processes import children
 from ckpt_conformance.workload import digests
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.processes.children import Line
 
 PATIENCE = 30.0  # seconds that a rank waits for the others between two states

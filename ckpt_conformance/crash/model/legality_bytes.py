@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.states import BEFORE, ZEROS, Content, Extent
+from ckpt_conformance.crash.model.states import BEFORE, ZEROS, Content, Extent
 from ckpt_conformance.trace.operations import Kind, Operation
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash.enumerate import Walk
-from ckpt_conformance.crash.legality import journalled
-from ckpt_conformance.crash.versions import Rules
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model.enumerate import Walk
+from ckpt_conformance.crash.model.legality import journalled
+from ckpt_conformance.crash.model.versions import Rules
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
-from ckpt_conformance.crash.legality import History
-from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
-from ckpt_conformance.crash.replay import BLOCK, EMPTY
-from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Walk
+from ckpt_conformance.crash.model.legality import History
+from ckpt_conformance.crash.model.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.model.replay import BLOCK, EMPTY
+from ckpt_conformance.crash.model.versions import Rules, Version
 from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Iterator
 
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.states import Content, State
 
 CUTS = 4  # of one write, in its systematic states
 

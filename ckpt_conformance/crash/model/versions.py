@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.replay import BLOCK
-from ckpt_conformance.crash.states import Content
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.replay import BLOCK
+from ckpt_conformance.crash.model.states import Content
 
 if TYPE_CHECKING:
     import random

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.legality import History, Name, moments
-from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.model.legality import History, Name, moments
+from ckpt_conformance.crash.model.legality_bytes import MAY, MUST, NOT, Limits
 from ckpt_conformance.trace.operations import ROOT, SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
 
 
 def logged(recording: Recording, state: State) -> str:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from ckpt_conformance.crash.legality_bytes import (
+from ckpt_conformance.crash.model.legality_bytes import (
     LATE,
     MAY,
     MUST,
@@ -37,7 +37,7 @@ from ckpt_conformance.trace.operations import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.states import Content, State
 
 
 Name = tuple[int, str]  # object of the directory, name in it

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.replay import BLOCK, EMPTY
-from ckpt_conformance.crash.states import Content, State
-from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.replay import BLOCK, EMPTY
+from ckpt_conformance.crash.model.states import Content, State
+from ckpt_conformance.crash.model.versions import Rules, Version
 from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording, returned_at
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash import legality_ranks
-from ckpt_conformance.crash.model_node_loss import NodeLossWalk
-from ckpt_conformance.crash.versions import Rules
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model import legality_ranks
+from ckpt_conformance.crash.model.node_loss import NodeLossWalk
+from ckpt_conformance.crash.model.versions import Rules
 from ckpt_conformance.trace.operations import SYNCING, Kind, Recording
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.states import State
 
 RULES = Rules("nfs", holes=True)
 

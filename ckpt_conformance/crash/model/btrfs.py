@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash.enumerate import Position, Walk
-from ckpt_conformance.crash.legality_log import logged
-from ckpt_conformance.crash.replay import EMPTY, paths
-from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model.enumerate import Position, Walk
+from ckpt_conformance.crash.model.legality_log import logged
+from ckpt_conformance.crash.model.replay import EMPTY, paths
+from ckpt_conformance.crash.model.versions import Rules, Version
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.replay import Slot
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.replay import Slot
+    from ckpt_conformance.crash.model.states import State
 
 RULES = Rules("btrfs", holes=True, carries=False)
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash import legality_ranks, replay
-from ckpt_conformance.crash.model_ranks import CutWalk, stop_at
-from ckpt_conformance.crash.replay import EMPTY
-from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model import legality_ranks, replay
+from ckpt_conformance.crash.model.ranks import CutWalk, stop_at
+from ckpt_conformance.crash.model.replay import EMPTY
+from ckpt_conformance.crash.model.versions import Rules, Version
 from ckpt_conformance.trace.operations import DATA, SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.enumerate import Choice
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.enumerate import Choice
+    from ckpt_conformance.crash.model.states import Content, State
 
 RULES = Rules("node-loss", holes=True)
 

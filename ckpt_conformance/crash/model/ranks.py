@@ -10,19 +10,19 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash import legality_ranks, replay
-from ckpt_conformance.crash.enumerate import RECENT, Choice, Position, Walk
-from ckpt_conformance.crash.model_kill import cuts_of
-from ckpt_conformance.crash.replay import EMPTY
-from ckpt_conformance.crash.versions import Rules, Version
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model import legality_ranks, replay
+from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Walk
+from ckpt_conformance.crash.model.kill import cuts_of
+from ckpt_conformance.crash.model.replay import EMPTY
+from ckpt_conformance.crash.model.versions import Rules, Version
 from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.states import Content, State
 
 EVERY = 32  # operations between two places that are kept
 Cut = tuple[int, ...]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.legality import History
-from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.model.legality import History
+from ckpt_conformance.crash.model.legality_bytes import MAY, MUST, NOT, Limits
 from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.crash.legality import Name
-    from ckpt_conformance.crash.states import State
+    from ckpt_conformance.crash.model.legality import Name
+    from ckpt_conformance.crash.model.states import State
 
 
 def killed(recording: Recording, state: State) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.enumerate import DRAWS, Walk
+from ckpt_conformance.crash.model.enumerate import DRAWS, Walk
 from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.states import Content, State
 
 
 class Seen:

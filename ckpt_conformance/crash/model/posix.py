@@ -8,19 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import budget as spread
-from ckpt_conformance.crash import replay
-from ckpt_conformance.crash.enumerate import RECENT, Position, Walk
-from ckpt_conformance.crash.legality import History, Name
-from ckpt_conformance.crash.legality_bytes import MAY, MUST, NOT, Limits
-from ckpt_conformance.crash.versions import Rules
+from ckpt_conformance.crash.model import budget as spread
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.enumerate import RECENT, Position, Walk
+from ckpt_conformance.crash.model.legality import History, Name
+from ckpt_conformance.crash.model.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.model.versions import Rules
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Iterator
 
-    from ckpt_conformance.crash.states import Content, State
+    from ckpt_conformance.crash.model.states import Content, State
 
 RULES = Rules("posix", truncate_in_order=False, holes=True)
 

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.states import BEFORE, Content, Extent
+from ckpt_conformance.crash.model.states import BEFORE, Content, Extent
 from ckpt_conformance.trace.operations import NAMING, ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
