@@ -13,7 +13,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from ckpt_conformance.crash import explore, workloads
+from ckpt_conformance.crash.explore import explore, workloads
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client
 from ckpt_conformance.subject.subject import Subject
@@ -34,7 +34,7 @@ def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, floa
         recorded = workloads.record(subject, "second")
         probe = {
             "op": "probe",
-            "probe": "ckpt_conformance.crash.visit:loads",
+            "probe": "ckpt_conformance.crash.explore.visit:loads",
             "args": {"seconds": seconds},
         }
         ending = subject.life({"op": "load"}, probe)

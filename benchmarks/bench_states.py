@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckpt_conformance.crash.layout import Layout, digest
+from ckpt_conformance.crash.explore.layout import Layout, digest
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 

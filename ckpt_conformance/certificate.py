@@ -28,7 +28,7 @@ from ckpt_conformance.contract.verdicts import (
     remarks,
     worst,
 )
-from ckpt_conformance.crash import summary
+from ckpt_conformance.crash.explore import summary
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:

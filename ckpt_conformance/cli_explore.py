@@ -27,9 +27,9 @@ from ckpt_conformance.subject import bundle
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from ckpt_conformance.crash.audit import Finding
-    from ckpt_conformance.crash.exploration import Exploration, Violation
-    from ckpt_conformance.crash.exploring import Exploring, Limits
+    from ckpt_conformance.crash.explore.audit import Finding
+    from ckpt_conformance.crash.explore.exploration import Exploration, Violation
+    from ckpt_conformance.crash.explore.exploring import Exploring, Limits
     from ckpt_conformance.subject.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
@@ -108,7 +108,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
 
     With a command no adapter is needed: it is recorded once, then started again from each state.
     """
-    from ckpt_conformance.crash import exploring as engine
+    from ckpt_conformance.crash.explore import exploring as engine
 
     with_command: dict[str, Any] = {
         "resume": resume_cmd,
@@ -144,9 +144,9 @@ def explore(  # noqa: PLR0913  one parameter for each option
 
 def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
     """Refuse names that do not exist, and images where this machine can't mount them."""
-    from ckpt_conformance.crash import observed, real_fs
+    from ckpt_conformance.crash.explore import observed, real_fs
+    from ckpt_conformance.crash.explore.workloads import WORKLOADS
     from ckpt_conformance.crash.model.models import MODELS
-    from ckpt_conformance.crash.workloads import WORKLOADS
 
     requests.check_names("model", models, MODELS)
     requests.check_names("workload", workloads, WORKLOADS)
@@ -171,7 +171,7 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
 
 
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
-    from ckpt_conformance.crash import workloads
+    from ckpt_conformance.crash.explore import workloads
 
     return list(names or (workloads.WORKLOADS if every else workloads.QUICK))
 
@@ -213,8 +213,8 @@ class Run:
 
     def one(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
-        from ckpt_conformance.crash import bundles, reproduced, workloads
-        from ckpt_conformance.crash import explore as engine
+        from ckpt_conformance.crash.explore import bundles, reproduced, workloads
+        from ckpt_conformance.crash.explore import explore as engine
 
         if self.ranks > 1:
             self._of_ranks(subject, name, progress)
@@ -227,9 +227,9 @@ class Run:
 
     def _of_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload of several ranks."""
-        from ckpt_conformance.crash import bundles, reproduced, workloads
-        from ckpt_conformance.crash import explore as engine
-        from ckpt_conformance.crash.explore_ranks import RanksExplorer
+        from ckpt_conformance.crash.explore import bundles, reproduced, workloads
+        from ckpt_conformance.crash.explore import explore as engine
+        from ckpt_conformance.crash.explore.explore_ranks import RanksExplorer
 
         subject.need("ranks")
         recorded = workloads.record(subject, name, {"fsdp": self.ranks})
@@ -351,7 +351,7 @@ def replay(
 
 def _replay_state(folder: Path, told: dict[str, Any]) -> int:
     """Recover from the directory of a bundle."""
-    from ckpt_conformance.crash import bundles
+    from ckpt_conformance.crash.explore import bundles
 
     with subject_of(told["adapter"], int(told["seed"])) as subject:
         try:

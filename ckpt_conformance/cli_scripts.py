@@ -183,7 +183,8 @@ def _told(script: Script) -> dict[str, Any]:
 
 
 def _explore(run: Run, found: Rehearsal, progress: Progress, begun: float) -> None:
-    from ckpt_conformance.crash import exploring, script_bundles, script_explore
+    from ckpt_conformance.crash import script_bundles, script_explore
+    from ckpt_conformance.crash.explore import exploring
 
     limits = run.limits
     if limits.visits < exploring.FULL.visits:

@@ -21,14 +21,14 @@ from markupsafe import Markup
 
 from ckpt_conformance import __version__, certificate, environment, report, report_map
 from ckpt_conformance.contract.verdicts import Verdict
-from ckpt_conformance.crash import crashmap, summary
-from ckpt_conformance.crash.workloads import WORKLOADS
+from ckpt_conformance.crash.explore import crashmap, summary
+from ckpt_conformance.crash.explore.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.certificate import Json
-    from ckpt_conformance.crash.exploring import Exploring
+    from ckpt_conformance.crash.explore.exploring import Exploring
 
 SCHEMA = "ckpt-conformance/exploration/v1"
 STATUS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Violation
-from ckpt_conformance.crash import verdicts
+from ckpt_conformance.crash.explore import verdicts
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:

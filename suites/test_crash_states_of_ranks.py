@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation
-from ckpt_conformance.crash import verdicts, workloads
-from ckpt_conformance.crash.verdicts import explored_of_ranks
+from ckpt_conformance.crash.explore import verdicts, workloads
+from ckpt_conformance.crash.explore.verdicts import explored_of_ranks
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:

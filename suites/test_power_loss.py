@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
-from ckpt_conformance.crash import struck, verdicts
-from ckpt_conformance.crash.verdicts import LOST, SAME, TORN
+from ckpt_conformance.crash.explore import struck, verdicts
+from ckpt_conformance.crash.explore.verdicts import LOST, SAME, TORN
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.subject.checks import check
 

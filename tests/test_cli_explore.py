@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from ckpt_conformance import cli, cli_explore
-from ckpt_conformance.crash import explore
+from ckpt_conformance.crash.explore import explore
 from ckpt_conformance.environment import OutputError
 from ckpt_conformance.trace.operations import Recording
 

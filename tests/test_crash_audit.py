@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_conformance.crash.audit import RULES, Finding, audit
+from ckpt_conformance.crash.explore.audit import RULES, Finding, audit
 from ckpt_conformance.trace.operations import ROOT, Entry, Kind, Operation, Recording
 
 ACK = (Kind.MARK, {"mark": "acknowledged", "step": 4})

@@ -15,15 +15,15 @@ from traces import Trace, atomic, in_place
 
 from ckpt_conformance import certificate
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
-from ckpt_conformance.crash import bundles, explore, reproduced, workloads
-from ckpt_conformance.crash.exploration import BY_PROCESS
-from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
+from ckpt_conformance.crash.explore import bundles, explore, reproduced, workloads
+from ckpt_conformance.crash.explore.exploration import BY_PROCESS
+from ckpt_conformance.crash.explore.explore import Explorer, Limits, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.crash.exploration import Exploration
+    from ckpt_conformance.crash.explore.exploration import Exploration
     from ckpt_conformance.harness.client import Ending
     from ckpt_conformance.subject.subject import Subject
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt_conformance.contract.verdicts import Outcome
-from ckpt_conformance.crash.judging import (
+from ckpt_conformance.crash.explore.judging import (
     ORDER,
     Facts,
     Visit,

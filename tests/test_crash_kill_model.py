@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from recording import tree
 
-from ckpt_conformance.crash.layout import Layout, digest
+from ckpt_conformance.crash.explore.layout import Layout, digest
 from ckpt_conformance.crash.model.kill import Kill
 from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.trace.operations import Kind, Recording

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operation_lists import PAGE, Disk, operation_lists
 
-from ckpt_conformance.crash.layout import Layout, Source, digest, whole_bytes
+from ckpt_conformance.crash.explore.layout import Layout, Source, digest, whole_bytes
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.crash.model.states import Content, Extent, State
 

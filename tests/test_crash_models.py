@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from operation_lists import Disk, operation_lists, shown
 
-from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.explore.layout import Layout
 from ckpt_conformance.crash.model import budget as spread
 from ckpt_conformance.crash.model.enumerate import Walk
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS

@@ -9,7 +9,7 @@ import pytest
 from recording import Witness, needs_strace, plain, record, replay, tree
 from test_crash_recorder import HEAD
 
-from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.explore.layout import Layout
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import Kind
 

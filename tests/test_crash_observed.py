@@ -14,16 +14,16 @@ import pytest
 from traces import Trace, atomic
 
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
-from ckpt_conformance.crash import explore, observed, real_fs, real_states
-from ckpt_conformance.crash.exploration import BY_MODEL
-from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
+from ckpt_conformance.crash.explore import explore, observed, real_fs, real_states
+from ckpt_conformance.crash.explore.exploration import BY_MODEL
+from ckpt_conformance.crash.explore.explore import Explorer, Limits, Recorded
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ckpt_conformance.crash.exploration import Exploration
+    from ckpt_conformance.crash.explore.exploration import Exploration
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.subject.subject import Subject
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from operation_lists import PAGE, Disk, random_disk, shown
 
-from ckpt_conformance.crash import real_fs
-from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.explore import real_fs
+from ckpt_conformance.crash.explore.layout import digest
+from ckpt_conformance.crash.explore.real_states import real_states
 from ckpt_conformance.crash.model.models import MODELS
-from ckpt_conformance.crash.real_states import real_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from recording import record
 
-from ckpt_conformance.crash import explore, workloads
-from ckpt_conformance.crash.audit import audit
+from ckpt_conformance.crash.explore import explore, workloads
+from ckpt_conformance.crash.explore.audit import audit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

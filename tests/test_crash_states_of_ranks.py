@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
-from ckpt_conformance.crash import (
+from ckpt_conformance.crash.explore import (
     bundles,
     explore,
     explore_ranks,
@@ -19,9 +19,9 @@ from ckpt_conformance.crash import (
     verdicts,
     workloads,
 )
-from ckpt_conformance.crash.exploration import BY_PROCESS
-from ckpt_conformance.crash.explore_ranks import RanksExplorer
-from ckpt_conformance.crash.exploring import complete
+from ckpt_conformance.crash.explore.exploration import BY_PROCESS
+from ckpt_conformance.crash.explore.explore_ranks import RanksExplorer
+from ckpt_conformance.crash.explore.exploring import complete
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import Subject

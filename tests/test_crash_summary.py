@@ -9,9 +9,9 @@ from test_certificate import ATOM, CORR, all_pass, build, outcome
 
 from ckpt_conformance import outcomes, plugin
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
-from ckpt_conformance.crash import summary
-from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport, Violation
-from ckpt_conformance.crash.judging import Visit
+from ckpt_conformance.crash.explore import summary
+from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport, Violation
+from ckpt_conformance.crash.explore.judging import Visit
 from ckpt_conformance.crash.model.states import State
 from ckpt_conformance.trace.operations import Recording
 

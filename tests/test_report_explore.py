@@ -13,8 +13,8 @@ from traces import Trace, atomic
 
 from ckpt_conformance import environment, report, report_explore
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
-from ckpt_conformance.crash import bundles, crashmap, explore
-from ckpt_conformance.crash.explore import Explorer, Limits, Recorded
+from ckpt_conformance.crash.explore import bundles, crashmap, explore
+from ckpt_conformance.crash.explore.explore import Explorer, Limits, Recorded
 from ckpt_conformance.report_map import LOOKS, NARROW, WIDE, draw
 from ckpt_conformance.trace.operations import Kind, Operation
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
-from ckpt_conformance.crash import bundles, script_progress
-from ckpt_conformance.crash.judging import Version, is_fine, judge
+from ckpt_conformance.crash import script_progress
+from ckpt_conformance.crash.explore import bundles
+from ckpt_conformance.crash.explore.judging import Version, is_fine, judge
 from ckpt_conformance.crash.script import Script
 from ckpt_conformance.crash.script_explore import ScriptExplorer
 from ckpt_conformance.crash.script_pool import Pool, WorkerProcess
@@ -26,7 +27,7 @@ from ckpt_conformance.subject import bundle
 from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.exploration import Violation
+    from ckpt_conformance.crash.explore.exploration import Violation
 
 KIND = "script-state"
 
@@ -120,6 +121,6 @@ def _explorer(folder: Path, told: dict[str, Any], script: Script) -> ScriptExplo
     )
     found.versions = [Version(**each) for each in told["versions"]]
     found.results = {int(number): digest for number, digest in told["results"].items()}
-    from ckpt_conformance.crash.exploring import Limits
+    from ckpt_conformance.crash.explore.exploring import Limits
 
     return ScriptExplorer(found, Limits())

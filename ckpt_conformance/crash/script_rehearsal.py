@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash import script_progress
-from ckpt_conformance.crash.exploring import complete
-from ckpt_conformance.crash.judging import BEFORE, Version
-from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.explore.exploring import complete
+from ckpt_conformance.crash.explore.judging import BEFORE, Version
+from ckpt_conformance.crash.explore.layout import digest
 from ckpt_conformance.crash.script import start_of
 from ckpt_conformance.crash.script_child import GENERATORS
 from ckpt_conformance.crash.script_pool import WEEK, Pool, WorkerProcess
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Collection, Sequence
 
-    from ckpt_conformance.crash.exploring import Limits
+    from ckpt_conformance.crash.explore.exploring import Limits
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.crash.script import Script
     from ckpt_conformance.crash.script_progress import Meter, Patterns

@@ -25,7 +25,7 @@ from ckpt_conformance.crash import (
     script_ranks,
     script_results,
 )
-from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.explore.layout import Layout
 from ckpt_conformance.crash.script import TENSOR_FILES, Script, Start, start_of
 from ckpt_conformance.crash.script_host import Host, Ran, tail
 from ckpt_conformance.crash.script_pool import WEEK

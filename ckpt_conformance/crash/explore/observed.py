@@ -13,16 +13,16 @@ import time
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash import real_fs, real_states
-from ckpt_conformance.crash.exploration import Case, ModelReport
-from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.explore import real_fs, real_states
+from ckpt_conformance.crash.explore.exploration import Case, ModelReport
+from ckpt_conformance.crash.explore.layout import digest
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ckpt_conformance.crash.exploring import Exploring
+    from ckpt_conformance.crash.explore.exploring import Exploring
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 

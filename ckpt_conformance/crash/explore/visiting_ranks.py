@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.judging import Visit
+from ckpt_conformance.crash.explore.judging import Visit
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.crash.visit import Task
+    from ckpt_conformance.crash.explore.visit import Task
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import WorldEnding
 
-PROBE = "ckpt_conformance.crash.visit_ranks:visit"
+PROBE = "ckpt_conformance.crash.explore.visit_ranks:visit"
 EACH = 2.0  # seconds that a recovery of a batch may add to the deadline of its world
 BATCH, ALONE = 4.0, worlds.PATIENCE  # seconds that a collective waits for a peer
 Lines = list[dict[str, Any]]

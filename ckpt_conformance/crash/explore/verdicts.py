@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.crash import bundles, explore_ranks, reproduced, summary, workloads
-from ckpt_conformance.crash import explore as engine
+from ckpt_conformance.crash.explore import bundles, explore_ranks, reproduced, summary, workloads
+from ckpt_conformance.crash.explore import explore as engine
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from ckpt_conformance.crash.exploration import ModelReport
-    from ckpt_conformance.crash.exploration import Violation as Found
-    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.explore.exploration import ModelReport
+    from ckpt_conformance.crash.explore.exploration import Violation as Found
+    from ckpt_conformance.crash.explore.explore import Explorer
     from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
@@ -132,7 +132,7 @@ def require_clean(
 
 def _order(pair: tuple[Explorer, Found]) -> tuple[int, int, str]:
     """Put the worst first; of those the one of the shortest trace."""
-    from ckpt_conformance.crash.judging import RANK
+    from ckpt_conformance.crash.explore.judging import RANK
 
     explorer, violation = pair
     return -RANK[violation.outcome], violation.case.state.point, explorer.result.workload

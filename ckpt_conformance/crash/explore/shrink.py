@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.exploration import BY_MODEL, Case, Violation
-from ckpt_conformance.crash.judging import is_fine, judge
-from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.explore.exploration import BY_MODEL, Case, Violation
+from ckpt_conformance.crash.explore.judging import is_fine, judge
+from ckpt_conformance.crash.explore.layout import digest
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import DATA, NAMING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.audit import Finding
-    from ckpt_conformance.crash.exploring import Exploring
+    from ckpt_conformance.crash.explore.audit import Finding
+    from ckpt_conformance.crash.explore.exploring import Exploring
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation
 

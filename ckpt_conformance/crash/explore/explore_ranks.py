@@ -6,20 +6,20 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import visiting_ranks
-from ckpt_conformance.crash.explore import Explorer, Limits
-from ckpt_conformance.crash.exploring import nothing
+from ckpt_conformance.crash.explore import visiting_ranks
+from ckpt_conformance.crash.explore.explore import Explorer, Limits
+from ckpt_conformance.crash.explore.exploring import nothing
+from ckpt_conformance.crash.explore.visit import AGAIN, Item, Task
+from ckpt_conformance.crash.explore.visiting import told_of, what_it_serves
 from ckpt_conformance.crash.model import replay
-from ckpt_conformance.crash.visit import AGAIN, Item, Task
-from ckpt_conformance.crash.visiting import told_of, what_it_serves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.crash.exploration import Case
-    from ckpt_conformance.crash.explore import Recorded
-    from ckpt_conformance.crash.exploring import OnProgress
-    from ckpt_conformance.crash.judging import Visit
+    from ckpt_conformance.crash.explore.exploration import Case
+    from ckpt_conformance.crash.explore.explore import Recorded
+    from ckpt_conformance.crash.explore.exploring import OnProgress
+    from ckpt_conformance.crash.explore.judging import Visit
     from ckpt_conformance.crash.model.states import Content, State
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import WorldEnding

@@ -6,15 +6,15 @@ import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.judging import Visit
-from ckpt_conformance.crash.visit import DEADLINE
+from ckpt_conformance.crash.explore.judging import Visit
+from ckpt_conformance.crash.explore.visit import DEADLINE
 from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckpt_conformance.crash.visit import Task
+    from ckpt_conformance.crash.explore.visit import Task
     from ckpt_conformance.subject.subject import Subject
 
 
@@ -25,7 +25,7 @@ def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[
     path.write_bytes(pickle.dumps(task))
     op = {
         "op": "probe",
-        "probe": "ckpt_conformance.crash.visit:visit",
+        "probe": "ckpt_conformance.crash.explore.visit:visit",
         "args": {"task": str(path)},
     }
     deadline = DEADLINE * (len(task.items) + len(task.legal) + 2)

@@ -12,16 +12,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import describe
-from ckpt_conformance.crash.judging import RANK, is_fine, judge
+from ckpt_conformance.crash.explore import describe
+from ckpt_conformance.crash.explore.judging import RANK, is_fine, judge
 from ckpt_conformance.trace.operations import DATA, NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.contract.verdicts import Outcome
-    from ckpt_conformance.crash.exploration import Case, Exploration
-    from ckpt_conformance.crash.exploring import Exploring
+    from ckpt_conformance.crash.explore.exploration import Case, Exploration
+    from ckpt_conformance.crash.explore.exploring import Exploring
     from ckpt_conformance.trace.operations import Operation
 
 PLAIN = 64  # points up to which each has a column of its own

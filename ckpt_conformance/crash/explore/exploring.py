@@ -10,9 +10,9 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import audit
-from ckpt_conformance.crash.exploration import Case, Exploration, ModelReport
-from ckpt_conformance.crash.layout import digest
+from ckpt_conformance.crash.explore import audit
+from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport
+from ckpt_conformance.crash.explore.layout import digest
 from ckpt_conformance.crash.model.enumerate import Rules
 from ckpt_conformance.crash.model.kill import KillWalk
 from ckpt_conformance.crash.model.models import MODELS
@@ -21,7 +21,7 @@ from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ckpt_conformance.crash.judging import Version
+    from ckpt_conformance.crash.explore.judging import Version
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 
@@ -204,7 +204,7 @@ def run(explorer: Exploring, models: Sequence[str], real: Sequence[str] = ()) ->
 
     `real` are file systems whose images are crashed, too. Raises Unknown where that does not work.
     """
-    from ckpt_conformance.crash import observed, shrink
+    from ckpt_conformance.crash.explore import observed, shrink
 
     result = explorer.result
     result.audit = audit.audit(explorer.recording)

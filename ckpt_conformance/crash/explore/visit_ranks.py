@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ckpt_conformance.crash.visit import Task, Visitor
+from ckpt_conformance.crash.explore.visit import Task, Visitor
 from ckpt_conformance.processes import children
 from ckpt_conformance.workload import digests
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import explore as engine
-from ckpt_conformance.crash import workloads
-from ckpt_conformance.crash.verdicts import MODELS
+from ckpt_conformance.crash.explore import explore as engine
+from ckpt_conformance.crash.explore import workloads
+from ckpt_conformance.crash.explore.verdicts import MODELS
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject

@@ -6,14 +6,22 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash import real_fs
-from ckpt_conformance.crash.judging import RANK, Facts, Version, Visit, facts_at, is_fine, judge
+from ckpt_conformance.crash.explore import real_fs
+from ckpt_conformance.crash.explore.judging import (
+    RANK,
+    Facts,
+    Version,
+    Visit,
+    facts_at,
+    is_fine,
+    judge,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.contract.verdicts import Outcome
-    from ckpt_conformance.crash.audit import Finding
+    from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation, Recording
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash import repro, visiting_ranks
-from ckpt_conformance.crash.judging import Facts, Visit, is_fine, judge
-from ckpt_conformance.crash.layout import Layout
-from ckpt_conformance.crash.visit import Item, Task
-from ckpt_conformance.crash.visiting import live, visit_of
+from ckpt_conformance.crash.explore import repro, visiting_ranks
+from ckpt_conformance.crash.explore.judging import Facts, Visit, is_fine, judge
+from ckpt_conformance.crash.explore.layout import Layout
+from ckpt_conformance.crash.explore.visit import Item, Task
+from ckpt_conformance.crash.explore.visiting import live, visit_of
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from ckpt_conformance.contract.verdicts import Outcome
-    from ckpt_conformance.crash.exploration import Exploration, Violation
-    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.explore.exploration import Exploration, Violation
+    from ckpt_conformance.crash.explore.explore import Explorer
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.trace.operations import Operation, Recording

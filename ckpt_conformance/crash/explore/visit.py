@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.explore.layout import Layout
 from ckpt_conformance.processes import children
 from ckpt_conformance.processes.memory import mount_place
 from ckpt_conformance.subject import oracle

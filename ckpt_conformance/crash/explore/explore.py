@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.exploring import (
+from ckpt_conformance.crash.explore.exploring import (
     FULL,
     FULL_CHECK,
     QUICK,
@@ -22,9 +22,9 @@ from ckpt_conformance.crash.exploring import (
     nothing,
     run,
 )
-from ckpt_conformance.crash.judging import facts_at, versions_of
-from ckpt_conformance.crash.visit import Item, Task
-from ckpt_conformance.crash.visiting import live, told_of, visit_of, what_it_serves
+from ckpt_conformance.crash.explore.judging import facts_at, versions_of
+from ckpt_conformance.crash.explore.visit import Item, Task
+from ckpt_conformance.crash.explore.visiting import live, told_of, visit_of, what_it_serves
 from ckpt_conformance.harness.client import Client
 from ckpt_conformance.subject.subject import Subject
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.crash.exploration import Case, Exploration
-    from ckpt_conformance.crash.exploring import OnProgress
+    from ckpt_conformance.crash.explore.exploration import Case, Exploration
+    from ckpt_conformance.crash.explore.exploring import OnProgress
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ckpt_conformance.crash.exploration import Exploration
+    from ckpt_conformance.crash.explore.exploration import Exploration
 
 Summary = dict[str, dict[str, Any]]  # model -> its numbers
 NUMBERS = ("states", "unique", "visited", "points", "violating")

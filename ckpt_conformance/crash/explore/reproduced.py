@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash import workloads
-from ckpt_conformance.crash.exploration import BY_PROCESS, KILL, RANKS
-from ckpt_conformance.crash.layout import Layout
+from ckpt_conformance.crash.explore import workloads
+from ckpt_conformance.crash.explore.exploration import BY_PROCESS, KILL, RANKS
+from ckpt_conformance.crash.explore.layout import Layout
 from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ckpt_conformance.crash.exploration import Violation
-    from ckpt_conformance.crash.explore import Explorer
+    from ckpt_conformance.crash.explore.exploration import Violation
+    from ckpt_conformance.crash.explore.explore import Explorer
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation
 
