@@ -16,14 +16,14 @@ from ckpt_conformance import certificate, report
 from ckpt_conformance.cli_options import whole
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.script import OUT, Script, ScriptError, checked
+from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.cli_explore import Progress, Run
     from ckpt_conformance.contract.verdicts import Outcome
-    from ckpt_conformance.crash.script_rehearsal import Rehearsal
+    from ckpt_conformance.crash.script.rehearsal import Rehearsal
 
 KIND = "script-state"
 PANEL = "With a command"
@@ -140,20 +140,20 @@ def explore(run: Run, script: Script) -> dict[str, Any]:
 def _rehearse(
     run: Run, script: Script, folder: Path, stack: contextlib.ExitStack, progress: Progress
 ) -> Rehearsal:
-    from ckpt_conformance.crash import script_rehearsal
+    from ckpt_conformance.crash.script import rehearsal
     from ckpt_conformance.processes import memory
 
     work, place = folder / "work", folder / "run"
     for each in (work, place, place / memory.TEMPORARY):
         each.mkdir()
-    stage = script_rehearsal.Stage(
+    stage = rehearsal.Stage(
         script=script.at(str(place / "out")),
         folder=work,
         jobs=run.limits.jobs,
         tell=lambda what: progress.begin(script.name, what),
         stack=stack,
     )
-    return script_rehearsal.rehearse(stage)
+    return rehearsal.rehearse(stage)
 
 
 def _about(found: Rehearsal, run: Run) -> dict[str, Any]:
@@ -183,29 +183,29 @@ def _told(script: Script) -> dict[str, Any]:
 
 
 def _explore(run: Run, found: Rehearsal, progress: Progress, begun: float) -> None:
-    from ckpt_conformance.crash import script_bundles, script_explore
     from ckpt_conformance.crash.explore import exploring
+    from ckpt_conformance.crash.script import bundles, explore
 
     limits = run.limits
     if limits.visits < exploring.FULL.visits:
         limits = found.within(limits, len(run.asked.models))
-    explorer = script_explore.ScriptExplorer(found, limits, run.asked.seed)
+    explorer = explore.ScriptExplorer(found, limits, run.asked.seed)
     explorer.on_progress = progress
     explorer.on_first = lambda told: progress.console.print(
         f"first violation after {time.monotonic() - begun:.1f} s: {told}", highlight=False
     )
     progress.begin(found.script.name, "recovering")
-    script_explore.explore(explorer, run.asked.models, run.asked.real)
-    run.take(explorer, script_bundles.write)
+    explore.explore(explorer, run.asked.models, run.asked.real)
+    run.take(explorer, bundles.write)
 
 
 def replay(folder: Path, told: Mapping[str, Any]) -> int:
     """Start the command of a bundle in its directory again."""
-    from ckpt_conformance.crash import script_bundles
+    from ckpt_conformance.crash.script import bundles
 
     with tempfile.TemporaryDirectory(prefix="ckc-replay-") as scratch:
         try:
-            outcome, fine, what = script_bundles.replay(folder, Path(scratch))
+            outcome, fine, what = bundles.replay(folder, Path(scratch))
         except Unknown as error:
             report.say(f"? unknown: {error}")
             return certificate.UNDECIDED

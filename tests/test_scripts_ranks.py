@@ -13,7 +13,7 @@ import pytest
 from test_scripts import SCRIPTS, Told, run
 from test_stopping import PATIENCE, Place, place, wait
 
-from ckpt_conformance.crash.script_rehearsal import last_words
+from ckpt_conformance.crash.script.rehearsal import last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ TORCHRUN = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--np
 SAID = """
 import os, subprocess, sys, threading
 from ckpt_conformance.crash import script_child, script_ranks
-from ckpt_conformance.crash.script import start_of
+from ckpt_conformance.crash.script.command import start_of
 os.chdir(sys.argv[1])
 if sys.argv[2] == "forked":
     sys.is_forked = True

@@ -15,7 +15,7 @@ from itertools import pairwise, takewhile
 from posixpath import basename
 from typing import TYPE_CHECKING, Any, Self
 
-from ckpt_conformance.crash.script import TENSOR_FILES, USUAL_STEPS
+from ckpt_conformance.crash.script.command import TENSOR_FILES, USUAL_STEPS
 from ckpt_conformance.trace.operations import Kind, Operation
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash.script import TENSOR_FILES
+from ckpt_conformance.crash.script.command import TENSOR_FILES
 from ckpt_conformance.processes import children
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, Self
 
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.script import environment_of_runs
+from ckpt_conformance.crash.script.command import environment_of_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.crash.script import Script
+    from ckpt_conformance.crash.script.command import Script
 
     Line = dict[str, Any]
 
@@ -37,7 +37,7 @@ class WorkerProcess:
         environment = environment_of_runs() | {"TMPDIR": str(folder / "tmp")}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ckpt_conformance.crash.script_worker"],
+                [sys.executable, "-m", "ckpt_conformance.crash.script.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

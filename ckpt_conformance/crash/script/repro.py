@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_conformance.crash.script import FIXED, USUAL_STEPS
+from ckpt_conformance.crash.script.command import FIXED, USUAL_STEPS
 
 TEXT = '''"""{told}
 

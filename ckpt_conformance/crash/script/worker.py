@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash import (
-    script_child,
-    script_progress,
-    script_ranks,
-    script_results,
-)
 from ckpt_conformance.crash.explore.layout import Layout
-from ckpt_conformance.crash.script import TENSOR_FILES, Script, Start, start_of
-from ckpt_conformance.crash.script_host import Host, Ran, tail
-from ckpt_conformance.crash.script_pool import WEEK
+from ckpt_conformance.crash.script import (
+    child,
+    progress,
+    ranks,
+    results,
+)
+from ckpt_conformance.crash.script.command import TENSOR_FILES, Script, Start, start_of
+from ckpt_conformance.crash.script.host import Host, Ran, tail
+from ckpt_conformance.crash.script.pool import WEEK
 from ckpt_conformance.processes.memory import mount_place, use_temporary
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.operations import Kind, Recording
@@ -51,9 +51,9 @@ class Worker:
         self.temporary: Path | None = None  # that no other worker sees
         self.layout: Layout | None = None
         self.recording: Recording | None = None
-        self.expected = script_results.Result(script_results.ABSENT)
+        self.expected = results.Result(results.ABSENT)
         self.expected_at: Path | None = None
-        self.results: dict[str, script_results.Result] = {}
+        self.results: dict[str, results.Result] = {}
         self.ran: Ran | None = None  # the last one
 
     def answer(self, request: Line) -> Line:
@@ -75,18 +75,18 @@ class Worker:
         use_temporary(self.root)
         recorder = Recorder(self.root, Path(folder) / "recording", journal=output)
         words = self.script.filled(resume=False)
-        patterns = script_progress.patterns(self.script.step_regex, self.script.checkpoint_glob)
+        patterns = progress.patterns(self.script.step_regex, self.script.checkpoint_glob)
         start = start_of(words) if self.host.forks else ""
 
         def work() -> None:
             stream = os.open(output, os.O_WRONLY | os.O_APPEND)
-            script_child.take_place(stream, stream, self.script.cwd)
+            child.take_place(stream, stream, self.script.cwd)
             if isinstance(start, Start):
-                script_ranks.become(start)
-            script_child.execute(words)
+                ranks.become(start)
+            child.execute(words)
 
         def prepare(supervisor: Any) -> None:  # noqa: ANN401  a Supervisor
-            supervisor.events_of = script_progress.Lines(patterns)
+            supervisor.events_of = progress.Lines(patterns)
 
         begun = time.monotonic()
         try:
@@ -132,9 +132,9 @@ class Worker:
         self.layout, self.expected_at = None, Path(expected)
         self.script = replace(self.script, result_file=result_file)
         if self.script.result_cmd:
-            self.expected = script_results.of_text(self.expected_at.read_text())
+            self.expected = results.of_text(self.expected_at.read_text())
         else:
-            self.expected = script_results.Result(script_results.bytes_of(self.expected_at))
+            self.expected = results.Result(results.bytes_of(self.expected_at))
         return {}
 
     def do_visit(
@@ -184,28 +184,28 @@ class Worker:
             return {"same": True, "digest": "", "differs": []}  # nothing to compare: it is said
         if self.script.result_cmd:
             code, text = self.host.output_of(self.script.result_words(), deadline)
-            found = script_results.of_text(text if code == 0 else f"exit status {code}\n{text}")
+            found = results.of_text(text if code == 0 else f"exit status {code}\n{text}")
         else:
             found = self._result(self.root / self.script.result_file)
         if found.bytes == self.expected.bytes:
             return {"same": True, "digest": found.bytes, "differs": []}
         expected = self._expected_leaves()
         same = found.digest == expected.digest
-        differs = [] if same else script_results.differences(found, expected)
+        differs = [] if same else results.differences(found, expected)
         return {"same": same, "digest": found.digest, "differs": differs}
 
-    def _result(self, path: Path) -> script_results.Result:
+    def _result(self, path: Path) -> results.Result:
         """Read a result; its tensors only if its bytes are new."""
-        key = script_results.bytes_of(path)
+        key = results.bytes_of(path)
         if key == self.expected.bytes:
             return self.expected
         if key not in self.results:
-            self.results[key] = script_results.read(path)
+            self.results[key] = results.read(path)
         return self.results[key]
 
-    def _expected_leaves(self) -> script_results.Result:
+    def _expected_leaves(self) -> results.Result:
         if not self.expected.leaves and self.expected_at is not None:
-            self.expected = script_results.read(self.expected_at)
+            self.expected = results.read(self.expected_at)
         return self.expected
 
 

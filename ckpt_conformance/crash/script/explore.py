@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.crash.explore import exploring
 from ckpt_conformance.crash.explore.exploring import Exploring, Limits
 from ckpt_conformance.crash.explore.judging import Version, Visit, is_fine, judge
-from ckpt_conformance.crash.script_rehearsal import last_words, placed
+from ckpt_conformance.crash.script.rehearsal import last_words, placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckpt_conformance.crash.explore.exploration import Case, Exploration, Violation
     from ckpt_conformance.crash.model.states import State
-    from ckpt_conformance.crash.script_rehearsal import Rehearsal
+    from ckpt_conformance.crash.script.rehearsal import Rehearsal
 
     Line = dict[str, Any]
 

@@ -16,13 +16,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash import script_progress
 from ckpt_conformance.crash.explore.exploring import complete
 from ckpt_conformance.crash.explore.judging import BEFORE, Version
 from ckpt_conformance.crash.explore.layout import digest
-from ckpt_conformance.crash.script import start_of
-from ckpt_conformance.crash.script_child import GENERATORS
-from ckpt_conformance.crash.script_pool import WEEK, Pool, WorkerProcess
+from ckpt_conformance.crash.script import progress
+from ckpt_conformance.crash.script.child import GENERATORS
+from ckpt_conformance.crash.script.command import start_of
+from ckpt_conformance.crash.script.pool import WEEK, Pool, WorkerProcess
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.explore.exploring import Limits
     from ckpt_conformance.crash.model.states import State
-    from ckpt_conformance.crash.script import Script
-    from ckpt_conformance.crash.script_progress import Meter, Patterns
+    from ckpt_conformance.crash.script.command import Script
+    from ckpt_conformance.crash.script.progress import Meter, Patterns
     from ckpt_conformance.trace.operations import Operation
 
     Line = dict[str, Any]
@@ -275,8 +275,8 @@ def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
         )
     patterns = _patterns(script, recording)
     outputs = [recorded["output"], plain["output"]]
-    meter = script_progress.Meter(patterns, outputs, plain["files"])
-    recording.operations = script_progress.with_marks(recording, patterns)
+    meter = progress.Meter(patterns, outputs, plain["files"])
+    recording.operations = progress.with_marks(recording, patterns)
     recording.save()
     forks = not stage.why_not
     seconds = (recorded if forks else plain)["seconds"]
@@ -291,7 +291,7 @@ def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
             "there is no file of tensors to compare: give --result-file or --result-cmd, or wrong "
             "results are not seen"
         )
-    if script.checkpoint_glob and not script_progress.commits(recording, patterns):
+    if script.checkpoint_glob and not progress.commits(recording, patterns):
         raise Unknown(
             f"--checkpoint-glob {script.checkpoint_glob!r} matches nothing that the script writes "
             f"below {{out}}: {', '.join(_names(recording)[:6])}"
@@ -302,11 +302,11 @@ def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
 def _patterns(script: Script, recording: Recording) -> Patterns:
     """Recognize checkpoints; the result is none, unless it is written again and again."""
     given = (script.step_regex, script.checkpoint_glob)
-    found = script_progress.patterns(*given)
-    at = [recording.operations[index] for index in script_progress.commits(recording, found)]
+    found = progress.patterns(*given)
+    at = [recording.operations[index] for index in progress.commits(recording, found)]
     times = sum(script.result_file in {one.path, one.target} for one in at)
     only = times <= 1 and not script.result_cmd
-    return script_progress.patterns(*given, script.result_file if only else "")
+    return progress.patterns(*given, script.result_file if only else "")
 
 
 def _names(recording: Recording) -> list[str]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ckpt_conformance.crash.script import Start
+    from ckpt_conformance.crash.script.command import Start
 
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 GENERATORS = ("random", "numpy", "torch")  # that a script may forget to seed

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash import script_child, script_ranks
-from ckpt_conformance.crash.script import Start, start_of
-from ckpt_conformance.crash.script_watch import Watch
+from ckpt_conformance.crash.script import child, ranks
+from ckpt_conformance.crash.script.command import Start, start_of
+from ckpt_conformance.crash.script.watch import Watch
 from ckpt_conformance.processes import hugepages
 from ckpt_conformance.trace import notify, recorder
 
@@ -85,8 +85,8 @@ class Host:
 
         def work() -> None:
             if isinstance(start, Start):
-                script_ranks.become(start, seeded)
-            script_child.execute(words)
+                ranks.become(start, seeded)
+            child.execute(words)
 
         watcher = Watch(Path(watch)) if watch else None
         ran = self._run(work, deadline, "output")
@@ -99,8 +99,8 @@ class Host:
 
         def work() -> None:
             if isinstance(start, Start):
-                script_ranks.become(start)
-            script_child.execute(words)
+                ranks.become(start)
+            child.execute(words)
 
         ran = self._run(work, deadline, "result", "errors")
         return (ran.code if ran.how == "ended" else -1), ran.output
@@ -112,7 +112,7 @@ class Host:
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                script_child.take_place(streams[0], streams[1 if errors else 0], self.cwd)
+                child.take_place(streams[0], streams[1 if errors else 0], self.cwd)
                 work()
             os._exit(70)
         for stream in streams:

@@ -20,8 +20,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance.crash import script_child
-from ckpt_conformance.crash.script import Start, start_of
+from ckpt_conformance.crash.script import child
+from ckpt_conformance.crash.script.command import Start, start_of
 from ckpt_conformance.trace import notify
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def become(start: Start, seeded: Collection[str] = ()) -> NoReturn:
     """Run a script as the main program of this process; ranks of a launcher are forked, too."""
     if (start.target if start.module else Path(start.target).name) in LAUNCHERS:
         _Nursery(seeded).serve_this()
-    script_child.become(start, seeded)
+    child.become(start, seeded)
 
 
 class _Nursery:
@@ -126,7 +126,7 @@ class _Nursery:
 
 def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
     """Be the nursery, until the launcher is gone."""
-    ctypes.CDLL(None).prctl(script_child.DIES_WITH_PARENT, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(child.DIES_WITH_PARENT, signal.SIGKILL)
     while True:
         data, streams, _, _ = socket.recv_fds(channel, MOST, 3)
         if not data:
@@ -175,6 +175,6 @@ def _be(asked: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) 
         os.environ.update(asked["environment"])
         os.chdir(asked["cwd"])
         start = Start(asked["target"], tuple(asked["arguments"]), module=asked["module"])
-        script_child.become(start, seeded)
+        child.become(start, seeded)
     finally:
         os._exit(code)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
-from ckpt_conformance.crash import script_progress
 from ckpt_conformance.crash.explore import bundles
 from ckpt_conformance.crash.explore.judging import Version, is_fine, judge
-from ckpt_conformance.crash.script import Script
-from ckpt_conformance.crash.script_explore import ScriptExplorer
-from ckpt_conformance.crash.script_pool import Pool, WorkerProcess
-from ckpt_conformance.crash.script_rehearsal import Rehearsal
-from ckpt_conformance.crash.script_repro import text_of
+from ckpt_conformance.crash.script import progress
+from ckpt_conformance.crash.script.command import Script
+from ckpt_conformance.crash.script.explore import ScriptExplorer
+from ckpt_conformance.crash.script.pool import Pool, WorkerProcess
+from ckpt_conformance.crash.script.rehearsal import Rehearsal
+from ckpt_conformance.crash.script.repro import text_of
 from ckpt_conformance.subject import bundle
 from ckpt_conformance.trace.operations import Recording
 
@@ -114,8 +114,8 @@ def _explorer(folder: Path, told: dict[str, Any], script: Script) -> ScriptExplo
     """Rebuild what judges, from the bundle alone."""
     recording = Recording.read(folder / "recording")
     result = "" if script.result_cmd else script.result_file
-    patterns = script_progress.patterns(script.step_regex, script.checkpoint_glob, result)
-    meter = script_progress.Meter.from_json(patterns, told["meter"])
+    patterns = progress.patterns(script.step_regex, script.checkpoint_glob, result)
+    meter = progress.Meter.from_json(patterns, told["meter"])
     found = Rehearsal(
         script, Pool([]), recording, meter, patterns, told["deadline"], folder / told["expected"]
     )
