@@ -27,9 +27,9 @@ from blake3 import blake3
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 
-from ckpt_conformance.fsck.crc import crc32
-from ckpt_conformance.fsck.judge import Options, judge
-from ckpt_conformance.fsck.source import CHUNK
+from ckpt_conformance.fsck.judge.judge import Options, judge
+from ckpt_conformance.fsck.source.crc import crc32
+from ckpt_conformance.fsck.source.source import CHUNK
 from ckpt_conformance.reference_impl import CheckpointManager
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def many_chunks(folder: Path, count: int) -> None:
             file.truncate(-(-count // files) * 100)
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from ckpt_conformance.fsck.judge import Options, judge\n"
+        "from ckpt_conformance.fsck.judge.judge import Options, judge\n"
         "start = time.perf_counter()\n"
         "state = judge(Path(sys.argv[1]), Options(metadata_only=True)).state\n"
         "took = time.perf_counter() - start\n"

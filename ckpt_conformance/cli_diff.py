@@ -14,7 +14,7 @@ from ckpt_conformance.cli_options import Names, Threads  # noqa: TC001  typer re
 from ckpt_conformance.contract import requests
 
 if TYPE_CHECKING:
-    from ckpt_conformance.fsck.diff import Compared
+    from ckpt_conformance.fsck.diff.diff import Compared
 
 SAME, DIFFERENT, UNDECIDED = 0, 1, 2
 _CHECKPOINT = "A checkpoint's folder or file; a path or a URL."
@@ -41,9 +41,9 @@ def diff(  # noqa: PLR0913  one parameter for each option
 
     Exit status: 0 the same, 1 different, 2 usage error, or one of them is damaged.
     """
-    from ckpt_conformance.fsck import places
-    from ckpt_conformance.fsck.diff import Options
-    from ckpt_conformance.fsck.diff import diff as compare
+    from ckpt_conformance.fsck.diff.diff import Options
+    from ckpt_conformance.fsck.diff.diff import diff as compare
+    from ckpt_conformance.fsck.source import places
 
     renames = tuple(_rename(one) for one in rename or ())
     patterns = tuple(_pattern(one, "--only") for one in only or ())

@@ -16,9 +16,9 @@ from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import Unknown
 
 if TYPE_CHECKING:
-    from ckpt_conformance.fsck.findings import Report
-    from ckpt_conformance.fsck.judge import Judged
-    from ckpt_conformance.fsck.places import Where
+    from ckpt_conformance.fsck.judge.judge import Judged
+    from ckpt_conformance.fsck.source.findings import Report
+    from ckpt_conformance.fsck.source.places import Where
 
 WHOLE, DAMAGED, UNDECIDED = 0, 1, 2
 FAR_THREADS = 8  # each with at most 9 MiB
@@ -76,8 +76,8 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     jobs: Threads = None,
 ) -> None:
     """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
-    from ckpt_conformance.fsck import places
-    from ckpt_conformance.fsck.judge import Options, judge, judge_newest
+    from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+    from ckpt_conformance.fsck.source import places
 
     path = places.place(place)
     places.check_there(path)
@@ -102,7 +102,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
 def threads(*where: Where) -> int:
     """Give how many threads read payload: one a core; those that wait for a network may be more."""
     from ckpt_conformance import environment
-    from ckpt_conformance.fsck.remote import Url
+    from ckpt_conformance.fsck.source.remote import Url
 
     is_far = any(isinstance(one, Url) for one in where)
     return max(environment.usable_cpus(), FAR_THREADS if is_far else 1)
@@ -135,7 +135,7 @@ def _say_newest(judged: Judged) -> None:
 
 def _hidden(judged: Judged) -> Report | None:
     """Give the newest checkpoint that could not be judged, if no newer one is whole."""
-    from ckpt_conformance.fsck.findings import State
+    from ckpt_conformance.fsck.source.findings import State
 
     telling = (one for one in judged.reports if one.state in (State.WHOLE, State.UNKNOWN))
     first = next(telling, None)
@@ -150,7 +150,7 @@ def _gate(judged: Judged) -> int:
 
 def _status(judged: Judged) -> int:
     """Give 0 where all is whole, 1 where something is not, 2 where that could not be judged."""
-    from ckpt_conformance.fsck.findings import State
+    from ckpt_conformance.fsck.source.findings import State
 
     if judged.state is State.WHOLE:
         return WHOLE

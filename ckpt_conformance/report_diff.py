@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.compare import Difference, Status
+from ckpt_conformance.fsck.diff.compare import Difference, Status
 from ckpt_conformance.report_fsck import one_line
 from ckpt_conformance.report_terminal import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.fsck.diff import Compared, Side
+    from ckpt_conformance.fsck.diff.diff import Compared, Side
 
 MOST = 20
 _WORDS = {

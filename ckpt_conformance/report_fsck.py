@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.findings import Finding, Kind, NotFinite, Report, State
+from ckpt_conformance.fsck.source.findings import Finding, Kind, NotFinite, Report, State
 from ckpt_conformance.report_terminal import count, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.fsck.judge import Judged, Options
-    from ckpt_conformance.fsck.places import Where
+    from ckpt_conformance.fsck.judge.judge import Judged, Options
+    from ckpt_conformance.fsck.source.places import Where
 
 GLYPHS = {State.WHOLE: "✓", State.UNKNOWN: "?", State.INCOMPLETE: "○", State.DAMAGED: "✗"}
 MOST_FINDINGS = 20
@@ -66,7 +66,7 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
 
 
 def _short(path: Where, top: Where) -> str:
-    from ckpt_conformance.fsck.places import below
+    from ckpt_conformance.fsck.source.places import below
 
     return str(path) if path == top else below(path, top) or str(path)
 

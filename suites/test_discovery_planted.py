@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def explore(subject: Subject, what: str, message: str, about: resumption.Check) -> None:
-    """Run an exploration of `ckpt_conformance.subject.planted` in a life and judge what it found."""
+    """Run an exploration of `subject/planted.py` in a life and judge what it found."""
     args = {"seed": subject.seed, "budget": subject.budget}
     probe = {"op": "probe", "probe": f"ckpt_conformance.subject.planted:{what}", "args": args}
     ending = subject.life(probe, deadline=600.0)

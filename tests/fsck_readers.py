@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ckpt_conformance.fsck import safetensors_file, torch_file
+from ckpt_conformance.fsck.formats import safetensors_file, torch_file
 
 
 class File(io.BytesIO):

@@ -9,7 +9,7 @@ import pytest
 from test_fsck_pickle_runs import metadata_of
 
 from ckpt_conformance.fault_injectors import dcp_metadata
-from ckpt_conformance.fsck import cover
+from ckpt_conformance.fsck.formats import cover
 
 if TYPE_CHECKING:
     from pathlib import Path

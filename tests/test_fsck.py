@@ -13,13 +13,13 @@ import torch
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest, payload
-from ckpt_conformance.fsck.findings import Finding, Kind, State
-from ckpt_conformance.fsck.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.source.findings import Finding, Kind, State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.fsck.judge import Judged
+    from ckpt_conformance.fsck.judge.judge import Judged
 
 # One worker writes the corpus, once.
 pytestmark = pytest.mark.xdist_group("fsck")
@@ -131,7 +131,7 @@ def test_a_flipped_bit_is_named_with_its_tensor_and_bytes(
 
 def manifest_places(root: Path) -> list[payload.Place]:
     """Find the tensors of a DCP by several ranks, or of the reference, by fsck's own reading."""
-    from ckpt_conformance.fsck import dcp, manifest
+    from ckpt_conformance.fsck.formats import dcp, manifest
 
     found: list[payload.Place] = []
     for path in trees.files(root):

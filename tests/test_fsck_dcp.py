@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-from ckpt_conformance.fsck.diff import diff
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,10 +19,10 @@ from torch.distributed import checkpoint as dcp
 from ckpt_conformance import report_diff
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.compare import Difference, Status
-from ckpt_conformance.fsck.diff import Compared, Options, diff
-from ckpt_conformance.fsck.findings import State
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.diff.compare import Difference, Status
+from ckpt_conformance.fsck.diff.diff import Compared, Options, diff
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import State
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,9 +17,9 @@ from torch.distributed import checkpoint as dcp
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.diff import diff
-from ckpt_conformance.fsck.findings import State
-from ckpt_conformance.fsck.judge import Options, judge
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import Options, judge
+from ckpt_conformance.fsck.source.findings import State
 
 if TYPE_CHECKING:
     from pathlib import Path

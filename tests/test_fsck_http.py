@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import judge
-from ckpt_conformance.fsck.places import place
-from ckpt_conformance.fsck.ranges import BLOCK
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State
+from ckpt_conformance.fsck.source.places import place
+from ckpt_conformance.fsck.source.ranges import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,14 +19,14 @@ import torch
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest
-from ckpt_conformance.fsck.diff import diff
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.fsck.findings import Report
+    from ckpt_conformance.fsck.source.findings import Report
 
 LAYOUTS = {
     "accelerate": "accelerate",

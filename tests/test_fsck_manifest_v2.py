@@ -8,7 +8,7 @@ import megatron_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_conformance.fsck import manifest_v2
+from ckpt_conformance.fsck.formats import manifest_v2
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),

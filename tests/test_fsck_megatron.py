@@ -14,15 +14,15 @@ import torch
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest
-from ckpt_conformance.fsck.diff import diff
-from ckpt_conformance.fsck.findings import Finding, Kind, State
-from ckpt_conformance.fsck.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.source.findings import Finding, Kind, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.fsck.findings import Report
+    from ckpt_conformance.fsck.source.findings import Report
 
 # One worker writes the layouts, once.
 pytestmark = pytest.mark.xdist_group("fsck-megatron")

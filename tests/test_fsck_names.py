@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.fsck.findings import Report
+    from ckpt_conformance.fsck.source.findings import Report
 
 BLOCK = 4096
 HEADS: dict[str, Callable[[bytes], bytes]] = {

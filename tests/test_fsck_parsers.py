@@ -21,9 +21,9 @@ from safetensors.torch import save as to_safetensors
 from torch.distributed import checkpoint as dcp_library
 
 from ckpt_conformance.fault_injectors import crafted
-from ckpt_conformance.fsck import dcp, manifest, pickles
-from ckpt_conformance.fsck.findings import Kind, Malformed, State
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.formats import dcp, manifest, pickles
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,7 +172,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
 from pathlib import Path
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.judge.judge import judge
 for name in sys.argv[1:]:
     print(judge(Path(name)).state)
 """

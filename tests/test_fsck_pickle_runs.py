@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from test_fsck_parsers import edited, edits
 from torch.distributed.checkpoint import filesystem, metadata
 
-from ckpt_conformance.fsck import cover, dcp, pickle_runs, pickles
-from ckpt_conformance.fsck.findings import Malformed
-from ckpt_conformance.fsck.pickle_machine import Made, Name, Persistent
+from ckpt_conformance.fsck.formats import cover, dcp, pickle_runs, pickles
+from ckpt_conformance.fsck.formats.pickle_machine import Made, Name, Persistent
+from ckpt_conformance.fsck.source.findings import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from fsck_readers import read_safetensors, read_torch, torch_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_conformance.fsck import cover
-from ckpt_conformance.fsck.findings import Malformed
-from ckpt_conformance.fsck.layouts import is_leftover, step_of
+from ckpt_conformance.fsck.formats import cover
+from ckpt_conformance.fsck.layouts.layouts import is_leftover, step_of
+from ckpt_conformance.fsck.source.findings import Malformed
 
 CLAIM = 10**15
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from ckpt_conformance.cli_disk import app
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.diff import diff
-from ckpt_conformance.fsck.findings import State
-from ckpt_conformance.fsck.judge import Options, judge
-from ckpt_conformance.fsck.places import place
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import Options, judge
+from ckpt_conformance.fsck.source.findings import State
+from ckpt_conformance.fsck.source.places import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

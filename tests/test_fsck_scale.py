@@ -18,9 +18,11 @@ from test_cli_fsck import cli
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 
-from ckpt_conformance.fsck import disk, manifest, reference_part
-from ckpt_conformance.fsck.findings import Kind, NotFinite, State
-from ckpt_conformance.fsck.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.formats import manifest
+from ckpt_conformance.fsck.judge import reference_part
+from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.source import disk
+from ckpt_conformance.fsck.source.findings import Kind, NotFinite, State
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import judge
+from ckpt_conformance.fsck.judge.judge import judge
+from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.fsck.diff import diff
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import judge, judge_newest
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import judge, judge_newest
+from ckpt_conformance.fsck.source.findings import Kind, State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.fsck.findings import Report
+    from ckpt_conformance.fsck.source.findings import Report
 
 SET = ("model_000003.pt", "extra_000003.pt", "optim_000003_rank0.pt", "meta_000003.json")
 PART = "model-0000{}-of-00002.bin"

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_conformance.fault_injectors import at_rest
-from ckpt_conformance.fsck import crc, judge, reference_part, source
-from ckpt_conformance.fsck.findings import Kind, Malformed, State
-from ckpt_conformance.fsck.judge import Judged, Options
-from ckpt_conformance.fsck.sums import SAMPLED, Sizes
+from ckpt_conformance.fsck.judge import judge, reference_part
+from ckpt_conformance.fsck.judge.judge import Judged, Options
+from ckpt_conformance.fsck.source import crc, source
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, State
+from ckpt_conformance.fsck.source.sums import SAMPLED, Sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,7 +173,7 @@ def test_metadata_only_keeps_no_work(
 
 
 def test_one_file_has_the_threads_that_are_left() -> None:
-    from ckpt_conformance.fsck import manifest
+    from ckpt_conformance.fsck.formats import manifest
 
     def threads(large: int, jobs: int) -> int:
         files = {f"{at}.pt": manifest.Listed(reference_part.LARGE, "0") for at in range(large)}

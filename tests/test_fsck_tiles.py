@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_conformance.fsck import tiles
-from ckpt_conformance.fsck.compare import Sides
-from ckpt_conformance.fsck.content import Tensor, dense
-from ckpt_conformance.fsck.disk import DiskFolder
-from ckpt_conformance.fsck.tiles import Piece, Reader
+from ckpt_conformance.fsck.contents import tiles
+from ckpt_conformance.fsck.contents.content import Tensor, dense
+from ckpt_conformance.fsck.contents.tiles import Piece, Reader
+from ckpt_conformance.fsck.diff.compare import Sides
+from ckpt_conformance.fsck.source.disk import DiskFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

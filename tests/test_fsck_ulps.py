@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_conformance.fsck import ulps
+from ckpt_conformance.fsck.contents import ulps
 
 EIGHT = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
 CARRIER = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}

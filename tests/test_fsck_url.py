@@ -28,11 +28,11 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import at_rest
-from ckpt_conformance.fsck.diff import diff
-from ckpt_conformance.fsck.findings import Kind, State
-from ckpt_conformance.fsck.judge import Judged, Options, judge, judge_newest
-from ckpt_conformance.fsck.places import place
-from ckpt_conformance.fsck.ranges import AHEAD, BLOCK, RemoteFile
+from ckpt_conformance.fsck.diff.diff import diff
+from ckpt_conformance.fsck.judge.judge import Judged, Options, judge, judge_newest
+from ckpt_conformance.fsck.source.findings import Kind, State
+from ckpt_conformance.fsck.source.places import place
+from ckpt_conformance.fsck.source.ranges import AHEAD, BLOCK, RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

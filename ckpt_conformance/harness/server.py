@@ -156,7 +156,7 @@ class Server:
 
 
 def main() -> None:
-    """Serve: `python -m ckpt_conformance.harness.server SOCKET [ADAPTER ...]`; one line when ready."""
+    """Serve, run by `-m` with SOCKET [ADAPTER ...]; one line on standard output when ready."""
     parser = argparse.ArgumentParser()
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")

@@ -119,7 +119,7 @@ def _ending(program: dict[str, Any], code: int, output: str) -> Ending:
 
 
 def main() -> None:
-    """Be one rank of one attempt: `python -m ckpt_conformance.subject.elastic ATTEMPTS` under torchrun."""
+    """Be one rank of one attempt: run by `-m` with ATTEMPTS, under torchrun."""
     attempts: list[list[dict[str, Any]]] = json.loads(Path(sys.argv[1]).read_text())
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     program = attempts[attempt][int(os.environ["RANK"])]

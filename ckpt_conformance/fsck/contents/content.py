@@ -1,0 +1,307 @@
+"""What a checkpoint holds, by name, whatever its layout: tensors as pieces, other values as data.
+
+Names are the keys joined by dots. Where a checkpoint has several files of data, the name of the
+file comes first (`optimizer.state.0.exp_avg` of `optimizer.bin`), less the step in it. The per-rank
+and the DCP format of the reference manager give the same names, but for the optimizers of ranks. A
+file that no reader knows is compared byte by byte, under its own name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck.contents import leaves
+from ckpt_conformance.fsck.contents.leaves import Value, joined
+from ckpt_conformance.fsck.contents.tiles import Piece
+from ckpt_conformance.fsck.formats import (
+    dcp,
+    dcp_safetensors,
+    manifest,
+    safetensors_file,
+    torch_file,
+)
+from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
+from ckpt_conformance.fsck.layouts import layouts
+from ckpt_conformance.fsck.layouts.parts import MOST_JSON, weight_map
+from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.source import exactly, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.source.source import Folder, Readable
+
+BYTES = "bytes"
+"""The dtype of a file that no reader knows."""
+_TAG = "__ckpt__"
+_REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
+_DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
+_DATA = ("torch", "safetensors", "index", "dcp")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in the global view: its pieces cover it.
+
+    Attributes:
+        dtype: the name of the torch dtype, or BYTES.
+        item: bytes of an element.
+
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    item: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return elements(self.shape) * self.item
+
+
+Entry = Tensor | Value
+
+
+@dataclass
+class Content:
+    """The entries of a checkpoint by name, and the folder of its files."""
+
+    folder: Folder
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Add an entry; a name that is there gets a number: 1 and "1" may both be keys."""
+        unique, number = name, 2
+        while unique in self.entries:
+            unique, number = f"{name} ({number})", number + 1
+        self.entries[unique] = entry
+
+
+def read(folder: Folder, one: Candidate) -> Content:
+    """Read all of a checkpoint but its payload.
+
+    Raises:
+        Malformed, OSError: a file that cannot be read; the text names it.
+
+    """
+    found = Content(folder)
+    taken: set[str] = set()
+    several = sum(kind in _DATA for kind, _, _ in one.parts) > 1
+    for kind, base, name in one.parts:
+        top = joined(_dotted(base), _stem(name, one.step) if several or kind == "json" else "")
+        for used in _part(found, kind, base, name, top):
+            taken.add(used)
+    for name in sorted(set(one.files) - taken):
+        size = folder.size(name)
+        box = ((0,), (size,))
+        found.add(name, Tensor(BYTES, (size,), (Piece(box, name, 0, (1,)),), 1))
+    return found
+
+
+def _dotted(base: str) -> str:
+    return base.strip("/").replace("/", ".")
+
+
+def _stem(name: str, step: int | None) -> str:
+    """Give the name of a file without its ending and without the step in it."""
+    stem = name
+    for ending in (".index.json", ".safetensors", ".json", ".bin"):
+        stem = stem.removesuffix(ending)
+    stem = PurePosixPath(stem).stem if stem == name else stem
+    if step is None or name == dcp.METADATA:
+        return "" if name == dcp.METADATA else stem
+    return re.sub(rf"[-_=.]?0*{step}(?=\D|$)", "", stem, count=1) or stem
+
+
+def _part(found: Content, kind: str, base: str, name: str, top: str) -> Iterator[str]:
+    """Read one part; give the files that it consists of."""
+    try:
+        match kind:
+            case "reference":
+                yield from _reference(found, base, name)
+            case "dcp":
+                yield from _dcp(found, base, _dotted(base))
+            case "index":
+                yield from _index(found, base, name, top)
+            case "safetensors":
+                yield from _safetensors(found, base + name, top)
+            case "torch":
+                yield from _torch(found, base + name, top)
+            case "json":
+                yield from _json(found, base + name, top)
+            case _:
+                return
+    except Malformed as error:
+        told = str(error) if str(error).startswith(base + name) else f"{base}{name}: {error}"
+        raise type(error)(told, error.start, error.end, error.tensors) from None
+
+
+def _torch(found: Content, name: str, top: str) -> Iterator[str]:
+    """Read a file of `torch.save`."""
+    with found.folder.open(name) as file:
+        archive = torch_file.read(file, 0, found.folder.size(name))
+        _check_order(file, archive)
+    if archive.tree is None:
+        raise Malformed("the structure cannot be read")
+    for key, entry in tree_entries(archive, name, top):
+        found.add(key, entry)
+    yield name
+
+
+def _check_order(file: Readable, archive: torch_file.Archive) -> None:
+    """Refuse bytes of a big-endian machine: their numbers would be read wrong."""
+    record = archive.records.get("byteorder")
+    if record is not None:
+        length = min(record.end - record.start, len("little"))
+        if exactly(file, record.start, length) not in (b"little", b""):
+            raise Malformed("it was written on a big-endian machine, which is not supported")
+
+
+def tree_entries(
+    archive: torch_file.Archive, file: str, top: str = ""
+) -> Iterator[tuple[str, Entry]]:
+    """Give the leaves of an archive as entries."""
+    spans = {one.what: one for one in archive.spans}
+    for key, leaf in leaves.of_tree(archive.tree, archive.records, top):
+        if isinstance(leaf, Value):
+            yield key, leaf
+            continue
+        box = ((0,) * len(leaf.shape), leaf.shape)
+        piece = Piece(box, file, leaf.start, leaf.stride, span=spans.get(leaf.record))
+        item = ITEM_SIZE[leaf.dtype.partition(" ")[0]]
+        yield key, Tensor(leaf.dtype, leaf.shape, (piece,), item)
+
+
+def _safetensors(found: Content, name: str, top: str) -> Iterator[str]:
+    """Read the header of a safetensors file; elements below a byte are compared as bytes."""
+    with found.folder.open(name) as file:
+        stored = safetensors_file.read(file)
+    for one in stored:
+        dtype = FROM_SAFETENSORS.get(one.dtype)
+        shape = one.shape if dtype else (one.end - one.start,)
+        item = ITEM_SIZE[dtype] if dtype else 1
+        piece = Piece(((0,) * len(shape), shape), name, one.start, dense(shape, item))
+        found.add(joined(top, one.name), Tensor(dtype or one.dtype, shape, (piece,), item))
+    yield name
+
+
+def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    """Give the strides in bytes of elements that lie one after the other."""
+    steps: list[int] = []
+    for size in reversed(shape):
+        steps.append(item)
+        item *= size
+    return tuple(reversed(steps))
+
+
+def _index(found: Content, base: str, name: str, top: str) -> Iterator[str]:
+    """Read the files of an index of Hugging Face as one."""
+    with found.folder.open(base + name) as file:
+        files = weight_map(safetensors_file.parse_json(whole(file, MOST_JSON)))
+    yield base + name
+    for one in sorted(files):
+        read_file = _safetensors if one.endswith(".safetensors") else _torch
+        yield from read_file(found, base + one, top)
+
+
+def _json(found: Content, name: str, top: str) -> Iterator[str]:
+    """Read a JSON file as values."""
+    with found.folder.open(name) as file:
+        data = whole(file, MOST_JSON)
+    if data[:1] == b"[":
+        return  # compared by its bytes
+    for key, leaf in leaves.of_tree(safetensors_file.parse_json(data), {}, top):
+        found.add(key, leaf if isinstance(leaf, Value) else Value(None))
+    yield name
+
+
+def _dcp(found: Content, base: str, top: str) -> Iterator[str]:
+    """Read a directory of DCP: tensors as chunks, other items as data."""
+    with found.folder.open(base + dcp.METADATA) as file:
+        metadata = dcp.read_metadata(whole(file, MOST_JSON))
+    yield base + dcp.METADATA
+    pieces: dict[str, list[Piece]] = {}
+    for shard, items in sorted(metadata.items.items()):
+        yield base + shard
+        bare = dcp_safetensors.tensors_of(items)
+        for key, piece in _bare(found.folder, base + shard, bare):
+            pieces.setdefault(key, []).append(piece)
+        for one in items if not bare else [each for each in items if not each.dtype]:
+            place, length = one.place.start, one.place.end - one.place.start
+            if one.place.packed:
+                raise Malformed(f"{one.key} is transformed by an extension of DCP: unreadable here")
+            if one.dtype:
+                piece = Piece((one.at, one.shape), base + shard, place, None, length)
+                pieces.setdefault(one.key, []).append(piece)
+            else:
+                _item(found, base + shard, joined(top, one.key), place, length)
+    for key, tensor in metadata.tensors.items():
+        item = ITEM_SIZE[tensor.dtype]
+        mine = tuple(pieces.get(key, ()))
+        found.add(joined(top, key), Tensor(tensor.dtype, tensor.shape, mine, item))
+
+
+def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[str, Piece]]:
+    """Give the tensors of a shard that are a safetensors file."""
+    if not items:
+        return
+    with folder.open(shard) as file:
+        stored = dcp_safetensors.stored(file, items)
+    for one in items:
+        stride = dense(one.shape, ITEM_SIZE[one.dtype])
+        yield one.key, Piece((one.at, one.shape), shard, stored[one.key].start, stride)
+
+
+def _item(found: Content, shard: str, key: str, place: int, length: int) -> None:
+    """Read an item of DCP that is no tensor."""
+    with found.folder.open(shard) as file:
+        archive = torch_file.read(file, place, length)
+    for name, entry in tree_entries(archive, shard, key):
+        found.add(name, entry)
+
+
+def _reference(found: Content, base: str, name: str) -> Iterator[str]:
+    """Read a checkpoint of the reference manager, under the same names in both formats."""
+    with found.folder.open(base + name) as file:
+        listed = manifest.read(whole(file, manifest.MOST_BYTES))
+    yield base + name
+    if listed.kind == "dcp":
+        inner = Content(found.folder)
+        yield from _dcp(inner, base, "")
+        yield from _torch(inner, base + layouts.DCP_EXTRA, "")
+        for file_name in sorted(listed.files):
+            if match := _DCP_RANK.fullmatch(file_name):
+                yield from _torch(inner, base + file_name, match[1])
+        for key, entry in _assembled(inner.entries):
+            found.add(key, entry)
+        return
+    ranks = listed.world_size > 1
+    for file_name in sorted(listed.files):
+        match = _REFERENCE_FILE.fullmatch(file_name)
+        top = {"model": "model", "optim": "optim"}.get(match[1], "") if match else file_name
+        rank = f"rank{match[2]}" if match and match[2] and ranks else ""
+        yield from _torch(found, base + file_name, joined(top, rank))
+
+
+def _assembled(entries: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:
+    """Put the tensors of DCP where the states of the ranks refer to them."""
+    head, tag, value = "skeleton.", f".{_TAG}", ".value"
+    refers: dict[str, str] = {}
+    for key, entry in entries.items():
+        whose = key.removesuffix(tag)
+        target = entries.get(f"{whose}{value}")
+        if whose == key or entry != Value("tensor") or not isinstance(target, Value):
+            continue
+        if isinstance(target.value, str) and target.value in entries:
+            refers[whose] = target.value
+    hidden = {f"{whose}{end}" for whose in refers for end in (tag, value)} | {*refers.values()}
+    for key, entry in entries.items():
+        if key not in hidden:
+            yield key.removeprefix(head), entry
+    for whose, name in refers.items():
+        yield whose.removeprefix(head), entries[name]

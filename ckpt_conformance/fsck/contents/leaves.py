@@ -1,0 +1,133 @@
+"""The values and tensors of a pickled structure, each under a name: keys joined by dots.
+
+The same names come out whether a state was saved nested (`torch.save`) or flat (DCP, safetensors).
+A list of plain values is one value; any other list has its items under their numbers. An instance
+of a class that nobody here knows is its name and what the pickle gives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, clip
+from ckpt_conformance.fsck.formats.pickle_machine import Made, Name, Persistent
+from ckpt_conformance.fsck.formats.torch_file import Tensor, as_tensor, storage_of, tensor_of
+from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.guards import is_dict, is_sequence, is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpt_conformance.fsck.formats.zips import Record
+
+MOST_LEAVES = 2_000_000
+_MOST_LEVELS = 200
+_MOST_NAME = 60
+_UTILS = "torch._utils"
+_PARAMETERS = {
+    Name(_UTILS, "_rebuild_parameter"),
+    Name(_UTILS, "_rebuild_parameter_with_state"),
+}
+_PLAIN = (type(None), bool, int, float, str, bytes, Name)
+_METADATA = 6  # the argument of _rebuild_tensor_v2 that says what is still to be done
+
+
+class Beyond(Malformed):
+    """Nothing is wrong with it, and it is more than is compared."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value that is no tensor: plain, a list or tuple of plain values, or an empty container."""
+
+    value: Any
+
+
+Leaf = Value | Tensor
+
+
+def of_tree(tree: object, records: dict[str, Record], top: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Give the leaves of a structure, in its order; Malformed for what no save writes."""
+    pending: list[tuple[object, str, int]] = [(tree, top, 0)]
+    visited = 0
+    while pending:
+        part, name, level = pending.pop()
+        visited += 1
+        if visited > MOST_LEAVES or level > _MOST_LEVELS:
+            what = f"{name[:_MOST_NAME]}: more than {_MOST_LEVELS} levels, or a part of itself"
+            if visited > MOST_LEAVES:
+                what = f"more than {MOST_LEAVES} values"
+            raise Beyond(what)
+        leaf = _leaf(part, name, records)
+        if leaf is not None:
+            yield name or "(root)", leaf
+            continue
+        inner = [(one, joined(name, step), level + 1) for step, one in _children(part)]
+        pending.extend(reversed(inner))
+
+
+def joined(name: str, step: str) -> str:
+    """Join the parts of a name; an empty one adds nothing."""
+    return f"{name}.{step}" if name and step else name or step
+
+
+def _leaf(part: object, name: str, records: dict[str, Record]) -> Leaf | None:
+    """Give a part as a leaf; None for one that has parts of its own."""
+    made = as_tensor(part)
+    if made is not None:
+        return _unless_lazy(made, tensor_of(name, made, records))
+    if isinstance(part, Persistent):
+        return _storage(part, name, records)
+    if isinstance(part, _PLAIN) or (is_dict(part) and not part):
+        return Value(part)
+    if is_sequence(part) and all(isinstance(one, _PLAIN) for one in part):
+        return Value(part)
+    return None
+
+
+def _unless_lazy(made: Made, tensor: Tensor) -> Tensor:
+    """Say in the dtype that the bytes are still to be conjugated or negated."""
+    more = made.args[_METADATA] if len(made.args) > _METADATA else None
+    todo = [str(key) for key, on in more.items() if on] if is_dict(more) else []
+    if not todo or tensor.dtype not in ITEM_SIZE:
+        return tensor
+    return replace(tensor, dtype=f"{tensor.dtype} (to be {clip(' '.join(todo))})")
+
+
+def _storage(part: Persistent, name: str, records: dict[str, Record]) -> Tensor:
+    """Give a bare storage as a tensor of one dimension."""
+    record, dtype, nbytes = storage_of(part.id, records)
+    item = ITEM_SIZE[dtype]
+    start = records[record].start
+    return Tensor(name, record, dtype, (nbytes // item,), 0, nbytes, start, (item,))
+
+
+def _children(part: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  what a pickle holds
+    """Give the parts of a part, with the step that leads there."""
+    if is_dict(part):
+        for key, one in part.items():
+            yield key if isinstance(key, str) else clip(key), one
+    elif is_sequence(part):
+        for at, one in enumerate(part):
+            yield str(at), one
+    elif isinstance(part, Made):
+        yield from _of_class(part)
+
+
+def _of_class(made: Made) -> Iterator[tuple[str, Any]]:
+    """Give what a pickle makes of a class: its name, arguments, state and items."""
+    if made.of in _PARAMETERS and is_tuple(made.args) and made.args:
+        yield "", made.args[0]
+        return
+    yield "(class)", _renamed(made.of)
+    for step, one in (("args", made.args), ("state", made.state), ("items", made.parts)):
+        if one is not None and one not in ((), []):
+            yield step, one
+
+
+def _renamed(of: object) -> object:
+    """Give numpy's modules one name: version 2 moved them."""
+    if isinstance(of, Name) and of.module.startswith("numpy.core."):
+        return Name(of.module.replace("numpy.core.", "numpy._core.", 1), of.name)
+    return of

@@ -1,0 +1,193 @@
+"""Read any box of a stored tensor, a tile at a time: memory is bounded by the tile.
+
+A tensor is stored in pieces, as a DCP writes it. Each piece covers a box of the whole, and lies in
+a file with a stride for each dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ckpt_conformance.fsck.formats import torch_file
+from ckpt_conformance.fsck.source.findings import Malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from ckpt_conformance.fsck.formats.cover import Box
+    from ckpt_conformance.fsck.source.source import Folder, Readable
+    from ckpt_conformance.fsck.source.sums import Span
+
+    Array = npt.NDArray[Any]
+
+TILE = 4 << 20
+"""Bytes of a tensor that are compared at once."""
+_SMALL = 64 << 10  # bytes that are read at once although most are not asked for
+_MOST_OPEN = 32
+_CARRIERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor in a file.
+
+    Attributes:
+        box: first index and extent in the whole tensor.
+        file: its name in the checkpoint's folder.
+        place: the byte of its first element; of an item of DCP, where the item begins.
+        stride: bytes between elements per dimension; None where an item's archive has to say.
+        length: bytes of the item of DCP, else 0.
+        span: its bytes with their CRC, where there is one.
+
+    """
+
+    box: Box
+    file: str
+    place: int
+    stride: tuple[int, ...] | None
+    length: int = 0
+    span: Span | None = None
+
+
+class Reader:
+    """Reads the pieces of one checkpoint; for one thread, since it keeps files open."""
+
+    def __init__(self, folder: Folder) -> None:
+        """Take the folder that the names of files are relative to."""
+        self.folder = folder
+        self._open: OrderedDict[str, Readable] = OrderedDict()
+        self._buffer = memoryview(bytearray(TILE))
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def file(self, name: str) -> Readable:
+        """Open a file, or give the one that is open."""
+        found = self._open.pop(name, None)
+        if found is None:
+            found = self.folder.open(name)
+        self._open[name] = found
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        return found
+
+    def settled(self, piece: Piece, dtype: str) -> Piece:
+        """Find the tensor in an item of DCP; Malformed where another one is in it."""
+        if piece.stride is not None:
+            return piece
+        archive = torch_file.read(self.file(piece.file), piece.place, piece.length)
+        real = [(one.dtype, one.shape) for one in archive.tensors]
+        if archive.problems or real != [(dtype, piece.box[1])]:
+            end = piece.place + piece.length
+            why = f"the item is no {dtype} {piece.box[1]}, as the metadata says"
+            raise Malformed(why, piece.place, end)
+        (tensor,) = archive.tensors
+        span = next((one for one in archive.spans if one.what == tensor.record), None)
+        return replace(piece, place=tensor.start, stride=tensor.stride, length=0, span=span)
+
+    def read(self, piece: Piece, item: int, box: Box) -> Array:
+        """Give the elements of a box of the whole, as unsigned numbers that carry their bits.
+
+        What is given is valid until the next call. `box` is at most TILE bytes, inside the piece.
+        """
+        stride = piece.stride or ()
+        steps = zip(box[0], piece.box[0], stride, strict=True)
+        first = piece.place + sum((at - base) * step for at, base, step in steps)
+        out = np.frombuffer(self._buffer, _CARRIERS[item], math.prod(box[1])).reshape(box[1])
+        self._fill(self.file(piece.file), first, stride, out)
+        return out
+
+    def _fill(self, file: Readable, first: int, stride: tuple[int, ...], out: Array) -> None:
+        """Read what a view covers at once if that is not much more; else divide it."""
+        extent = out.itemsize + sum(
+            (size - 1) * step for size, step in zip(out.shape, stride, strict=True)
+        )
+        if out.flags.c_contiguous and stride == out.strides:
+            _into(file, first, out.reshape(-1).view("u1").data)
+            return
+        if extent <= max(2 * out.nbytes, _SMALL):
+            data = np.empty(extent, "u1")
+            _into(file, first, data.data)
+            flat = np.frombuffer(data, out.dtype, 1)
+            out[...] = np.lib.stride_tricks.as_strided(flat, out.shape, stride)
+            return
+        spans = [(size - 1) * step for size, step in zip(out.shape, stride, strict=True)]
+        axis = spans.index(max(spans))
+        rest = stride[:axis] + stride[axis + 1 :]
+        for at in range(out.shape[axis]):
+            view = out[(slice(None),) * axis + (at,)]
+            self._fill(file, first + at * stride[axis], rest, view)
+
+
+def _into(file: Readable, first: int, target: memoryview) -> None:
+    """Fill a buffer; Malformed where the file ends before."""
+    file.seek(first)
+    done = 0
+    while done < len(target):
+        got = file.readinto(target[done:])
+        if not got:
+            end = first + len(target)
+            raise Malformed(f"it ends at byte {first + done}, and {end} are expected", first, end)
+        done += got
+
+
+def tiles(box: Box, item: int, most: int = TILE) -> Iterator[Box]:
+    """Divide a box into boxes of at most `most` bytes, in the order of their elements."""
+    start, size = box
+    limit = max(most // item, 1)
+    axis = next((at for at in range(len(size)) if math.prod(size[at + 1 :]) <= limit), None)
+    if axis is None:
+        yield box
+        return
+    rows = max(limit // max(math.prod(size[axis + 1 :]), 1), 1)
+    for outer in np.ndindex(*size[:axis]):
+        head = tuple(base + at for base, at in zip(start, outer, strict=False))
+        for row in range(0, size[axis], rows):
+            extent = min(rows, size[axis] - row)
+            yield (
+                (*head, start[axis] + row, *start[axis + 1 :]),
+                ((1,) * axis + (extent, *size[axis + 1 :])),
+            )
+
+
+def meeting(one: Box, other: Box) -> Box | None:
+    """Give what two boxes share; None for nothing."""
+    start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
+    ends = zip(one[0], one[1], other[0], other[1], strict=True)
+    size = tuple(min(a + m, b + n) - low for (a, m, b, n), low in zip(ends, start, strict=True))
+    return None if any(extent <= 0 for extent in size) else (start, size)
+
+
+def pairs(one: Sequence[Piece], other: Sequence[Piece]) -> Iterator[tuple[Piece, Piece, Box]]:
+    """Give the pieces of two stored tensors that share elements, and what they share.
+
+    Pieces are sorted along the dimension in which most of them differ: near linear for the ways
+    in which tensors are sharded.
+    """
+    if not one or not other:
+        return
+    axes = range(len(one[0].box[0]))
+    axis = max(axes, key=lambda at: len({piece.box[0][at] for piece in other}), default=None)
+    if axis is None:
+        yield one[0], other[0], ((), ())
+        return
+    ordered = sorted(other, key=lambda piece: piece.box[0][axis])
+    starts = [piece.box[0][axis] for piece in ordered]
+    widest = max(piece.box[1][axis] for piece in ordered)
+    for piece in one:
+        low, extent = piece.box[0][axis], piece.box[1][axis]
+        first = bisect_left(starts, low - widest + 1)
+        for at in range(first, bisect_left(starts, low + extent)):
+            shared = meeting(piece.box, ordered[at].box)
+            if shared:
+                yield piece, ordered[at], shared

@@ -1,0 +1,1 @@
+"""Compare two checkpoints by the names of what they hold."""

@@ -1,0 +1,245 @@
+"""Compare one entry of two checkpoints: a tensor bit for bit and tile by tile, a value at once."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ckpt_conformance.fsck.contents import tiles, ulps
+from ckpt_conformance.fsck.contents.content import Tensor
+from ckpt_conformance.fsck.contents.leaves import Value
+from ckpt_conformance.fsck.formats.dtypes import clip
+from ckpt_conformance.fsck.formats.pickle_machine import Name
+from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.guards import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from ckpt_conformance.fsck.contents.content import Entry
+    from ckpt_conformance.fsck.contents.tiles import Piece, Reader
+    from ckpt_conformance.fsck.contents.ulps import Apart
+    from ckpt_conformance.fsck.formats.cover import Box
+
+    Array = npt.NDArray[Any]
+
+Told = int | float | str | bool | None
+"""What JSON can say of a plain value; anything else is shown as a text."""
+
+
+class Status(StrEnum):
+    """What came of one entry."""
+
+    SAME = "same"
+    DIFFERS = "differs"
+    DTYPE = "dtype-differs"
+    SHAPE = "shape-differs"
+    KIND = "kind-differs"  # a tensor and a plain value
+    ONLY_A = "only-in-a"
+    ONLY_B = "only-in-b"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one entry differs.
+
+    Attributes:
+        a, b: each side in words: the value, or dtype and shape.
+        elements, count: of a tensor that differs: how many it has, and how many of them differ.
+        first: index of the first that differs, in the order of the elements.
+        apart: how far they are apart.
+
+    """
+
+    name: str
+    status: Status
+    a: str | None
+    b: str | None
+    elements: int | None = None
+    count: int | None = None
+    first: tuple[int, ...] | None = None
+    apart: Apart = ulps.NONE
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain types; an infinite distance is the text `inf`."""
+        most = self.apart.most
+        return {
+            "name": self.name,
+            "status": str(self.status),
+            "a": self.a,
+            "b": self.b,
+            "elements": self.elements,
+            "count": self.count,
+            "first": None if self.first is None else list(self.first),
+            "max_abs": str(most) if isinstance(most, float) and not math.isfinite(most) else most,
+            "max_ulps": self.apart.ulps,
+            "nans": self.apart.nans,
+        }
+
+
+def told(entry: Entry) -> str:
+    """Tell one side in words."""
+    if isinstance(entry, Tensor):
+        return f"{entry.dtype} {list(entry.shape)}"
+    return _shown(entry.value)
+
+
+def _shown(value: object) -> str:
+    """Show a plain value from a file, and not all of a long one."""
+    if is_sequence(value):
+        inner = ", ".join(_shown(one) for one in value[:6])
+        more = f", … {len(value)} items" if len(value) > 6 else ""  # noqa: PLR2004  as above
+        return f"({inner}{more})" if isinstance(value, tuple) else f"[{inner}{more}]"
+    if isinstance(value, Name):
+        return clip(str(value)).strip("'")
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes {value[:12].hex()}{'…' if len(value) > 12 else ''}"  # noqa: PLR2004
+    return "{}" if isinstance(value, dict) else clip(value)
+
+
+def static(name: str, a: Entry | None, b: Entry | None) -> Difference | None:
+    """Compare what needs no payload; None where nothing differs, or the payload has to tell."""
+    if a is None or b is None:
+        status = Status.ONLY_B if a is None else Status.ONLY_A
+        return Difference(
+            name, status, None if a is None else told(a), None if b is None else told(b)
+        )
+    if isinstance(a, Value) and isinstance(b, Value):
+        if same_value(a.value, b.value):
+            return None
+        return Difference(name, Status.DIFFERS, *_apart(a.value, b.value))
+    status = Status.KIND
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if (a.dtype, a.shape) == (b.dtype, b.shape):
+            return None
+        status = Status.DTYPE if a.dtype != b.dtype else Status.SHAPE
+    return Difference(name, status, told(a), told(b))
+
+
+def same_value(a: object, b: object) -> bool:
+    """Compare plain values: types too, and the bits of floats."""
+    if type(a) is not type(b):
+        return False
+    if is_sequence(a) and is_sequence(b) and not isinstance(a, Name):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    return a == b
+
+
+def _apart(a: object, b: object) -> tuple[str, str]:
+    """Tell two values that differ; of long lists, the first items that do."""
+    if is_sequence(a) and is_sequence(b) and type(a) is type(b) and len(a) == len(b) > 6:  # noqa: PLR2004
+        at = next(at for at, pair in enumerate(zip(a, b, strict=True)) if not same_value(*pair))
+        return f"item {at} of {len(a)}: {_shown(a[at])}", f"item {at}: {_shown(b[at])}"
+    one, other = _shown(a), _shown(b)
+    if one == other:  # 1 and True, or what clip left out
+        one, other = f"{one} ({type(a).__name__})", f"{other} ({type(b).__name__})"
+    return one, other
+
+
+class SideError(Exception):
+    """Bytes of one side that could not be read; `side` is 0 for A, 1 for B."""
+
+    def __init__(self, side: int, error: OSError | Malformed) -> None:
+        """Take what was raised."""
+        super().__init__(str(error))
+        self.side = side
+
+
+class Sides:
+    """Two readers, for one thread; compares the payload of tensors."""
+
+    def __init__(self, a: Reader, b: Reader, progress: Callable[[int], None] | None = None) -> None:
+        """Take the readers; `progress` is told the bytes of each tile of one side."""
+        self.readers = (a, b)
+        self.progress = progress
+
+    def close(self) -> None:
+        """Close the files."""
+        for one in self.readers:
+            one.close()
+
+    def tensors(self, name: str, a: Tensor, b: Tensor) -> Difference | None:
+        """Compare two tensors of one dtype and shape; None where every bit is the same.
+
+        Raises:
+            SideError: bytes of one side cannot be read.
+
+        """
+        tally = _Tally(a.dtype, a.shape)
+        settled: tuple[dict[Box, Piece], dict[Box, Piece]] = ({}, {})
+        if math.prod(a.shape):
+            for one, other, shared in tiles.pairs(a.pieces, b.pieces):
+                both = [
+                    self._settle(side, each, a.dtype, settled[side])
+                    for side, each in enumerate((one, other))
+                ]
+                for box in tiles.tiles(shared, a.item):
+                    self._tile(both, a.item, box, tally)
+        if not tally.count:
+            return None
+        found = (tally.elements, tally.count, tally.first, tally.apart)
+        return Difference(name, Status.DIFFERS, told(a), told(b), *found)
+
+    def _settle(self, side: int, piece: Piece, dtype: str, known: dict[Box, Piece]) -> Piece:
+        """Find the tensor in an item, once; what is refused names its file."""
+        if piece.box not in known:
+            try:
+                known[piece.box] = self.readers[side].settled(piece, dtype)
+            except Malformed as error:
+                place = f" bytes {error.start}..{error.end}" if error.end else ""
+                raise SideError(side, Malformed(f"{piece.file}{place}: {error}")) from None
+            except OSError as error:
+                raise SideError(side, error) from error
+        return known[piece.box]
+
+    def _tile(self, pieces: Sequence[Piece], item: int, box: Box, tally: _Tally) -> None:
+        """Compare one tile."""
+        read: list[Array] = []
+        for side, piece in enumerate(pieces):
+            try:
+                read.append(self.readers[side].read(piece, item, box).reshape(-1))
+            except (OSError, Malformed) as error:
+                raise SideError(side, Malformed(f"{piece.file}: {error}")) from error
+        one, other = read
+        if not np.array_equal(one.view("u1"), other.view("u1")):
+            tally.take(box, one, other)
+        if self.progress:
+            self.progress(one.nbytes)
+
+
+class _Tally:
+    """What is known of the elements that differ."""
+
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape = dtype, shape
+        self.elements = math.prod(shape)
+        self.count = 0
+        self.first: tuple[int, ...] | None = None
+        self.apart = ulps.NONE
+
+    def take(self, box: Box, one: Array, other: Array) -> None:
+        """Take two tiles that differ, each as a row of elements."""
+        differ = _unequal(one, other)
+        where = np.flatnonzero(differ)
+        self.count += len(where)
+        inner = np.unravel_index(int(where[0]), box[1] or (1,))
+        first = tuple(at + int(more) for at, more in zip(box[0], inner, strict=False))
+        self.first = first if self.first is None else min(self.first, first)
+        self.apart |= ulps.apart(self.dtype.partition(" ")[0], one[where], other[where])
+
+
+def _unequal(one: Array, other: Array) -> Array:
+    """Tell which elements differ in a bit; those of 16 bytes are compared in halves."""
+    if one.dtype.itemsize <= 8:  # noqa: PLR2004  bytes of the widest number
+        return np.asarray(one != other)
+    halves = one.view("u8") != other.view("u8")
+    return np.asarray(halves.reshape(-1, 2).any(1))

@@ -1,0 +1,333 @@
+"""Compare two checkpoints by the names of what they hold, whatever their formats and world sizes.
+
+First the structure of both is judged, as fsck does it: what is damaged or incomplete is not
+compared. Where tensors differ, the CRCs of their bytes are verified: a difference that damage made
+is told as that.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.fsck.contents import content
+from ckpt_conformance.fsck.contents.content import Content, Tensor
+from ckpt_conformance.fsck.contents.leaves import Beyond
+from ckpt_conformance.fsck.contents.tiles import Reader
+from ckpt_conformance.fsck.diff import compare
+from ckpt_conformance.fsck.diff.compare import Difference, SideError, Sides, Status
+from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
+from ckpt_conformance.fsck.layouts import layouts
+from ckpt_conformance.fsck.source.findings import Kind, Malformed
+from ckpt_conformance.fsck.source.source import CHUNK
+from ckpt_conformance.fsck.source.sums import check_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ckpt_conformance.fsck.contents.content import Entry
+    from ckpt_conformance.fsck.layouts.layouts import Candidate, Found
+    from ckpt_conformance.fsck.source.places import Where
+
+SCHEMA = "ckpt-conformance/diff/v1"
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compare.
+
+    Attributes:
+        renames: (pattern, replacement): applied to the names of A, one after the other.
+        only: patterns; names of either side that none of them is found in are left out.
+        jobs: threads.
+
+    """
+
+    renames: tuple[tuple[re.Pattern[str], str], ...] = ()
+    only: tuple[re.Pattern[str], ...] = ()
+    jobs: int = 1
+
+
+@dataclass
+class Side:
+    """One checkpoint: where it was found, and what is wrong with it.
+
+    `is_beyond`: nothing is wrong; `problems` says why it is more than is compared.
+    """
+
+    path: Where
+    layout: str
+    step: int | None
+    entries: int = 0
+    problems: list[str] = field(default_factory=list[str])
+    is_beyond: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain types."""
+        return {
+            "path": str(self.path),
+            "layout": self.layout,
+            "step": self.step,
+            "entries": self.entries,
+            "problems": self.problems,
+        }
+
+
+@dataclass
+class Compared:
+    """What came of it.
+
+    Attributes:
+        differences: every entry that is not the same, by name.
+        same: names of those that are.
+        nbytes: bytes of tensors of one side that were compared.
+
+    """
+
+    a: Side
+    b: Side
+    differences: list[Difference] = field(default_factory=list[Difference])
+    same: list[str] = field(default_factory=list[str])
+    nbytes: int = 0
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether both sides could be read."""
+        return not (self.a.problems or self.b.problems)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Entries by what came of them."""
+        found = Counter(str(one.status) for one in self.differences)
+        found[str(Status.SAME)] = len(self.same)
+        return {str(one): found[str(one)] for one in Status}
+
+    def to_json(self, *, names_same: bool = False) -> dict[str, Any]:
+        """Give plain types; the schema is `schemas/diff.schema.json`."""
+        told: dict[str, Any] = {
+            "schema": SCHEMA,
+            "same": self.is_judged and not self.differences,
+            "judged": self.is_judged,
+            "a": self.a.to_json(),
+            "b": self.b.to_json(),
+            "counts": self.counts,
+            "bytes": self.nbytes,
+            "differences": [one.to_json() for one in self.differences],
+        }
+        return told | ({"same_names": self.same} if names_same else {})
+
+
+def diff(
+    a: Where,
+    b: Where,
+    options: Options | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Compared:
+    """Compare two checkpoints, which exist. Nothing is written, run or unpickled.
+
+    `progress` is told how many bytes of how many were compared.
+
+    Raises:
+        RequestError: a path at which there is no checkpoint or more than one, a rename that
+            matches nothing or gives two entries one name.
+
+    """
+    options = options or Options()
+    (side_a, one), (side_b, other) = _side(a), _side(b)
+    found = Compared(side_a, side_b)
+    if one is None or other is None:
+        return found
+    entries_a = _chosen(_renamed(one.entries, options.renames), options.only)
+    entries_b = _chosen(other.entries, options.only)
+    side_a.entries, side_b.entries = len(entries_a), len(entries_b)
+    if options.only and not (entries_a or entries_b):
+        raise RequestError("--only leaves nothing to compare: no name of either side matches")
+    payload: list[tuple[str, Tensor, Tensor]] = []
+    for name in sorted({*entries_a, *entries_b}, key=natural):
+        left, right = entries_a.get(name), entries_b.get(name)
+        difference = compare.static(name, left, right)
+        if difference:
+            found.differences.append(difference)
+        elif isinstance(left, Tensor) and isinstance(right, Tensor):
+            payload.append((name, left, right))
+        else:
+            found.same.append(name)
+    _Payload(found, (one, other), options.jobs, progress).run(payload)
+    found.differences.sort(key=lambda each: natural(each.name))
+    found.same.sort(key=natural)
+    return found
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort `layers.9` before `layers.10`."""
+    return [
+        (int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part)  # noqa: PLR2004  64 bits
+        for part in re.split(r"(\d+)", name)
+    ]
+
+
+# -- what is compared ------------------------------------------------------------------------------
+
+
+def _side(path: Where) -> tuple[Side, Content | None]:
+    """Find and read one checkpoint; no content, and problems, where its structure is damaged."""
+    found, one = locate(path)
+    top = path if path.is_dir() else path.parent
+    folder = folder_of(one, top)
+    report, _ = examine(found, one, folder, top)
+    side = Side(report.path, report.layout, report.step)
+    side.problems = [
+        f"{each.file}: {each.what}"
+        for each in report.findings
+        if each.kind in (Kind.DAMAGED, Kind.MISSING)
+    ]
+    if side.problems:
+        return side, None
+    try:
+        return side, content.read(folder, one)
+    except (OSError, Malformed) as error:
+        side.problems.append(str(error))
+        side.is_beyond = isinstance(error, Beyond)
+        return side, None
+
+
+def locate(path: Where) -> tuple[Found, Candidate]:
+    """Give the one checkpoint at a path; RequestError where there is none, or a choice."""
+    if not path.exists():
+        raise RequestError(f"{path} does not exist; give the folder or the file of a checkpoint")
+    if layouts.is_reference_file(path):  # one file names all of a step
+        found = find(path.parent)
+        own = [one for one in found.candidates if one.path == path and one.layout == "reference"]
+        if own:
+            return found, own[0]
+    found = find(path)
+    if len(found.candidates) == 1:
+        return found, found.candidates[0]
+    if not found.candidates:
+        raise RequestError(f"{path}: nothing here looks like a checkpoint")
+    some = ", ".join(str(one.path) for one in found.candidates[:_MOST_NAMED])
+    more = len(found.candidates) - _MOST_NAMED
+    some += f" and {more} more" if more > 0 else ""
+    raise RequestError(f"{path} holds {len(found.candidates)} checkpoints; name one of {some}")
+
+
+def _renamed(
+    entries: Mapping[str, Entry], renames: Sequence[tuple[re.Pattern[str], str]]
+) -> dict[str, Entry]:
+    """Rename entries; a pattern that matches nothing is a typo: it would look like a difference."""
+    names = {name: name for name in entries}
+    for pattern, replacement in renames:
+        try:
+            after = {old: pattern.sub(replacement, new) for old, new in names.items()}
+        except (re.error, IndexError) as error:
+            raise RequestError(f"the replacement {replacement!r} is malformed: {error}") from None
+        if not any(pattern.search(one) for one in names.values()):
+            some = ", ".join(list(names.values())[:_MOST_NAMED])
+            raise RequestError(f"--rename {pattern.pattern!r} matches no name of A, as in: {some}")
+        names = after
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        both = " and ".join(repr(old) for old, new in names.items() if new == twice[0])
+        raise RequestError(f"--rename gives {both} one name, {twice[0]!r}: make it narrower")
+    return {names[old]: entry for old, entry in entries.items()}
+
+
+def _chosen(entries: Mapping[str, Entry], only: Iterable[re.Pattern[str]]) -> dict[str, Entry]:
+    """Keep the entries that a pattern is found in; without a pattern, all."""
+    patterns = list(only)
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if not patterns or any(one.search(name) for one in patterns)
+    }
+
+
+# -- the payload -----------------------------------------------------------------------------------
+
+
+class _Payload:
+    """Compares the bytes of tensors in threads."""
+
+    def __init__(
+        self,
+        found: Compared,
+        contents: tuple[Content, Content],
+        jobs: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.found, self.contents, self.jobs = found, contents, jobs
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._own = threading.local()
+        self._opened: list[Sides] = []
+        self._done = self._total = 0
+
+    def run(self, payload: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+        """Compare pairs of tensors; what differs goes into `found`."""
+        self._total = sum(one.nbytes for _, one, _ in payload)
+        try:
+            with ThreadPoolExecutor(self.jobs) as pool:
+                waiting = {pool.submit(self._one, *each): each for each in payload}
+                try:
+                    for future in as_completed(waiting):
+                        self._take(waiting[future], future.result())
+                except BaseException:  # Ctrl-C, too: what has not begun is not begun
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        finally:
+            for sides in self._opened:
+                sides.close()
+        self.found.nbytes = self._total
+
+    def _one(self, name: str, a: Tensor, b: Tensor) -> Difference | SideError | None:
+        """Compare one pair, in a thread; what cannot be read is given, not raised."""
+        if not hasattr(self._own, "sides"):
+            one, other = self.contents
+            self._own.sides = Sides(Reader(one.folder), Reader(other.folder), self._more)
+            with self._lock:
+                self._opened.append(self._own.sides)
+        sides: Sides = self._own.sides
+        try:
+            return sides.tensors(name, a, b)
+        except SideError as error:
+            return error
+
+    def _more(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            if self._progress:
+                self._progress(self._done, self._total)
+
+    def _take(self, pair: tuple[str, Tensor, Tensor], came: Difference | SideError | None) -> None:
+        """Take what came of a pair; where it differs, damage may be the reason."""
+        name, a, b = pair
+        if came is None:
+            self.found.same.append(name)
+        elif isinstance(came, Difference):
+            self.found.differences.append(came)
+            self.found.a.problems += self._damage(self.contents[0], name, a)
+            self.found.b.problems += self._damage(self.contents[1], name, b)
+        else:
+            side = (self.found.a, self.found.b)[came.side]
+            side.problems.append(f"{name}: {came}")
+
+    def _damage(self, one: Content, name: str, tensor: Tensor) -> list[str]:
+        """Verify the CRCs of the pieces of a tensor that differs."""
+        buffer = memoryview(bytearray(CHUNK))
+        reader = Reader(one.folder)
+        try:
+            settled = [reader.settled(piece, tensor.dtype) for piece in tensor.pieces]
+        finally:
+            reader.close()
+        return [
+            f"{each.file}: {name}: {each.what}"
+            for piece in settled
+            if piece.span
+            for each in check_spans(one.folder, piece.file, [piece.span], buffer).findings
+        ]

@@ -1,0 +1,1 @@
+"""One reader for each format: pickles as data, archives, safetensors, DCP, manifests."""

@@ -1,0 +1,103 @@
+"""Whether boxes cover a larger box exactly once: chunks of a tensor, its shape.
+
+Comparing all pairs would take hours for a million chunks. Instead each dimension gets a random
+value for every coordinate. A box weighs the product of its differences, value at its end less
+value at its start: as a volume does. Over random values the weights add up to that of the whole
+exactly if every element is covered once. A hole or an overlap goes unseen with a probability below
+1 in 2**55. Only where the sums differ is the reason looked for.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""First index and extent, per dimension."""
+
+_MANY = 5000  # boxes from which on numpy is worth its import
+_PRIME = (1 << 61) - 1
+_MOST_PAIRS = 1_000_000
+
+
+def why_not(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """Say why boxes do not cover a shape exactly once; nothing where they do."""
+    if len(boxes) >= _MANY:
+        from ckpt_conformance.fsck.formats import cover_many  # numpy: only where it is worth it
+
+        if cover_many.is_exact(shape, boxes):
+            return ""
+    for start, size in boxes:
+        if len(start) != len(shape) or len(size) != len(shape):
+            return f"a chunk has {len(start)} dimensions, and the tensor {len(shape)}"
+        for at, extent, limit in zip(start, size, shape, strict=True):
+            if at + extent > limit:
+                return f"the chunk at {start} of size {size} lies outside of the shape {shape}"
+    if not boxes:
+        return "it has no chunk" if volume(shape) else ""
+    real = [box for box in boxes if volume(box[1])]
+    return "" if _weighs_right(shape, real) else _reason(shape, real)
+
+
+def volume(size: Sequence[int]) -> int:
+    """Give the number of elements."""
+    total = 1
+    for one in size:
+        total *= one
+    return total
+
+
+def _weighs_right(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
+    """Compare the sum of the weights with the weight of the whole."""
+    values: list[dict[int, int]] = [
+        {} for _ in shape
+    ]  # drawn now: nobody can craft chunks for them
+
+    def weight(start: tuple[int, ...], size: tuple[int, ...]) -> int:
+        product = 1
+        for known, at, extent in zip(values, start, size, strict=True):
+            for one in (at, at + extent):
+                if one not in known:
+                    known[one] = int.from_bytes(os.urandom(8), "little") % _PRIME
+            product = product * (known[at + extent] - known[at]) % _PRIME
+        return product
+
+    total = sum(weight(*box) for box in boxes) % _PRIME
+    whole = weight((0,) * len(shape), shape) if volume(shape) else 0
+    return total == whole
+
+
+def _reason(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """Find an overlap, or count what is missing."""
+    pair = _overlap(sorted(boxes))
+    if pair:
+        (one, other) = pair
+        return f"the chunks at {one[0]} and {other[0]} overlap"
+    missing = volume(shape) - sum(volume(size) for _, size in boxes)
+    if missing <= 0:
+        return "its chunks overlap"
+    return f"{missing} of {volume(shape)} elements are in no chunk: a hole"
+
+
+def _overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
+    """Give two boxes that share an element: sorted by the first dimension, near ones first."""
+    if boxes and not boxes[0][0]:
+        return (boxes[0], boxes[1]) if len(boxes) > 1 else None
+    pairs = 0
+    for at, one in enumerate(boxes):
+        for other in boxes[at + 1 :]:
+            pairs += 1
+            if pairs > _MOST_PAIRS or other[0][0] >= one[0][0] + one[1][0]:
+                break
+            if _share(one, other):
+                return one, other
+    return None
+
+
+def _share(one: Box, other: Box) -> bool:
+    """Tell whether two boxes share an element."""
+    sides = zip(one[0], one[1], other[0], other[1], strict=True)
+    return all(max(a, b) < min(a + long, b + wide) for a, long, b, wide in sides)

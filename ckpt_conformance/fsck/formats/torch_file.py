@@ -1,0 +1,280 @@
+"""The files of `torch.save`: the zip archive, the pickled structure, and each tensor's place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.fsck.formats import pickles, zips
+from ckpt_conformance.fsck.formats.dtypes import (
+    ITEM_SIZE,
+    MOST_COUNT,
+    STORAGES,
+    clip,
+    count,
+    elements,
+)
+from ckpt_conformance.fsck.formats.pickle_machine import MOST_BYTES, Made, Name, Persistent
+from ckpt_conformance.fsck.formats.pickle_names import judge_names
+from ckpt_conformance.fsck.source.findings import Kind, Malformed
+from ckpt_conformance.fsck.source.guards import is_dict, is_sequence, is_tuple
+from ckpt_conformance.fsck.source.source import exactly
+from ckpt_conformance.fsck.source.sums import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from ckpt_conformance.fsck.source.source import Readable
+
+_UTILS = "torch._utils"
+_REBUILD_V3 = Name(_UTILS, "_rebuild_tensor_v3")  # over a storage of plain bytes
+_REBUILD = {Name(_UTILS, "_rebuild_tensor_v2"), _REBUILD_V3}
+_SCRIPT = "__torch__"  # the package of all classes of TorchScript
+_MOST_LEVELS = 200
+_MOST_DIMENSIONS = 64
+_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # a pickle of torch's magic number
+
+
+class Legacy(Malformed):
+    """A file of torch before 1.6: one pickle after the other, and nothing protects them."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the structure: where it stands, and which bytes of which record it views.
+
+    Attributes:
+        name: keys from the root, joined by dots.
+        record: the name of the record, as `data/3`.
+        first, last: bytes of the record, end exclusive.
+        start: the byte of the file where its first element lies.
+        stride: bytes from one element to the next, per dimension.
+
+    """
+
+    name: str
+    record: str
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    last: int
+    start: int
+    stride: tuple[int, ...]
+
+
+@dataclass
+class Archive:
+    """What one archive holds.
+
+    Attributes:
+        tensors: in the order of the structure.
+        spans: the payload of each record that has a CRC.
+        unsummed: the records without one.
+        overhead: bytes of headers, which were held against each other: any flip in them shows.
+        problems: what no save wrote, with the kind of each; none of it keeps the rest unread.
+        tree: the structure as `pickles` gives it; None where it could not be read.
+        records: every record by its name.
+
+    """
+
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    spans: list[Span] = field(default_factory=list[Span])
+    unsummed: list[str] = field(default_factory=list[str])
+    overhead: int = 0
+    problems: list[tuple[Kind, Malformed, tuple[str, ...]]] = field(
+        default_factory=list[tuple[Kind, Malformed, tuple[str, ...]]]
+    )
+    tree: Any = None
+    records: dict[str, zips.Record] = field(default_factory=dict[str, zips.Record])
+
+    def problem(self, what: str, kind: Kind = Kind.DAMAGED, tensors: Sequence[str] = ()) -> None:
+        """Add a problem that is about no place."""
+        self.problems.append((kind, Malformed(what), tuple(tensors)))
+
+
+def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> Archive:
+    """Read the archive in [start, start + length) of a file, all but the payload.
+
+    `own` are packages whose classes are right in it: that of the library that wrote it.
+
+    Raises:
+        Malformed: it is no archive at all. What is wrong inside of one is in `problems`.
+        Legacy: it has the format from before there were archives.
+
+    """
+    head = exactly(file, start, min(length, 16))
+    if head.startswith(_LEGACY):
+        raise Legacy("it has the format of torch before 1.6, which cannot be checked: save it anew")
+    found = zips.records(file, start, length)
+    overhead = length - sum(one.end - one.start for one in found.values())
+    archive = Archive(overhead=overhead, records=found)
+    structure = found.get("data.pkl")
+    if structure is None:
+        archive.problem("the record data.pkl is missing: the structure of the checkpoint")
+    else:
+        if _is_script(found):
+            archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
+            own = (*own, _SCRIPT)
+        _read_structure(file, structure, archive, own)
+    _spans(found, archive)
+    return archive
+
+
+def _is_script(found: dict[str, zips.Record]) -> bool:
+    """Tell whether `torch.jit.save` wrote an archive: its classes stand below `code/`."""
+    return "constants.pkl" in found and any(name.startswith("code/") for name in found)
+
+
+def _read_structure(
+    file: Readable, record: zips.Record, archive: Archive, own: Collection[str]
+) -> None:
+    """Rebuild the structure and find the tensors in it."""
+    try:
+        tree, names = _load(file, record)
+    except Malformed as error:
+        at = (record.start, record.end)
+        why = Malformed(f"data.pkl: {error}", *at)
+        archive.problems.append((Kind.DAMAGED, why, ()))
+        return
+    archive.tree = tree
+    for kind, text in judge_names(names, own):
+        archive.problem(f"data.pkl {text}", kind)
+    for name, made in _tensors_of(tree):
+        try:
+            archive.tensors.append(tensor_of(name, made, archive.records))
+        except Malformed as error:
+            archive.problem(f"{name}: {error}", tensors=(name,))
+
+
+def _load(file: Readable, record: zips.Record) -> tuple[Any, set[Name]]:
+    """Read a record as a pickle, if it is small enough for one."""
+    size = record.end - record.start
+    if size > MOST_BYTES:
+        raise Malformed(f"a structure of {size} bytes: {MOST_BYTES} are read at most")
+    return pickles.load(exactly(file, record.start, size))
+
+
+def _tensors_of(tree: Any) -> Iterator[tuple[str, Made]]:  # noqa: ANN401  what a pickle holds
+    """Walk the structure; each part is visited once, however often it is shared."""
+    pending: list[tuple[Any, tuple[str, ...]]] = [(tree, ())]
+    seen: set[int] = set()
+    while pending:
+        part, path = pending.pop()
+        if len(path) > _MOST_LEVELS or not _is_holder(part):
+            continue
+        if tensor := as_tensor(part):
+            yield ".".join(path) or "(the tensor)", tensor
+            continue
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        pending.extend(reversed([(value, (*path, *step)) for step, value in _children(part)]))
+
+
+def _is_holder(part: object) -> bool:
+    return isinstance(part, dict | list | tuple | Made)
+
+
+def _children(part: Any) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401  as above
+    """Give what a part holds, with the step of the path; a call's own arguments add none."""
+    if is_dict(part):
+        yield from (((_step(key),), value) for key, value in part.items())
+    elif is_sequence(part):
+        yield from (((str(at),), value) for at, value in enumerate(part))
+    else:
+        for group in (part.args, part.state, part.parts):
+            if is_sequence(group):
+                yield from (((), value) for value in group)
+            elif group is not None:
+                yield (), group
+
+
+def _step(key: object) -> str:
+    """Write the key of a dict as a part of a name."""
+    return key[:200] if isinstance(key, str) else clip(key)
+
+
+def as_tensor(part: object) -> Made | None:
+    """Give the call that rebuilds a plain tensor, out of a subclass of one too; else None."""
+    if not isinstance(part, Made) or not isinstance(part.of, Name):
+        return None
+    if part.of in _REBUILD:
+        return part
+    if part.of == (_UTILS, "_rebuild_from_type_v2"):
+        args: tuple[Any, ...] = part.args if is_tuple(part.args) else ()
+        if len(args) > 2 and isinstance(args[0], Name) and args[0] in _REBUILD:  # noqa: PLR2004
+            return Made(args[0], args[2])
+    return None
+
+
+def tensor_of(name: str, made: Made, found: dict[str, zips.Record]) -> Tensor:
+    """Hold a tensor against its storage, and the storage against its record."""
+    args = made.args
+    if not is_tuple(args) or len(args) < 4 or not isinstance(args[0], Persistent):  # noqa: PLR2004
+        raise Malformed("it is rebuilt from something that no save writes")
+    record, dtype, nbytes = storage_of(args[0].id, found)
+    if made.of == _REBUILD_V3:
+        dtype = dtype_name(args[6]) if len(args) > 6 else ""  # noqa: PLR2004  its seventh argument
+    item = ITEM_SIZE.get(dtype)
+    if item is None:
+        raise Malformed(f"its dtype is {clip(dtype)}, which torch does not have")
+    shape, stride = sizes(args[2], "shape"), sizes(args[3], "stride")
+    if len(shape) != len(stride):
+        raise Malformed(f"its shape {shape} and its stride {stride} differ in length")
+    first = count(args[1], "its offset")
+    extent = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
+    last = first + (extent if elements(shape) else 0)
+    if last * item > nbytes:
+        raise Malformed(f"it needs {last * item} bytes of {record}, which has {nbytes}")
+    start = found[record].start + first * item
+    steps = tuple(one * item for one in stride)
+    return Tensor(name, record, dtype, shape, first * item, last * item, start, steps)
+
+
+def storage_of(pid: Any, found: dict[str, zips.Record]) -> tuple[str, str, int]:  # noqa: ANN401
+    """Give record, dtype and bytes of `("storage", type, key, device, number of elements)`."""
+    if not is_tuple(pid) or len(pid) < 5 or pid[0] != "storage":  # noqa: PLR2004
+        raise Malformed("its storage is named in a way that no save uses")
+    dtype = STORAGES.get(pid[1].name) if isinstance(pid[1], Name) else None
+    if dtype is None:
+        raise Malformed(f"its storage is a {clip(str(pid[1]))}, which torch does not have")
+    nbytes = count(pid[4], "the length of its storage") * ITEM_SIZE[dtype]
+    record = found.get(f"data/{pid[2]}" if isinstance(pid[2], str) else "")
+    if record is None:
+        raise Malformed(f"the record data/{clip(pid[2])} is missing")
+    if record.end - record.start != nbytes:
+        has = record.end - record.start
+        raise Malformed(f"{record.name} has {has} bytes, and the structure says {nbytes}")
+    return record.name, dtype, nbytes
+
+
+def dtype_name(value: object) -> str:
+    """Give `float32` for the name torch.float32."""
+    return value.name if isinstance(value, Name) and value.module == "torch" else ""
+
+
+def sizes(value: object, what: str) -> tuple[int, ...]:
+    """Give a tuple of numbers of things."""
+    if not is_tuple(value):
+        raise Malformed(f"its {what} is a {type(value).__name__}")
+    if len(value) > _MOST_DIMENSIONS:
+        raise Malformed(f"its {what} has {len(value)} dimensions")
+    for one in value:
+        if type(one) is not int or not 0 <= one < MOST_COUNT:
+            count(one, f"a {what}")  # raises
+    return value
+
+
+def _spans(found: dict[str, zips.Record], archive: Archive) -> None:
+    """Divide the records by whether they have a CRC, with the tensors that each holds."""
+    users: dict[str, list[str]] = {}
+    for tensor in archive.tensors:
+        users.setdefault(tensor.record, []).append(tensor.name)
+    for name, record in found.items():
+        if record.packed:
+            continue
+        if record.crc is None:
+            archive.unsummed.append(name)
+        else:
+            tensors = tuple(users.get(name, ()))
+            archive.spans.append(Span(name, record.start, record.end, record.crc, tensors))

@@ -1,0 +1,1 @@
+"""What below a path is one checkpoint, and which files of it belong together."""

@@ -1,0 +1,287 @@
+"""The Megatron layouts of verl: schema v2 with its manifest, and the one before it.
+
+What is asked for is what verl's documentation promises: the manifest is written last and names all
+that was saved; the optimizer and the rest have folders of their own. Of a folder of Megatron's
+`dist_checkpointing` it is what that package says of itself: `metadata.json` is written last and
+names the formats, `common.pt` holds what is not sharded. Shards and weights are judged as such.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.fsck.formats import manifest_v2
+from ckpt_conformance.fsck.formats.dtypes import clip
+from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST, inside
+from ckpt_conformance.fsck.formats.safetensors_file import parse_json
+from ckpt_conformance.fsck.layouts.parts import Context, json_part
+from ckpt_conformance.fsck.source.findings import Kind, Malformed
+from ckpt_conformance.fsck.source.guards import is_dict
+from ckpt_conformance.fsck.source.source import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from ckpt_conformance.fsck.layouts.layouts import Candidate
+
+V2, PRE_V2 = "verl-megatron", "verl-megatron-pre-v2"
+FOLDER = "dist_ckpt"
+SPLIT = ("model", "optimizer", "extra")
+"""The folders of v2, in the order in which they are written."""
+
+_MOST_BYTES = 16 << 20
+_V2 = re.compile(rf"((?:.*/)?)(?:{MANIFEST}|(?:model|optimizer|extra)/{FOLDER}(?:/.*)?)")
+_OLD = re.compile(rf"((?:.*/)?){FOLDER}/.*")
+_WEIGHTS = re.compile(r".*\.safetensors|.*\.bin|.*\.index\.json")
+_PART = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
+_TOKENS = re.compile(r".*(?:token|vocab|merges|processor|\.model$|\.tiktoken$).*")
+
+
+@dataclass(frozen=True)
+class _Role:
+    """One folder that verl saves into, as `actor/`; names are relative to it."""
+
+    context: Context
+    base: str
+    files: frozenset[str]
+
+    def say(self, kind: Kind, name: str, why: str) -> None:
+        """Add a finding, unless something else was said of the file that keeps it from use."""
+        known = self.context.report.findings
+        if not any(one.file == self.base + name and one.kind is not Kind.NOTE for one in known):
+            self.context.report.say(kind, self.base + name, why)
+
+    def below(self, folder: str) -> set[str]:
+        """Give the names below a folder, relative to it."""
+        head = f"{folder}/"
+        return {name.removeprefix(head) for name in self.files if name.startswith(head)}
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is a file, a folder with one, or a link that leads somewhere."""
+        return bool(self.below(name)) or (name in self.files and self._leads(name))
+
+    def _leads(self, name: str) -> bool:
+        folder = self.context.folder
+        found = folder.entry(self.base + name)
+        if found is None or found.kind != "link":
+            return True
+        try:
+            return bool(folder.listing(self.base + name))
+        except (OSError, Malformed):
+            return False
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Give the sizes of the files below a folder: copies and links of one have the same."""
+        entries = {
+            name: self.context.folder.entry(f"{self.base}{folder}/{name}")
+            for name in self.below(folder)
+        }
+        return {name: one.size for name, one in entries.items() if one is not None}
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """Give the keys at the top of a file that was read."""
+        return self.context.report.facts.get(self.base + name, {})
+
+
+def layout_of(files: Collection[str], name: str) -> str:
+    """Name the layout by the files of a checkpoint; nothing where it is none of these."""
+    v2, old = _bases(files)
+    if v2:
+        return V2
+    return PRE_V2 if old - ({""} if name in SPLIT else set()) else ""
+
+
+def _bases(files: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Give the folders that are of v2, and those that are of before."""
+    v2, old = set[str](), set[str]()
+    for name in files:
+        if match := _V2.fullmatch(name):
+            v2.add(match[1])
+        elif match := _OLD.fullmatch(name):
+            old.add(match[1])
+    return v2, old - v2 - {f"{base}{one}/" for base in v2 for one in SPLIT}
+
+
+def judge_megatron(context: Context, one: Candidate) -> None:
+    """Judge what a checkpoint of verl should hold; nothing for any other."""
+    if one.layout not in (V2, PRE_V2):
+        return
+    v2, old = _bases(one.files)
+    for base in sorted(v2 | old):
+        names = frozenset(name.removeprefix(base) for name in one.files if name.startswith(base))
+        role = _Role(context, base, names)
+        if base in old:
+            _old(role)
+        elif MANIFEST in names:
+            _by_manifest(role, one)
+        else:
+            _without_manifest(role)
+        for folder in sorted(_dist_folders(names)):
+            _dist(role, folder)
+
+
+def _dist_folders(names: Iterable[str]) -> set[str]:
+    """Give the folders of Megatron's format."""
+    matches = (re.fullmatch(rf"((?:.*/)?{FOLDER})/[^/]+", name) for name in names)
+    return {match[1] for match in matches if match}
+
+
+def _old(role: _Role) -> None:
+    why = (
+        "the layout before v2: verl of today refuses it; migrate it by its script "
+        "migrate_megatron_checkpoint_layout.py"
+    )
+    role.context.report.say(Kind.NOTE, role.base + FOLDER, why)
+
+
+# -- by the manifest -------------------------------------------------------------------------------
+
+
+def _by_manifest(role: _Role, one: Candidate) -> None:
+    """Hold the manifest against itself, and the folder against the manifest."""
+    report, name = role.context.report, role.base + MANIFEST
+    try:
+        with role.context.folder.open(name) as file:
+            body = parse_json(whole(file, _MOST_BYTES))
+    except (OSError, Malformed) as error:
+        role.context.refuse(name, error)
+        return
+    version = body.get("schema_version")
+    if type(version) is int and version != manifest_v2.VERSION:
+        why = f"its schema version is {version}, and {manifest_v2.VERSION} is known here"
+        report.say(Kind.UNKNOWN, name, why)
+        return
+    for why in manifest_v2.contradictions(body, one.step):
+        report.say(Kind.DAMAGED, name, why)
+    world = body.get("world_size")
+    if type(world) is int and report.world_size is None:
+        report.world_size = world
+    is_peft = is_dict(body.get("backend")) and body["backend"].get("peft") is True
+    for what, entry in manifest_v2.contents(body):
+        _content(role, what, entry, is_peft=is_peft)
+    for folder in manifest_v2.named(body):
+        if not role.has(folder):
+            role.say(Kind.MISSING, folder, f"{MANIFEST} lists this folder: nothing is in it")
+    _strangers(role, body)
+
+
+def _content(role: _Role, what: str, entry: dict[str, Any], *, is_peft: bool) -> None:
+    """Look for one content, and for what its format demands."""
+    try:
+        path = inside(entry.get("path"))
+    except Malformed:
+        return  # it is a contradiction of the manifest
+    form = entry.get("format")
+    if not role.has(path):
+        role.say(Kind.MISSING, path, f"{MANIFEST} says that {clip(what)} is here")
+    elif form == HF:
+        _huggingface(role, what, path, is_peft=is_peft)
+    elif form == DIST:
+        _key(role, what, path, entry.get("key"))
+    elif form == JSON and not path.endswith(".json"):
+        json_part(role.context, role.base + path)
+    elif form != JSON:
+        why = f"the format of {clip(what)} is {clip(form)}, which is not known here: not judged"
+        role.say(Kind.UNKNOWN, path, why)
+
+
+def _huggingface(role: _Role, what: str, path: str, *, is_peft: bool) -> None:
+    """Ask for weights, configuration and tokenizer of Hugging Face."""
+    names = role.below(path)
+    if not names:
+        return  # a link: judged where it leads
+    if "config.json" not in names:
+        role.say(Kind.MISSING, f"{path}/config.json", "it belongs to every export of Hugging Face")
+    tops = {name for name in names if "/" not in name}
+    if what in ("model", "hf_model") and not is_peft and not any(map(_WEIGHTS.fullmatch, tops)):
+        why = f"{MANIFEST} says that {what} is in this folder, and there are no weights"
+        role.say(Kind.MISSING, f"{path}/model.safetensors", why)
+    parts = {match[1] for name in tops if (match := _PART.fullmatch(name))}
+    for ending in parts if not any(name.endswith(".index.json") for name in tops) else ():
+        why = "the weights are in parts, and only an index says which tensor is where"
+        role.say(Kind.MISSING, f"{path}/model.{ending}.index.json", why)
+    if what == "tokenizer" and not any(map(_TOKENS.fullmatch, tops)):
+        why = f"{MANIFEST} says that the tokenizer is in this folder, and nothing of one is there"
+        role.say(Kind.MISSING, f"{path}/tokenizer.json", why)
+
+
+def _key(role: _Role, what: str, path: str, key: object) -> None:
+    """Look for the key that a content has in its folder: another's shards lack it."""
+    common, sharded = role.facts(f"{path}/common.pt"), role.facts(f"{path}/.metadata")
+    if not isinstance(key, str) or not common or not sharded or key in common or key in sharded:
+        return
+    some = ", ".join(clip(one) for one in sorted({*common, *sharded})[:5])
+    why = f"{MANIFEST} says that it holds {clip(what)} as {clip(key)}; it holds {some}: another's?"
+    role.say(Kind.DAMAGED, f"{path}/.metadata", why)
+
+
+def _strangers(role: _Role, body: dict[str, Any]) -> None:
+    """Remark folders of Megatron's format that the manifest does not name."""
+    named = set(manifest_v2.paths(body))
+    for folder in sorted(_dist_folders(role.files) - named):
+        why = f"nothing in {MANIFEST} refers to this folder: another save left it?"
+        role.context.report.say(Kind.NOTE, role.base + folder, why)
+
+
+# -- without one -----------------------------------------------------------------------------------
+
+
+def _without_manifest(role: _Role) -> None:
+    """Tell a save that did not end from a migration, which writes no manifest."""
+    trees = {one: role.sizes(f"{one}/{FOLDER}") for one in SPLIT}
+    linked = {one for one in SPLIT if f"{one}/{FOLDER}" in role.files}
+    origin = role.sizes(FOLDER) or trees["model"]
+    short = [one for one in SPLIT if one not in linked and trees[one] != origin]
+    if not short and origin:
+        why = "migrated from the layout before v2 by verl's script, which writes no manifest"
+        role.context.report.say(Kind.NOTE, role.base + MANIFEST, why)
+        _moved(role, linked)
+    elif role.below(FOLDER):
+        for one in short:
+            lacks = _lacking({name for name in origin if trees[one].get(name) != origin[name]})
+            why = f"the migration did not end: {lacks}; migrate it again"
+            role.say(Kind.MISSING, f"{one}/{FOLDER}", why)
+    else:
+        why = "it is missing, and it is written last: the save did not end"
+        role.say(Kind.MISSING, MANIFEST, why)
+
+
+def _moved(role: _Role, linked: set[str]) -> None:
+    """Ask for the end of a migration: links that lead somewhere, the weights in their new place."""
+    for one in sorted(linked):
+        if not role.has(f"{one}/{FOLDER}"):
+            role.say(Kind.MISSING, f"{one}/{FOLDER}", "the link leads nowhere")
+    if role.below(HF):
+        why = f"the migration did not end: {HF}/ is still where it was before"
+        role.say(Kind.MISSING, f"model/{HF}", why)
+
+
+def _lacking(names: set[str]) -> str:
+    some = ", ".join(clip(one) for one in sorted(names)[:3])
+    return f"{len(names)} files of {FOLDER} are not here as they are there ({some})"
+
+
+# -- folders of Megatron ---------------------------------------------------------------------------
+
+
+def _dist(role: _Role, folder: str) -> None:
+    """Ask for what a folder of `dist_checkpointing` always has."""
+    for name, why in _demanded(role, folder):
+        if name not in role.below(folder):
+            role.say(Kind.MISSING, f"{folder}/{name}", why)
+    config = f"{folder}/metadata.json"
+    backend = role.facts(config).get("sharded_backend")
+    if config in role.files and not isinstance(backend, str):
+        role.say(Kind.DAMAGED, config, "it does not say the format of the shards")
+
+
+def _demanded(role: _Role, folder: str) -> Iterator[tuple[str, str]]:
+    """Give the files that the formats demand which `metadata.json` names, each with why."""
+    facts = role.facts(f"{folder}/metadata.json")
+    yield "metadata.json", "it is written last: the save did not end; Megatron refuses the folder"
+    if facts.get("sharded_backend", "torch_dist") == "torch_dist":
+        yield ".metadata", "it says where each tensor lies: no shard of this folder can be read"
+    if facts.get("common_backend", "torch") == "torch":
+        yield "common.pt", "it holds what is not sharded, and loading begins with it"

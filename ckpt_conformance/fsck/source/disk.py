@@ -1,0 +1,133 @@
+"""The files of a path: listed without following links, opened without surprises."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+
+from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.source import Absent, Entry, Folder
+
+lstat = os.lstat  # by a name of its own: tests put a slow disk here
+
+
+class DiskFolder(Folder):
+    """A folder of this machine.
+
+    Attributes:
+        boundary: real path of what a link may lead to: the folder that the user named.
+
+    """
+
+    def __init__(self, root: Path, boundary: Path | None = None) -> None:
+        """Take a folder; nothing is read yet."""
+        super().__init__()
+        self._root = root
+        self.boundary = Path(os.path.realpath(boundary or root))
+        self._parents: dict[str, str] = {}
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return self._root
+
+    def inner(self, base: str) -> DiskFolder:
+        """Give a folder below, with the same boundary."""
+        return DiskFolder(self.root / base, self.boundary)
+
+    def _look(self, name: str) -> Entry | None:
+        """Look at a name by lstat."""
+        try:
+            info = lstat(self.root / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError:  # a NUL in the name
+            return None
+        return Entry(_kind(info), info.st_size, (info.st_dev, info.st_ino), info.st_nlink)
+
+    def listing(self, base: str = "") -> dict[str, str]:
+        """List a folder: the kind of each name, sorted, without a look at the files."""
+        with os.scandir(self.root / base) as entries:
+            return dict(sorted((one.name, _kind_of(one)) for one in entries))
+
+    def strayed(self, name: str) -> str:
+        """Say where a link leads that is, or goes through, one out of the boundary."""
+        real = Path(os.path.realpath(self.root / name))
+        if real.is_relative_to(self.boundary):
+            return ""
+        target = (self.root / name).readlink()
+        return f"a symbolic link to {target}, out of {self.boundary}: not followed"
+
+    def size(self, name: str) -> int:
+        """Give the size of a file in bytes; raises as `open` does."""
+        known = self._known.get(name)
+        if known is not None and known.kind == "file" and self._beside(name):
+            return known.size
+        return self._real(name)[1].st_size
+
+    def open(self, name: str) -> io.FileIO:
+        """Open a regular file of the tree for reading.
+
+        Raises:
+            Absent: there is nothing under the name.
+            Malformed: a link out of the boundary, or something that is no regular file.
+
+        """
+        known = self._known.get(name)
+        is_file = known is not None and known.kind == "file"
+        real = self._beside(name) if is_file else self._real(name)[0]
+        # Non-blocking: a FIFO would wait for a writer.
+        try:
+            number = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise Absent(f"{name} is not there any more") from error
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise Malformed("it is no regular file")
+        return io.FileIO(number, "rb")
+
+    def _beside(self, name: str) -> str:
+        """Resolve the folder of a name, once for all that is in it."""
+        base, _, last = name.rpartition("/")
+        if base not in self._parents:
+            parent = os.path.realpath(self.root / base)
+            self._check_inside(parent)
+            self._parents[base] = parent
+        return f"{self._parents[base]}/{last}"
+
+    def _real(self, name: str) -> tuple[str, os.stat_result]:
+        """Resolve the links of a name, and refuse what leads elsewhere."""
+        try:
+            real = self._beside(name)
+            info = lstat(real)
+            if stat.S_ISLNK(info.st_mode):
+                real = os.path.realpath(real)
+                self._check_inside(real)
+                info = lstat(real)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise Absent(f"{name} is not there") from error
+        self._check_inside(real)
+        if not stat.S_ISREG(info.st_mode):
+            raise Malformed("it is no regular file")
+        return real, info
+
+    def _check_inside(self, real: str) -> None:
+        if not Path(real).is_relative_to(self.boundary):
+            raise Malformed(f"it is a symbolic link out of {self.boundary}: not followed")
+
+
+def _kind(info: os.stat_result) -> str:
+    mode = info.st_mode
+    if stat.S_ISLNK(mode):
+        return "link"
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def _kind_of(one: os.DirEntry[str]) -> str:
+    if one.is_symlink():
+        return "link"
+    if one.is_file(follow_symlinks=False):
+        return "file"
+    return "folder" if one.is_dir(follow_symlinks=False) else "other"

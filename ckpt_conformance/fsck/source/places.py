@@ -1,0 +1,64 @@
+"""Where a checkpoint may be: a path of this machine, or a URL that fsspec reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.fsck.source.disk import DiskFolder
+from ckpt_conformance.fsck.source.remote import RemoteFolder, Url, open_url
+
+Where = Path | Url
+
+_SHORT = 200  # characters of a path that a message shows
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
+
+
+def place(text: str) -> Where:
+    """Give what a user named; RequestError for nothing, and for a URL that nothing here reads."""
+    if not text.strip():
+        raise RequestError(f"{text!r} is no path; is a variable of the script empty?")
+    return open_url(text) if _URL.match(text) else Path(text)
+
+
+def check_there(where: Where) -> None:
+    """Raise RequestError where there is nothing, or nobody may look."""
+    try:
+        found = where.exists()
+    except OSError as error:  # no permission above it, a name that is too long
+        short = str(where) if len(str(where)) < _SHORT else f"{str(where)[:_SHORT]}..."
+        raise RequestError(f"{short} cannot be looked at: {error.strerror}") from error
+    if not found:
+        raise RequestError(f"{where} does not exist; give the folder of a run")
+
+
+def folder_at(root: Where, boundary: Where | None = None) -> DiskFolder | RemoteFolder:
+    """Give a folder; links of a path may lead to what is below the boundary, those of URLs not."""
+    if isinstance(root, Url):
+        return RemoteFolder(root)
+    return DiskFolder(root, boundary if isinstance(boundary, Path) else None)
+
+
+def changed(where: Where) -> float:
+    """Give when something was changed, in seconds since 1970; 0 where nobody says."""
+    if isinstance(where, Url):
+        return where.changed()
+    try:
+        return where.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def below(where: Where, top: Where) -> str | None:
+    """Give the name of something relative to a folder; None where it is not below it."""
+    if isinstance(where, Url) or isinstance(top, Url):
+        head = f"{top}/"
+        return str(where).removeprefix(head) if str(where).startswith(head) else None
+    return str(where.relative_to(top)) if where.is_relative_to(top) else None
+
+
+def check_reached(where: Where) -> None:
+    """Refuse to choose where a store did not answer: what it hides may be the newest whole one."""
+    if isinstance(where, Url) and where.files.failures:
+        raise RequestError(f"{where} was not read to its end: {where.files.failures[0]}")

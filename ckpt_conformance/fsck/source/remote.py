@@ -1,0 +1,342 @@
+"""The files of a URL, read through fsspec: ranges of bytes, never a file as a whole.
+
+A store lists a folder with all sizes at once, and each request takes its time: so folders are
+listed once, small reads are answered from blocks, and what is read in order is fetched far ahead.
+There are no inodes and no hard links; a link is never followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckpt_conformance.contract.requests import RequestError, nearest
+from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.ranges import RemoteFile
+from ckpt_conformance.fsck.source.source import Absent, Entry, Folder, Unreachable, in_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+Given = TypeVar("Given")
+
+_FEW = 4  # files that are asked for one by one, and not by a listing
+_KINDS = {"file": "file", "directory": "folder", "link": "link"}
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
+_WHOLE_ONLY = "the store gives whole files only, and no ranges"
+_TRY = "look at the network, the credentials and the endpoint, then try again"
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Url:
+    """A place in a store; it answers as a `Path` does.
+
+    Attributes:
+        text: the URL as the user gave it, with what was appended.
+        path: what the filesystem of fsspec calls it.
+        files: that filesystem.
+
+    """
+
+    text: str
+    path: str
+    files: Files = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """Give the URL."""
+        return self.text
+
+    def __truediv__(self, name: str) -> Url:
+        """Give a place below."""
+        inner = name.strip("/")
+        return Url(f"{self.text}/{inner}", f"{self.path}/{inner}", self.files) if inner else self
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name, with its dot."""
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names on the way to it."""
+        return tuple(self.path.split("/"))
+
+    @property
+    def parent(self) -> Url:
+        """The folder that it is in."""
+        ends = self.text.rpartition("/")[0], self.path.rpartition("/")[0]
+        return Url(*ends, self.files)
+
+    def resolve(self) -> Url:
+        """Give itself: no link is followed."""
+        return self
+
+    def exists(self) -> bool:
+        """Tell whether there is anything."""
+        return self._kind() is not None
+
+    def is_dir(self) -> bool:
+        """Tell whether it is a folder."""
+        return self._kind() == "folder"
+
+    def is_file(self) -> bool:
+        """Tell whether it is a file."""
+        return self._kind() == "file"
+
+    def changed(self) -> float:
+        """Give when it was changed, in seconds since 1970; 0 where the store does not say."""
+        return self.files.changed(self.path)
+
+    def _kind(self) -> str | None:
+        """Ask for it alone; RequestError where the store refuses or does not answer."""
+        try:
+            found = self.files.entry(self.path)
+        except PermissionError as error:
+            why = f"{str(error) or 'refused'}: use credentials that may list and read it"
+            raise RequestError(f"{self} cannot be read: {why}") from error
+        except OSError as error:
+            raise RequestError(f"{self} cannot be read: {error}") from error
+        return found.kind if found else None
+
+
+def open_url(text: str) -> Url:
+    """Find what reads a URL; RequestError where that is not installed, or nothing does."""
+    if "::" in text:
+        raise RequestError(f"{text} is a chain of URLs; give the URL of the folder itself")
+    try:
+        core: Any = importlib.import_module("fsspec.core")  # as Any: it has no types
+    except ModuleNotFoundError:
+        why = "which needs fsspec: pip install 'ckpt-conformance[reference]'"
+        raise RequestError(f"{text} is a URL, {why}") from None
+    try:  # an instance of its own: others may have listed, and remember what is not so any more
+        files, path = core.url_to_fs(text, skip_instance_cache=True)
+    except ImportError as error:
+        extra = ": pip install 'ckpt-conformance[s3]'" if text.startswith(("s3:", "s3a:")) else ""
+        raise RequestError(
+            f"{text} needs a package that is not installed: {error}{extra}"
+        ) from None
+    except Exception as error:
+        raise RequestError(f"{text} cannot be read: {_reason(text, error)}") from error
+    shown = text if text.endswith("://") else text.rstrip("/")
+    return Url(shown, str(path).rstrip("/"), Files(files, shown, str(path).rstrip("/")))
+
+
+def _reason(text: str, error: Exception) -> str:
+    """Say why there is no filesystem for a URL."""
+    fsspec: Any = importlib.import_module("fsspec")
+    scheme = text.partition("://")[0]
+    known: list[str] = fsspec.available_protocols()
+    if scheme in known:
+        return f"{type(error).__name__}: {error}"
+    return f"fsspec knows no {scheme}://; {nearest(scheme, known)}it knows s3, gs, https and others"
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+class Files:
+    """A filesystem of fsspec: what it says is remembered, and every error says the URL.
+
+    Attributes:
+        failures: requests that were not answered: nothing is known of what they asked for.
+
+    """
+
+    def __init__(self, files: Any, text: str, path: str) -> None:  # noqa: ANN401  no types
+        """Take the filesystem, and the URL and the path of one place in it."""
+        self.failures: list[str] = []
+        self._files = files
+        self._text, self._path = text, path
+        self._listed: dict[str, dict[str, Entry]] = {}
+        self._alone: dict[str, Entry | None] = {}
+        self._times: dict[str, float] = {}
+        self._unranged = set[str]()
+
+    def listing(self, path: str) -> dict[str, Entry]:
+        """Give what is in a folder by name; FileNotFoundError, PermissionError, Unreachable."""
+        if path not in self._listed:
+            found = self._ask("listing", path, lambda: self._files.ls(path, detail=True))
+            self._listed[path] = dict(_entries(path, found))
+            times = (one.changed for one in self._listed[path].values())
+            self._note_time(path, max(times, default=0.0))
+        return self._listed[path]
+
+    def _note_time(self, path: str, time: float) -> None:
+        """Keep the time of a change for a folder and for those that it is in."""
+        while time and path.startswith(self._path) and self._times.get(path, 0.0) < time:
+            self._times[path] = time
+            path = path.rpartition("/")[0]
+
+    def entry(self, path: str) -> Entry | None:
+        """Give what is there; None for nothing. Raises as `listing` does."""
+        above, _, name = path.rpartition("/")
+        listed = self._listed.get(above)
+        known = listed.get(name) if listed is not None else None
+        if listed is not None and (known is None or known.size >= 0):
+            return known
+        if path not in self._alone:
+            try:
+                info = self._ask("looking at", path, lambda: self._files.info(path))
+                self._alone[path] = _entry(info)
+                if "mimetype" in info and not info.get("partial"):  # by HTTP
+                    self._unranged.add(path)
+            except (FileNotFoundError, NotADirectoryError):
+                self._alone[path] = None
+        return self._alone[path]
+
+    def read(self, path: str, start: int, end: int) -> bytes:
+        """Read bytes [start, end); fewer where the file ends before."""
+        what = f"reading bytes {start}..{end} of"
+        known = self._alone.get(path) if path in self._unranged else None
+        if known and known.size > end - start:
+            raise self._failure(what, path, _WHOLE_ONLY)
+        data: bytes = self._ask(
+            what, path, lambda: self._files.cat_file(path, start=start, end=end)
+        )
+        if len(data) > end - start:
+            raise self._failure(what, path, _WHOLE_ONLY)
+        return data
+
+    def changed(self, path: str) -> float:
+        """Give when a file, or something in a folder, was changed; 0 where nothing said it."""
+        if path not in self._times:
+            with contextlib.suppress(OSError):  # who reads it is told
+                found = self.entry(path)
+                return found.changed if found else 0.0
+        return self._times.get(path, 0.0)
+
+    def _ask(self, what: str, path: str, action: Callable[[], Given]) -> Given:
+        """Do a request; Unreachable for any error but those of the file itself.
+
+        What is refused is noted, too: nothing is known of it.
+        """
+        try:
+            return action()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except PermissionError as error:
+            self._failure(what, path, str(error) or "refused")
+            raise
+        except Exception as error:  # each protocol's package has errors of its own
+            raise self._failure(what, path, f"{type(error).__name__}: {error}") from error
+
+    def _failure(self, what: str, path: str, why: str) -> Unreachable:
+        url = self._text + path.removeprefix(self._path)
+        self.failures.append(f"{what} {url} fails: {why}; {_TRY}")
+        return Unreachable(self.failures[-1])
+
+
+def _entries(path: str, listed: Iterable[dict[str, Any]]) -> Iterator[tuple[str, Entry]]:
+    """Give what a listing names; a folder's own mark is no file in it."""
+    for info in listed:
+        name = str(info["name"]).rstrip("/")
+        last = name.rpartition("/")[2]
+        if name != path and last not in ("", ".", ".."):
+            yield last, _entry(info)
+
+
+def _time(info: dict[str, Any]) -> float:
+    """Give when a file was changed, in seconds since 1970: each store has a word for it."""
+    if info.get("type") == "directory":
+        return 0.0  # of a folder stores have no time, or that of something else
+    found = [info[one] for one in _TIMES if info.get(one)]
+    if found and isinstance(found[0], datetime):
+        return found[0].timestamp()
+    with contextlib.suppress(TypeError, ValueError):
+        return float(found[0]) if found else 0.0
+    with contextlib.suppress(TypeError, ValueError):
+        return datetime.fromisoformat(found[0]).timestamp()
+    return 0.0
+
+
+def _entry(info: dict[str, Any]) -> Entry:
+    """Read what a store says of a name; a file whose size it does not say has -1."""
+    kind = "link" if info.get("islink") else _KINDS.get(str(info.get("type")), "other")
+    kind = "folder" if info.get("mimetype") == "text/html" else kind  # an index, by HTTP
+    size = info.get("size")
+    size = size if isinstance(size, int) else -1 if kind == "file" else 0
+    return Entry(kind, size, (0, 0), 1, _time(info))
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class RemoteFolder(Folder):
+    """A folder of a URL."""
+
+    def __init__(self, root: Url) -> None:
+        """Take a folder; nothing is read yet."""
+        super().__init__()
+        self._root = root
+        self._files = root.files
+
+    @property
+    def root(self) -> Url:
+        """The folder."""
+        return self._root
+
+    def inner(self, base: str) -> RemoteFolder:
+        """Give a folder below."""
+        return RemoteFolder(self.root / base)
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Look at files: by a listing where a folder has many, for it says all sizes at once."""
+        names = list(names)
+        folders = Counter(name.rpartition("/")[0] for name in names)
+        in_threads(self._list, [base for base, count in folders.items() if count > _FEW])
+        super().fetch(names)
+
+    def _list(self, base: str) -> None:
+        with contextlib.suppress(OSError):  # who asks for a file of it is told
+            self._files.listing((self.root / base).path)
+
+    def _look(self, name: str) -> Entry | None:
+        """Look at a name; `unread` where the store does not say."""
+        try:
+            return self._files.entry((self.root / name).path)
+        except OSError:
+            return Entry("unread", 0, (0, 0), 1)
+
+    def listing(self, base: str = "") -> dict[str, str]:
+        """List a folder: the kind of each name, sorted."""
+        found = self._files.listing((self.root / base).path)
+        return {name: one.kind for name, one in sorted(found.items())}
+
+    def strayed(self, name: str) -> str:
+        """Say that a link is not followed; nothing for others."""
+        found = self.entry(name)
+        return _LINK if found is not None and found.kind == "link" else ""
+
+    def size(self, name: str) -> int:
+        """Give the size of a file in bytes; raises as `open` does."""
+        found = self.entry(name)
+        if found is not None and found.kind == "unread":
+            found = self._files.entry((self.root / name).path)  # raises what it raised
+        if found is None:
+            raise Absent(f"{name} is not there")
+        if found.kind != "file":
+            raise Malformed(_LINK if found.kind == "link" else "it is no regular file")
+        if found.size < 0:
+            raise Unreachable(f"the store does not say how long {self.root / name} is")
+        return found.size
+
+    def open(self, name: str) -> RemoteFile:
+        """Open a file; the first request comes with the first read."""
+        path, size = (self.root / name).path, self.size(name)
+        return RemoteFile(lambda start, end: self._files.read(path, start, end), size)
+
+
+_LINK = "a symbolic link: not followed in a URL; give the path instead"

@@ -1,0 +1,256 @@
+"""The files of a checkpoint: listed without following links, opened without surprises, streamed."""
+
+from __future__ import annotations
+
+import io
+import os
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
+
+from ckpt_conformance.fsck.source.findings import Malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from ckpt_conformance.fsck.source.places import Where
+
+Given = TypeVar("Given")
+Got = TypeVar("Got")
+
+CHUNK = 512 << 10
+"""Bytes read at once: they stay in a core's cache until they are summed."""
+AHEAD = 4 << 20
+"""Bytes read at once where several threads work on them."""
+IO_THREADS = 32
+"""Threads that wait at once: they read names and headers, not payload."""
+_FEW = 4  # items for which no thread is worth its start
+_MOST_FILES = 2_000_000
+_NEAR, _FAR = 64 << 10, 8 << 20
+
+
+class Absent(OSError):  # noqa: N818  as Malformed
+    """A file that is named and is not there."""
+
+
+class Unreachable(OSError):  # noqa: N818  as Malformed
+    """A store that does not answer: nothing is known of the bytes. The text says what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name below a folder, by lstat or by what a store says.
+
+    Attributes:
+        kind: `file`, `link`, `folder` or `other`; `unread` where a store does not say.
+        size: bytes.
+        inode: (device, inode), the same for hard links of one file.
+        names: how many names the inode has.
+        changed: seconds since 1970; 0 where it was not said.
+
+    """
+
+    kind: str
+    size: int
+    inode: tuple[int, int]
+    names: int
+    changed: float = 0.0
+
+
+class Readable(Protocol):
+    """What the readers need of an open file."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a byte."""
+        ...
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read at most so many bytes."""
+        ...
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill a buffer from the front; give how many bytes came, 0 at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None:
+        """Close it."""
+        ...
+
+
+@runtime_checkable
+class Foretold(Protocol):
+    """A file that fetches more at once where it knows what will be read."""
+
+    def expect(self, start: int, end: int) -> None:
+        """Take that bytes [start, end) will be read in their order."""
+        ...
+
+
+class Folder(ABC):
+    """One folder that is judged, never left and never written to.
+
+    On a network each look at a file takes its time, so folders are listed without one, files are
+    looked at once, and many in threads. `disk` has the folders of paths, `remote` those of URLs.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._known: dict[str, Entry | None] = {}
+
+    @property
+    @abstractmethod
+    def root(self) -> Where:
+        """The folder."""
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Look at files in threads, and keep what was seen: nothing changes while it is judged."""
+        missing = [name for name in names if name not in self._known]
+        self._known.update(zip(missing, in_threads(self.entry, missing), strict=True))
+
+    def entry(self, name: str) -> Entry | None:
+        """Give what is there under a name; None for nothing."""
+        return self._known[name] if name in self._known else self._look(name)
+
+    @abstractmethod
+    def _look(self, name: str) -> Entry | None:
+        """Look at a name."""
+
+    @abstractmethod
+    def inner(self, base: str) -> Folder:
+        """Give a folder below, by its name with or without a slash at its end."""
+
+    @abstractmethod
+    def listing(self, base: str = "") -> dict[str, str]:
+        """List a folder: the kind of each name, sorted, without a look at the files."""
+
+    @abstractmethod
+    def strayed(self, name: str) -> str:
+        """Say of a link that leads where nothing is read what is wrong; nothing for others."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Give the size of a file in bytes; raises as `open` does."""
+
+    @abstractmethod
+    def open(self, name: str) -> Readable:
+        """Open a regular file of the tree for reading.
+
+        Raises:
+            Absent: there is nothing under the name.
+            Malformed: a link that leads out, or something that is no regular file.
+
+        """
+
+    def walk(self, depth: int = 8) -> Iterator[tuple[str, str]]:
+        """List everything below the folder with its kind; links are not followed."""
+        pending = [("", depth)]
+        seen = 0
+        while pending:
+            base, left = pending.pop()
+            for name, kind in self.listing(base).items():
+                inner = f"{base}/{name}" if base else name
+                seen += 1
+                if seen > _MOST_FILES:
+                    raise Malformed(f"more than {_MOST_FILES} names below {self.root}")
+                if kind == "folder" and left > 1:
+                    pending.append((inner, left - 1))
+                yield inner, kind
+
+
+def in_threads(
+    action: Callable[[Given], Got], items: Sequence[Given], threads: int = IO_THREADS
+) -> list[Got]:
+    """Do what waits for a disk or a network for many items at once; results in their order."""
+    if len(items) < _FEW:
+        return [action(one) for one in items]
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        return list(pool.map(action, items))
+
+
+def plain(name: object) -> str:
+    """Give a name of a file inside a checkpoint; Malformed for anything that leads elsewhere."""
+    if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255:  # noqa: PLR2004  NAME_MAX
+        raise Malformed(f"{str(name)[:80]!r} is no name of a file")
+    if any(sign in name for sign in "/\\\0"):
+        raise Malformed(f"the file name {name[:80]!r} leaves the checkpoint")
+    return name
+
+
+def exactly(file: Readable, start: int, length: int) -> bytes:
+    """Read bytes at a place; Malformed where the file does not have them."""
+    file.seek(start)
+    data = b""
+    while len(data) < length and (piece := file.read(length - len(data))):
+        data += piece
+    if len(data) != length:
+        raise Malformed(
+            f"{length} bytes are expected and {len(data)} are there", start, start + length
+        )
+    return data
+
+
+def whole(file: Readable, limit: int) -> bytes:
+    """Read a small file; Malformed where it is larger than any of its sort."""
+    size = file.seek(0, os.SEEK_END)
+    if size > limit:
+        raise Malformed(f"it is {size} bytes long, and {limit} are read at most")
+    return exactly(file, 0, size)
+
+
+def expect(file: Readable, start: int, end: int) -> None:
+    """Tell a file that bytes [start, end) will be read in their order."""
+    if end - start <= _NEAR:
+        return
+    if not isinstance(file, io.FileIO):
+        if isinstance(file, Foretold):
+            file.expect(start, end)
+    elif end - start > _FAR:  # a cold disk reads ahead twice as far
+        os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_SEQUENTIAL)
+
+
+def chunks(file: Readable, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+    """Stream bytes [start, end) through one buffer; Malformed where the file ends before."""
+    at = start
+    file.seek(at)
+    expect(file, start, end)
+    while at < end:
+        got = file.readinto(buffer[: min(len(buffer), end - at)])
+        if not got:
+            raise Malformed(f"it ends at byte {at}, and {end} are expected", at, end)
+        at += got
+        yield buffer[:got]
+
+
+def chunks_ahead(file: Readable, start: int, end: int) -> Iterator[memoryview]:
+    """Stream bytes [start, end) as `chunks` does, while a thread reads the next ones."""
+    buffers = [memoryview(bytearray(AHEAD)) for _ in range(2)]
+    expect(file, start, end)
+    at, turn = start, 0
+    file.seek(at)
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(file.readinto, buffers[turn][: end - at])
+        while at < end:
+            got = coming.result()
+            if not got:
+                raise Malformed(f"it ends at byte {at}, and {end} are expected", at, end)
+            at += got
+            piece, turn = buffers[turn][:got], 1 - turn
+            if at < end:
+                coming = reader.submit(file.readinto, buffers[turn][: end - at])
+            yield piece
