@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract.catalogue import Catalogue, Invariant
     from ckpt_conformance.contract.registry import AdapterInfo
-    from ckpt_conformance.session import SessionOptions
+    from ckpt_conformance.plugin.session import SessionOptions
 
 SCHEMA = "ckpt-conformance/result/v1"
 REPRODUCED = "reproduced with a real process"

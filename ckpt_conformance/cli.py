@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.certificate import Json
     from ckpt_conformance.contract.registry import AdapterInfo
-    from ckpt_conformance.session import SessionOptions
+    from ckpt_conformance.plugin.session import SessionOptions
 
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 INTERRUPTED = 130
@@ -113,7 +113,7 @@ def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Ra
     Raises AdapterError for an adapter that can't be made.
     """
     from ckpt_conformance.harness import facts
-    from ckpt_conformance.session import run_session, scratch_folder  # they load pytest
+    from ckpt_conformance.plugin.session import run_session, scratch_folder  # they load pytest
 
     ran = Ran({}, defaultdict(list), interrupted=False)
     with Progress(what) as progress, scratch_folder() as scratch:
@@ -167,7 +167,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
     ] = None,
 ) -> None:
     """Certify checkpoint managers; write result.json, report.html, junit.xml and summary.md."""
-    from ckpt_conformance.session import SessionOptions
+    from ckpt_conformance.plugin.session import SessionOptions
 
     options = SessionOptions(
         adapters=_unique(adapters),
@@ -288,7 +288,7 @@ def mutants(
 ) -> None:
     """Print the kill matrix: each mutant must violate exactly what it was built to break."""
     from ckpt_conformance.mutants import all_mutants
-    from ckpt_conformance.session import SessionOptions
+    from ckpt_conformance.plugin.session import SessionOptions
 
     known = all_mutants()
     requests.check_names("mutant", only or (), known)

@@ -365,7 +365,7 @@ def _replay_state(folder: Path, told: dict[str, Any]) -> int:
 def _replay(told: dict[str, Any]) -> int:
     """Run the check of a bundle again, with its seed and budget."""
     from ckpt_conformance.harness import facts
-    from ckpt_conformance.session import SessionOptions, run_session  # it loads pytest
+    from ckpt_conformance.plugin.session import SessionOptions, run_session  # it loads pytest
 
     outcome = told["outcome"]
     name = outcome["adapter"]

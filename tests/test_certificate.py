@@ -18,7 +18,7 @@ from ckpt_conformance import baseline, certificate, environment, report
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.registry import AdapterInfo
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
-from ckpt_conformance.session import SessionOptions
+from ckpt_conformance.plugin.session import SessionOptions
 
 SCHEMA = Path(certificate.__file__).parent / "schemas" / "result.schema.json"
 ATOM, CORR, LATER = "CKC-ATOM-001", "CKC-CORR-001", "CKC-ATOM-002"

@@ -19,7 +19,6 @@ from ckpt_conformance import (
     cli,
     cli_progress,
     environment,
-    session,
 )
 from ckpt_conformance import mutants as all_of_mutants
 from ckpt_conformance.certificate import selected
@@ -28,12 +27,13 @@ from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.harness import facts
 from ckpt_conformance.mutants import MutantInfo
+from ckpt_conformance.plugin import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.session import SessionOptions
+    from ckpt_conformance.plugin.session import SessionOptions
 
 ATOM, CORR = "CKC-ATOM-001", "CKC-CORR-001"
 PROFILES = {"crash": "a killed process loses nothing", "damage": "damage is refused"}

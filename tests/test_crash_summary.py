@@ -7,12 +7,13 @@ from typing import Any
 
 from test_certificate import ATOM, CORR, all_pass, build, outcome
 
-from ckpt_conformance import outcomes, plugin
+from ckpt_conformance import plugin
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
 from ckpt_conformance.crash.explore import summary
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport, Violation
 from ckpt_conformance.crash.explore.judging import Visit
 from ckpt_conformance.crash.model.states import State
+from ckpt_conformance.plugin import outcomes
 from ckpt_conformance.trace.operations import Recording
 
 KILL = {"states": 10, "unique": 8, "visited": 5, "points": 4, "violating": 1}

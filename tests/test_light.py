@@ -8,7 +8,7 @@ import sys
 COLLECT = """
 import importlib, pkgutil, sys
 import ckpt_conformance.suites as suites
-import ckpt_conformance.plugin, ckpt_conformance.outcomes, ckpt_conformance.session
+import ckpt_conformance.plugin, ckpt_conformance.plugin.outcomes, ckpt_conformance.plugin.session
 for module in pkgutil.iter_modules(suites.__path__):
     importlib.import_module(f"{suites.__name__}.{module.name}")
 print(sorted({"torch", "numpy"} & set(sys.modules)))

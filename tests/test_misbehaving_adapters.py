@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance.harness import client
-from ckpt_conformance.session import SessionOptions, run_session
+from ckpt_conformance.plugin.session import SessionOptions, run_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_crash_summary import item_with
 
-from ckpt_conformance import outcomes
 from ckpt_conformance.contract.verdicts import CONTROL, Verdict, Violation, control_failed
-from ckpt_conformance.session import SessionOptions, run_session
+from ckpt_conformance.plugin import outcomes
+from ckpt_conformance.plugin.session import SessionOptions, run_session
 from ckpt_conformance.subject import resumption
 
 if TYPE_CHECKING:

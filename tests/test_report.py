@@ -15,7 +15,7 @@ from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.registry import AdapterInfo
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.environment import describe_environment
-from ckpt_conformance.session import SessionOptions
+from ckpt_conformance.plugin.session import SessionOptions
 
 EVIDENCE = {
     "step served": 20,

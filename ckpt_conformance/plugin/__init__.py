@@ -333,7 +333,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     name = invariant_of(pyfuncitem)
     if name is None:
         return (yield)
-    from ckpt_conformance import outcomes
+    from ckpt_conformance.plugin import outcomes
 
     try:
         subject, invariant = pyfuncitem.stash[NEEDS]
@@ -357,7 +357,7 @@ def pytest_runtest_makereport(
     name = invariant_of(item)
     if name is None:
         return report
-    from ckpt_conformance import outcomes
+    from ckpt_conformance.plugin import outcomes
 
     if call.when == "setup" and report.failed and call.excinfo:
         outcome = outcomes.of_error(item, name, call.excinfo.value)
