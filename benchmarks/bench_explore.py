@@ -13,7 +13,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from ckpt_conformance.crash.explore import explore, workloads
+from ckpt_conformance.crash.explore import engine, workloads
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client
 from ckpt_conformance.subject.subject import Subject
@@ -39,8 +39,8 @@ def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, floa
         }
         ending = subject.life({"op": "load"}, probe)
         rate = ending.result("probe")["value"]
-        limits = explore.Limits(candidates=4000, visits=visits, alone=0, rounds=0)
-        result = explore.explore(subject, recorded, MODELS, limits)
+        limits = engine.Limits(candidates=4000, visits=visits, alone=0, rounds=0)
+        result = engine.explore(subject, recorded, MODELS, limits)
         candidates = sum(report.candidates for report in result.models.values())
         states = result.visited / result.batch_seconds
         return len(recorded.recording.operations), candidates, result.visited, states, rate

@@ -214,7 +214,7 @@ class Run:
     def one(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
         from ckpt_conformance.crash.explore import bundles, reproduced, workloads
-        from ckpt_conformance.crash.explore import explore as engine
+        from ckpt_conformance.crash.explore import engine as engine
 
         if self.ranks > 1:
             self._of_ranks(subject, name, progress)
@@ -228,7 +228,7 @@ class Run:
     def _of_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload of several ranks."""
         from ckpt_conformance.crash.explore import bundles, reproduced, workloads
-        from ckpt_conformance.crash.explore import explore as engine
+        from ckpt_conformance.crash.explore import engine as engine
         from ckpt_conformance.crash.explore.explore_ranks import RanksExplorer
 
         subject.need("ranks")

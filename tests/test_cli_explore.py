@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from ckpt_conformance import cli, cli_explore
-from ckpt_conformance.crash.explore import explore
+from ckpt_conformance.crash.explore import engine
 from ckpt_conformance.environment import OutputError
 from ckpt_conformance.trace.operations import Recording
 
@@ -86,7 +86,7 @@ def test_a_violation_is_told_with_its_replay_command(found: tuple[int, str, Path
 def test_the_exploration_is_written_as_json_and_as_a_page(found: tuple[int, str, Path]) -> None:
     _, text, out = found
     body = json.loads((out / "result.json").read_text())
-    schema = Path(explore.__file__).parents[1] / "schemas" / "exploration.schema.json"
+    schema = Path(engine.__file__).parents[1] / "schemas" / "exploration.schema.json"
     jsonschema.validate(body, json.loads(schema.read_text()))
     (one,) = body["explorations"]
     assert one["workload"] == "second"
@@ -185,7 +185,7 @@ def test_ctrl_c_prints_what_was_found(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(explore, "CHUNK", 4)
+    monkeypatch.setattr(engine, "CHUNK", 4)
     monkeypatch.setattr("ckpt_conformance.cli_explore.Progress.__call__", stop)
     arguments = ["explore", IN_PLACE, "--model", "kill", "--workload", "second"]
     code, text = run(*arguments, "--out", str(tmp_path / "out"), capsys=capsys)

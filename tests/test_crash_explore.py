@@ -15,9 +15,9 @@ from traces import Trace, atomic, in_place
 
 from ckpt_conformance import certificate
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
-from ckpt_conformance.crash.explore import bundles, explore, reproduced, workloads
+from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
+from ckpt_conformance.crash.explore.engine import Explorer, Limits, Recorded
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS
-from ckpt_conformance.crash.explore.explore import Explorer, Limits, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def second_save(subject: Subject, folder: Path, skip: Sequence[str] = ()) -> Rec
 
 
 def run(subject: Subject, recorded: Recorded, *models: str) -> Exploration:
-    result = explore.explore(subject, recorded, models, LIMITS)
+    result = engine.explore(subject, recorded, models, LIMITS)
     assert not result.unknown
     return result
 
@@ -141,7 +141,7 @@ def a_kill_that_loses_all(subject: Subject, folder: Path) -> Explorer:
     in_place(trace, "checkpoint.pt", (golden.snapshot(4) / "checkpoint.pt").read_bytes(), 4)
     recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
     explorer = Explorer(subject, recorded, LIMITS)
-    explore.run(explorer, ["kill"])
+    engine.run(explorer, ["kill"])
     return explorer
 
 
@@ -200,11 +200,11 @@ def test_several_jobs_find_the_same(
 ) -> None:
     subject = subjects(PER_STEP)
     recorded = second_save(subject, tmp_path, ["fsync"])
-    monkeypatch.setattr(explore, "CHUNK", 8)
+    monkeypatch.setattr(engine, "CHUNK", 8)
     limits = Limits(candidates=60, visits=24, alone=4, rounds=0, jobs=2)
-    one = explore.explore(subject, recorded, ["ext4"], limits)
+    one = engine.explore(subject, recorded, ["ext4"], limits)
     assert one.visited >= 16
-    again = explore.explore(subject, recorded, ["ext4"], Limits(60, 24, 4, rounds=0))
+    again = engine.explore(subject, recorded, ["ext4"], Limits(60, 24, 4, rounds=0))
     assert one.models["ext4"].outcomes == again.models["ext4"].outcomes
 
 
@@ -214,7 +214,7 @@ def test_a_whole_step_that_does_not_load_is_unknown(
     subject = subjects(PER_STEP)
     trace = Trace(tmp_path / "recording", subject.root)
     atomic(trace, "checkpoint-4.pt", b"no checkpoint", 4)
-    result = explore.explore(subject, Recorded("first", trace.finish()), ["kill"], LIMITS)
+    result = engine.explore(subject, Recorded("first", trace.finish()), ["kill"], LIMITS)
     assert any("control failed" in why for why in result.unknown)
 
 
@@ -223,13 +223,13 @@ def test_ctrl_c_gives_what_was_found(
 ) -> None:
     subject = subjects(PER_STEP)
     recorded = second_save(subject, tmp_path)
-    monkeypatch.setattr(explore, "CHUNK", 3)
+    monkeypatch.setattr(engine, "CHUNK", 3)
 
     def stop(done: int, *_: Any) -> None:  # noqa: ANN401
         if done >= 6:
             raise KeyboardInterrupt
 
-    result = explore.explore(subject, recorded, ["kill"], LIMITS, stop)
+    result = engine.explore(subject, recorded, ["kill"], LIMITS, stop)
     assert result.interrupted
     assert result.models["kill"].visited == 6
 
@@ -238,7 +238,7 @@ def test_a_bundle_replays_alone(subjects: Callable[[str], Subject], tmp_path: Pa
     subject = subjects(PER_STEP)
     recorded = second_save(subject, tmp_path, ["fsync"])
     explorer = Explorer(subject, recorded, LIMITS)
-    result = explore.run(explorer, ["ext4"])
+    result = engine.run(explorer, ["ext4"])
     folder = bundles.write(tmp_path / "bundles", explorer, result.violations[0])
     outcome, fine, told = bundles.replay(folder, subject)
     assert outcome is Outcome.REFUSED_UNTYPED

@@ -14,9 +14,9 @@ import pytest
 from traces import Trace, atomic
 
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
-from ckpt_conformance.crash.explore import explore, observed, real_fs, real_states
+from ckpt_conformance.crash.explore import engine, observed, real_fs, real_states
+from ckpt_conformance.crash.explore.engine import Explorer, Limits, Recorded
 from ckpt_conformance.crash.explore.exploration import BY_MODEL
-from ckpt_conformance.crash.explore.explore import Explorer, Limits, Recorded
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
@@ -50,7 +50,7 @@ def explored(
     name = NAMES[subject.info.name]
     atomic(trace, name, (golden.snapshot(4) / name).read_bytes(), 4, skip)
     recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
-    result = explore.run(Explorer(subject, recorded, LIMITS), [filesystem], [filesystem])
+    result = engine.run(Explorer(subject, recorded, LIMITS), [filesystem], [filesystem])
     assert not result.unknown
     assert result.models[observed.row_of(filesystem)].visited > 0
     return result
@@ -95,7 +95,7 @@ def test_what_no_image_showed_is_allowed_by_the_model_only(
     """Why: content alone is no evidence: at another moment something else was promised."""
 
     def early(recording: Recording, *_: object, **__: object) -> Iterator[State]:
-        yield explore.complete(recording, 7)  # before the rename, so before the acknowledgement
+        yield engine.complete(recording, 7)  # before the rename, so before the acknowledgement
 
     monkeypatch.setattr(real_states, "real_states", early)
     monkeypatch.setattr(real_fs, "unavailable", lambda _: "")
@@ -123,7 +123,7 @@ def test_a_file_without_a_name_is_unknown(
     trace.operations.append(Operation(0, Kind.CREATE, object=9, parent=ROOT))
     explorer = Explorer(subjects(PER_STEP), Recorded("first", trace.finish()), LIMITS)
     with pytest.raises(Unknown, match=r"without a name \(O_TMPFILE\); leave --real ext4 out"):
-        explore.run(explorer, [], ["ext4"])
+        engine.run(explorer, [], ["ext4"])
 
 
 def test_what_is_larger_than_the_image_is_unknown(
@@ -136,7 +136,7 @@ def test_what_is_larger_than_the_image_is_unknown(
     trace.say(Kind.WRITE, "large", size=real_fs.SIZES["ext4"])  # zeros
     explorer = Explorer(subjects(PER_STEP), Recorded("first", trace.finish()), LIMITS)
     with pytest.raises(Unknown, match=r"image of 64 MiB is too small.*leave --real ext4 out"):
-        explore.run(explorer, [], ["ext4"])
+        engine.run(explorer, [], ["ext4"])
 
 
 @pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
@@ -188,7 +188,7 @@ def test_ctrl_c_leaves_nothing_mounted_and_keeps_what_was_seen(
             raise KeyboardInterrupt
 
     recorded = Recorded("second", trace.finish(), [(2, subject.golden().snapshot(2))])
-    result = explore.run(Explorer(subject, recorded, LIMITS, stop), [], ["ext4"])
+    result = engine.run(Explorer(subject, recorded, LIMITS, stop), [], ["ext4"])
     assert result.interrupted
     assert len(result.seen) == 1
     assert str(folders[-1]) not in Path("/proc/self/mounts").read_text()

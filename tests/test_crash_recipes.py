@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from recording import record
 
-from ckpt_conformance.crash.explore import explore, workloads
+from ckpt_conformance.crash.explore import engine, workloads
 from ckpt_conformance.crash.explore.audit import audit
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ NAMES = (
     *("dcp-per-step", "dcp-overwrite", "reference", "reference-dcp"),
 )
 MODELS = ("kill", "ext4", "xfs")
-LIMITS = explore.Limits(candidates=600, visits=40, alone=3, rounds=0, onward=0)
+LIMITS = engine.Limits(candidates=600, visits=40, alone=3, rounds=0, onward=0)
 REFUSED, LOST_ALL, LOST_STEP = {"REFUSED_UNTYPED"}, {"LOST_ALL"}, {"LOST_STEP"}
 
 # (recipe, workload): the classes of violation under kill, ext4 and xfs.
@@ -63,7 +63,7 @@ def test_a_recipe_ends_as_it_is_known_to(
 ) -> None:
     subject = subjects(name)
     recorded = workloads.record(subject, workload)
-    result = explore.explore(subject, recorded, MODELS, LIMITS)
+    result = engine.explore(subject, recorded, MODELS, LIMITS)
     assert not result.unknown
     found = tuple(set(map(str, result.models[model].worst)) for model in MODELS)
     assert found == KNOWN[name, workload]

@@ -13,7 +13,7 @@ import pytest
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
 from ckpt_conformance.crash.explore import (
     bundles,
-    explore,
+    engine,
     explore_ranks,
     reproduced,
     verdicts,
@@ -210,6 +210,6 @@ def test_a_file_that_one_rank_does_not_sync_is_lost_but_on_an_nfs(
     subject = subjects("mutant:A05-ranks")
     recorded = workloads.record(subject, "second", TWO)
     explorer = explore_ranks.RanksExplorer(subject, recorded, explore_ranks.FULL)
-    models = explore.run(explorer, ("nfs", "node-loss")).models
+    models = engine.run(explorer, ("nfs", "node-loss")).models
     assert "LOST_STEP" in models["node-loss"].outcomes
     assert set(models["nfs"].outcomes) <= {"NEW", "PREVIOUS"}

@@ -13,8 +13,8 @@ from traces import Trace, atomic
 
 from ckpt_conformance import environment, report, report_explore
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
-from ckpt_conformance.crash.explore import bundles, crashmap, explore
-from ckpt_conformance.crash.explore.explore import Explorer, Limits, Recorded
+from ckpt_conformance.crash.explore import bundles, crashmap, engine
+from ckpt_conformance.crash.explore.engine import Explorer, Limits, Recorded
 from ckpt_conformance.report_map import LOOKS, NARROW, WIDE, draw
 from ckpt_conformance.trace.operations import Kind, Operation
 
@@ -42,7 +42,7 @@ def result(
     atomic(trace, "checkpoint-4.pt", data, 4, ["fsync", "directory"])
     recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
     explorer = Explorer(subject, recorded, Limits(candidates=300, visits=60, alone=5, rounds=1))
-    explored = explore.run(explorer, MODELS)
+    explored = engine.run(explorer, MODELS)
     kept = {
         key: str(bundles.write(folder / "bundles", explorer, group[0]))
         for key, group in explored.classes().items()

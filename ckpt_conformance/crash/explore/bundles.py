@@ -26,8 +26,8 @@ from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from ckpt_conformance.contract.verdicts import Outcome
+    from ckpt_conformance.crash.explore.engine import Explorer
     from ckpt_conformance.crash.explore.exploration import Exploration, Violation
-    from ckpt_conformance.crash.explore.explore import Explorer
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.trace.operations import Operation, Recording

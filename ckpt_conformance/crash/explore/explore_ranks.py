@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.crash.explore import visiting_ranks
-from ckpt_conformance.crash.explore.explore import Explorer, Limits
+from ckpt_conformance.crash.explore.engine import Explorer, Limits
 from ckpt_conformance.crash.explore.exploring import nothing
 from ckpt_conformance.crash.explore.visit import AGAIN, Item, Task
 from ckpt_conformance.crash.explore.visiting import told_of, what_it_serves
@@ -16,8 +16,8 @@ from ckpt_conformance.crash.model import replay
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpt_conformance.crash.explore.engine import Recorded
     from ckpt_conformance.crash.explore.exploration import Case
-    from ckpt_conformance.crash.explore.explore import Recorded
     from ckpt_conformance.crash.explore.exploring import OnProgress
     from ckpt_conformance.crash.explore.judging import Visit
     from ckpt_conformance.crash.model.states import Content, State

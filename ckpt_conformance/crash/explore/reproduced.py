@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ckpt_conformance.crash.explore.engine import Explorer
     from ckpt_conformance.crash.explore.exploration import Violation
-    from ckpt_conformance.crash.explore.explore import Explorer
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.crash.explore import bundles, explore_ranks, reproduced, summary, workloads
-from ckpt_conformance.crash.explore import explore as engine
+from ckpt_conformance.crash.explore import engine as engine
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from ckpt_conformance.crash.explore.engine import Explorer
     from ckpt_conformance.crash.explore.exploration import ModelReport
     from ckpt_conformance.crash.explore.exploration import Violation as Found
-    from ckpt_conformance.crash.explore.explore import Explorer
     from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
-from ckpt_conformance.crash.explore.explore import Recorded
+from ckpt_conformance.crash.explore.engine import Recorded
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED
 from ckpt_conformance.trace import notify
