@@ -213,8 +213,7 @@ class Run:
 
     def one(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
-        from ckpt_conformance.crash.explore import bundles, reproduced, workloads
-        from ckpt_conformance.crash.explore import engine as engine
+        from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
 
         if self.ranks > 1:
             self._of_ranks(subject, name, progress)
@@ -227,8 +226,7 @@ class Run:
 
     def _of_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload of several ranks."""
-        from ckpt_conformance.crash.explore import bundles, reproduced, workloads
-        from ckpt_conformance.crash.explore import engine as engine
+        from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
         from ckpt_conformance.crash.explore.explore_ranks import RanksExplorer
 
         subject.need("ranks")

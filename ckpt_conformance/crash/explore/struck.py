@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.explore import engine as engine
-from ckpt_conformance.crash.explore import workloads
+from ckpt_conformance.crash.explore import engine, workloads
 from ckpt_conformance.crash.explore.verdicts import MODELS
 
 if TYPE_CHECKING:

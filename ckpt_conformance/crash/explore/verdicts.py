@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.crash.explore import bundles, explore_ranks, reproduced, summary, workloads
-from ckpt_conformance.crash.explore import engine as engine
+from ckpt_conformance.crash.explore import (
+    bundles,
+    engine,
+    explore_ranks,
+    reproduced,
+    summary,
+    workloads,
+)
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Judge each checkpoint: structure, then digests and CRCs, and what a library should have written."""
+"""Judge each checkpoint: structure, then digests and CRCs, and what its library writes."""
