@@ -80,7 +80,7 @@ if code not in (0, 1):
     words = {2: "usage error", 3: "UNKNOWN verdicts"}
     print(f"error: certify ended with {code} ({words.get(code, 'it crashed')})", file=sys.stderr)
     sys.exit(code)
-from ckpt_conformance.certificate import judge, load_result
+from ckpt_conformance.report.certificate import judge, load_result
 for name in sys.argv[3:]:
     path = reports / name / "result.json"
     if not path.is_file():
@@ -156,7 +156,7 @@ types: $(VENV)/.stamp-dev ## mypy and pyright, both strict
 	PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 $(BIN)/pyright
 
 docs: $(VENV)/.stamp-use ## docs/invariants.md, from the catalogue
-	$(BIN)/python -m ckpt_conformance.docs
+	$(BIN)/python -m ckpt_conformance.report.docs
 
 clean: ## what the other targets made, but for the environments
 	rm -rf reports build dist .tox .mypy_cache .ruff_cache .coverage *.egg-info

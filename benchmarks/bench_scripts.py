@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckpt_conformance import environment
+from ckpt_conformance.report import environment
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "scripts"
 NAMES = ("in_place", "renamed", "correct")

@@ -16,24 +16,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ckpt_conformance import __version__, environment
+from ckpt_conformance import __version__
 from ckpt_conformance.contract import registry, requests
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
+from ckpt_conformance.report import environment
 from ckpt_conformance.subject import bundle
 
 try:
     import typer
 
     from ckpt_conformance import (
-        baseline,
-        certificate,
         cli_diff,
         cli_explore,
         cli_fsck,
         cli_progress,
         cli_running,
-        report,
     )
     from ckpt_conformance.cli_options import (
         Budget,
@@ -44,6 +42,11 @@ try:
         Seed,
         Spending,
         whole,
+    )
+    from ckpt_conformance.report import (
+        baseline,
+        certificate,
+        files,
     )
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
@@ -57,9 +60,9 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckpt_conformance.certificate import Json
     from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.plugin.session import SessionOptions
+    from ckpt_conformance.report.certificate import Json
 
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 INTERRUPTED = 130
@@ -95,7 +98,7 @@ class Progress(cli_progress.Progress):
         if outcome is not None:
             self.outcomes.append(outcome)
         bad = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
-        self.update(done, total, report.count(bad, "violation") if bad else "")
+        self.update(done, total, files.count(bad, "violation") if bad else "")
 
 
 @dataclass
@@ -230,13 +233,13 @@ def deliver(
 ) -> int:
     """Write and print the results; give the exit status."""
     if not results:  # stopped before the adapters had said what they are
-        report.say(f"Stopped before anything ran.{_no_baseline(write)}")
+        files.say(f"Stopped before anything ran.{_no_baseline(write)}")
         return INTERRUPTED
     folders = list(folders_of(options).values())
     for result, folder in zip(results, folders, strict=True):  # before a terminal can be gone
-        report.write_certificate(result, folder)
+        files.write_certificate(result, folder)
     for result, folder in zip(results, folders, strict=True):
-        report.show(
+        files.show(
             "result.txt.j2",
             result=result,
             known=old.known(result["adapter"]["name"]) if old else {},
@@ -246,17 +249,17 @@ def deliver(
     if len(results) > 1:
         profiles = dict.fromkeys(name for one in results for name in one["profiles"])
         pad = max(len(one["adapter"]["name"]) for one in results) + 2
-        report.show("managers.txt.j2", results=results, profiles=list(profiles), pad=pad)
+        files.show("managers.txt.j2", results=results, profiles=list(profiles), pad=pad)
     if any(result["interrupted"] for result in results):
-        report.say(f"Stopped before the end: what did not run is UNKNOWN.{_no_baseline(write)}")
+        files.say(f"Stopped before the end: what did not run is UNKNOWN.{_no_baseline(write)}")
         return INTERRUPTED
     if write:
         known = baseline.write_baseline(write, results)
-        report.say(f"{write}: {report.count(known, 'known violation')}")
+        files.say(f"{write}: {files.count(known, 'known violation')}")
     status = certificate.merge_status(
         certificate.judge(one, old.known(one["adapter"]["name"]) if old else ()) for one in results
     )
-    report.say(f"{_closing(results, status, old)} (exit {status})")
+    files.say(f"{_closing(results, status, old)} (exit {status})")
     return status
 
 
@@ -266,7 +269,7 @@ def _closing(results: Sequence[Json], status: int, old: baseline.Baseline | None
         return MEANINGS[status]
     if old:
         return "nothing new is violated"
-    titles = {report.headline(one).title for one in results}
+    titles = {files.headline(one).title for one in results}
     return titles.pop().lower() if len(titles) == 1 else MEANINGS[status]
 
 
@@ -310,7 +313,7 @@ def mutants(
     if as_json:
         typer.echo(json.dumps(matrix, indent=2))
     else:
-        report.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, (*controls, *chosen))))
+        files.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, (*controls, *chosen))))
     raise typer.Exit(INTERRUPTED if ran.interrupted else int(not matrix["exact"]))
 
 
@@ -318,7 +321,7 @@ def mutants(
 def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> None:
     """List what there is."""
     plugins = registry.entry_points()
-    report.show("listing.txt.j2", what=str(what), entries=entries(what), plugins=plugins)
+    files.show("listing.txt.j2", what=str(what), entries=entries(what), plugins=plugins)
 
 
 def entries(what: Listed) -> Mapping[str, object]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance import report_terminal
 from ckpt_conformance.cli_fsck import Progress, threads
 from ckpt_conformance.cli_options import Names, Threads  # noqa: TC001  typer reads the annotations
 from ckpt_conformance.contract import requests
+from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.diff.diff import Compared
@@ -61,10 +61,10 @@ def diff(  # noqa: PLR0913  one parameter for each option
 
 
 def _say(compared: Compared, *, show_all: bool) -> None:
-    from ckpt_conformance import report_diff
+    from ckpt_conformance.report import diff_lines
 
-    for line in report_diff.lines(compared, show_all=show_all):
-        report_terminal.say(line)
+    for line in diff_lines.lines(compared, show_all=show_all):
+        terminal.say(line)
 
 
 def _status(compared: Compared) -> int:

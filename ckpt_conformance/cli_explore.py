@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ckpt_conformance import (
-    certificate,
     cli_progress,
     cli_scripts,
-    environment,
-    report,
-    report_explore,
 )
 from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.report import (
+    certificate,
+    environment,
+    exploration,
+    files,
+)
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
@@ -125,10 +127,10 @@ def explore(  # noqa: PLR0913  one parameter for each option
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
     script = cli_scripts.script_of(what, with_command, workload, out)
-    report_explore.prepare(out)
+    exploration.prepare(out)
     limits = engine.FULL if every else engine.QUICK_COMMAND
     chosen = [] if script else _workloads(workload or (), every=every)
-    asked = report_explore.Asked(seed, str(budget), models, chosen, list(real or ()))
+    asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
     run.ranks = ranks
     about: Mapping[str, Any] = {}
@@ -154,7 +156,7 @@ def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str])
     try:
         observed.require(real)
     except Unknown as error:
-        report.say(f"? unknown: {error}", error=True)
+        files.say(f"? unknown: {error}", error=True)
         raise typer.Exit(certificate.UNDECIDED) from None
 
 
@@ -163,7 +165,7 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
     strange = [name for name in models if (name in OF_RANKS) != (ranks > 1)]
     if strange:
         fits = ", ".join(OF_RANKS if ranks > 1 else (*DEFAULT_MODELS, "posix"))
-        hint = f"of {report.count(ranks, 'rank')} there is {fits}"
+        hint = f"of {files.count(ranks, 'rank')} there is {fits}"
         raise requests.RequestError(f"model {strange[0]!r} is not for --ranks {ranks}; {hint}")
     if ranks > 1 and (real or command):
         what = f"the command {command!r}" if command else "--real"
@@ -179,14 +181,12 @@ def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
 class Run:
     """The explorations of one command, and what is said of them."""
 
-    def __init__(
-        self, asked: report_explore.Asked, limits: Limits, out: Path, *, keep: bool
-    ) -> None:
+    def __init__(self, asked: exploration.Asked, limits: Limits, out: Path, *, keep: bool) -> None:
         """Start with nothing found."""
         self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
         self.ranks = 1
         self.found: list[Exploration] = []
-        self.findings = report_explore.Findings(asked)
+        self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
     def adapter(self, name: str, workloads: Sequence[str]) -> Mapping[str, Any]:
@@ -258,24 +258,24 @@ class Run:
         """
         findings = self.findings
         if about:
-            report_explore.write(findings, about, self.out)
+            exploration.write(findings, about, self.out)
         for at, result in enumerate(self.found):
             for line in lines_of(result, self.bundles.get(at, {})):
-                report.say(line)
+                files.say(line)
         for line in findings.wrong:
-            report.say(f"{report.WORDS[Verdict.VIOLATION].glyph} without a crash  {line}")
+            files.say(f"{files.WORDS[Verdict.VIOLATION].glyph} without a crash  {line}")
         for line in findings.notes:
-            report.say(f"  note  {line}")
+            files.say(f"  note  {line}")
         for line in findings.aside:
-            report.say(f"  not applicable  {line}")
+            files.say(f"  not applicable  {line}")
         for line in findings.unknown:
-            report.say(f"? unknown  {line}")
+            files.say(f"? unknown  {line}")
         if about:
-            report.say(f"report: {self.out / 'report.html'}")
+            files.say(f"report: {self.out / 'report.html'}")
         if findings.interrupted:
-            report.say("Stopped before the end: this is what was found so far.")
+            files.say("Stopped before the end: this is what was found so far.")
             return INTERRUPTED
-        return report_explore.STATUS[findings.verdict]
+        return exploration.STATUS[findings.verdict]
 
 
 def _keep(recording: Path, target: Path) -> None:
@@ -305,7 +305,7 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     for name, one in result.models.items():
         clean = one.is_clean and not one.unusable
         good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # not all were visited
-        sign = report.WORDS[good if clean else Verdict.VIOLATION].glyph
+        sign = files.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in one.outcomes.most_common())
         seen = f"{one.candidates} candidates, {one.distinct} distinct, {one.visited} visited"
         yield f"  {sign} {name:<{width}} {seen}: {ends}"
@@ -329,7 +329,7 @@ def _audit_lines(result: Exploration) -> Iterator[str]:
     for finding in result.audit:
         groups.setdefault((finding.rule, finding.source), []).append(finding)
     for first, *others in groups.values():
-        more = f"; and {report.count(len(others), 'more path')} so" if others else ""
+        more = f"; and {files.count(len(others), 'more path')} so" if others else ""
         yield f"    audit {first.told}{more}"
 
 
@@ -355,7 +355,7 @@ def _replay_state(folder: Path, told: dict[str, Any]) -> int:
         try:
             outcome, fine, what = bundles.replay(folder, subject)
         except Unknown as error:
-            report.say(f"? unknown: {error}")
+            files.say(f"? unknown: {error}")
             return certificate.UNDECIDED
     return cli_scripts.say_replayed(outcome, what, told, fine=fine)
 
@@ -377,7 +377,7 @@ def _replay(told: dict[str, Any]) -> int:
         )
         again = [one for one in run_session(options) if one.check == outcome["check"]]
     for one in again:
-        report.say(f"{one.invariant} {one.verdict}: {one.reason}")
+        files.say(f"{one.invariant} {one.verdict}: {one.reason}")
     bad = {Verdict.VIOLATION, Verdict.NOT_MET}
     if any(one.verdict in bad for one in again):
         return certificate.VIOLATED

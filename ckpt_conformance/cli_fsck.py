@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance import cli_progress, report_terminal
+from ckpt_conformance import cli_progress
 from ckpt_conformance.cli_options import Seed, Threads  # noqa: TC001  as above
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.judge.judge import Judged
@@ -101,36 +102,36 @@ def fsck(  # noqa: PLR0913  one parameter for each option
 
 def threads(*where: Where) -> int:
     """Give how many threads read payload: one a core; those that wait for a network may be more."""
-    from ckpt_conformance import environment
     from ckpt_conformance.fsck.source.remote import Url
+    from ckpt_conformance.report import environment
 
     is_far = any(isinstance(one, Url) for one in where)
     return max(environment.usable_cpus(), FAR_THREADS if is_far else 1)
 
 
 def _say_all(judged: Judged) -> None:
-    from ckpt_conformance import report_fsck
+    from ckpt_conformance.report import fsck_lines
 
-    for line in report_fsck.lines(judged):
-        report_terminal.say(line)
+    for line in fsck_lines.lines(judged):
+        terminal.say(line)
 
 
 def _say_newest(judged: Judged) -> None:
     """Print one path for a script; say on stderr what was passed over, and why."""
-    from ckpt_conformance import report_fsck
+    from ckpt_conformance.report import fsck_lines
 
     newest = judged.newest_whole
     for one in judged.reports:
         if one is not newest:
-            why = report_fsck.told(one.findings[0]) if one.findings else ""
-            report_terminal.say(f"passed over: {one.path}: {one.state}: {why}", error=True)
+            why = fsck_lines.told(one.findings[0]) if one.findings else ""
+            terminal.say(f"passed over: {one.path}: {one.state}: {why}", error=True)
     if hidden := _hidden(judged):
         told = f"{hidden.path} could not be judged, and may be the newest whole checkpoint"
-        report_terminal.say(told, error=True)
+        terminal.say(told, error=True)
     elif newest:
         typer.echo(str(newest.path))
     else:
-        report_terminal.say(f"no whole checkpoint in {judged.path}", error=True)
+        terminal.say(f"no whole checkpoint in {judged.path}", error=True)
 
 
 def _hidden(judged: Judged) -> Report | None:
@@ -184,11 +185,11 @@ def corrupt(  # noqa: PLR0913  one parameter for each option
     if as_json:
         typer.echo(json.dumps(damage.to_json() | {"seed": seed, "copy": str(out)}, indent=2))
         return
-    from ckpt_conformance.report_fsck import one_line
+    from ckpt_conformance.report.fsck_lines import one_line
 
     at = "" if damage.offset is None else f" at byte {damage.offset}"
     what = f"{damage.fault} in {damage.file}{at}: {damage.detail or damage.after}"
-    report_terminal.say(one_line(f"{out}: {what}"))
+    terminal.say(one_line(f"{out}: {what}"))
 
 
 def _check_request(path: Path, out: Path, file: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from rich import progress as bars
 
-from ckpt_conformance import report_terminal
+from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ class Progress:
 
     def __init__(self, what: str, note: str = "starting") -> None:
         """Write to a copy of stderr: pytest may have taken the original while checks run."""
-        self.console = report_terminal.open_console(file=_copy_of_stderr())
+        self.console = terminal.open_console(file=_copy_of_stderr())
         self.what = what
         self._start = time.monotonic()
         self._shown = self._start + QUIET_SECONDS - LINE_SECONDS

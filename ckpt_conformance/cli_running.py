@@ -10,7 +10,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ckpt_conformance import report_terminal, stopping
+from ckpt_conformance import stopping
+from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
     import typer
@@ -35,12 +36,12 @@ def run(app: typer.Typer, usage_errors: tuple[type[Exception], ...]) -> None:
             raise SystemExit(NO_READER) from None
         raise
     except usage_errors as error:
-        report_terminal.say(f"error: {report_terminal.shown(error)}", error=True)
+        terminal.say(f"error: {terminal.shown(error)}", error=True)
         raise SystemExit(USAGE) from None
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             _report_fault()
-        report_terminal.say(f"error: the output is not whole: {error.strerror}", error=True)
+        terminal.say(f"error: the output is not whole: {error.strerror}", error=True)
         raise SystemExit(USAGE) from None
     except Exception:  # noqa: BLE001  Python itself would leave with 1, which means "violations"
         _report_fault()

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpt_conformance import certificate, report
 from ckpt_conformance.cli_options import whole
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
+from ckpt_conformance.report import certificate, files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -207,7 +207,7 @@ def replay(folder: Path, told: Mapping[str, Any]) -> int:
         try:
             outcome, fine, what = bundles.replay(folder, Path(scratch))
         except Unknown as error:
-            report.say(f"? unknown: {error}")
+            files.say(f"? unknown: {error}")
             return certificate.UNDECIDED
     return say_replayed(outcome, what, told, fine=fine)
 
@@ -215,5 +215,5 @@ def replay(folder: Path, told: Mapping[str, Any]) -> int:
 def say_replayed(outcome: Outcome, what: str, told: Mapping[str, Any], *, fine: bool) -> int:
     """Tell what a replay came to, and give the exit status."""
     word = "as it should be" if fine else "still violates"
-    report.say(f"{outcome}: {what}: {word} (recorded: {told['outcome']})")
+    files.say(f"{outcome}: {what}: {word} (recorded: {told['outcome']})")
     return certificate.CERTIFIED if fine else certificate.VIOLATED

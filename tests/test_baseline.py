@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from test_certificate import ATOM, CORR, LATER, build, outcome
 
-from ckpt_conformance import baseline, certificate
 from ckpt_conformance.contract.verdicts import control_failed
+from ckpt_conformance.report import baseline, certificate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_conformance import docs
 from ckpt_conformance.contract.catalogue import CatalogueError, load_catalogue
 from ckpt_conformance.mutants import all_mutants
+from ckpt_conformance.report import docs
 
 ROOT = Path(__file__).parent.parent
 INVARIANTS = load_catalogue().invariants

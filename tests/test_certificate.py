@@ -14,11 +14,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ckpt_conformance import baseline, certificate, environment, report
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.registry import AdapterInfo
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.plugin.session import SessionOptions
+from ckpt_conformance.report import baseline, certificate, environment
+from ckpt_conformance.report import files as report
 
 SCHEMA = Path(certificate.__file__).parent / "schemas" / "result.schema.json"
 ATOM, CORR, LATER = "CKC-ATOM-001", "CKC-CORR-001", "CKC-ATOM-002"
@@ -317,7 +318,8 @@ def test_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
 
 
 def test_commit_is_ours_only(tmp_path: Path) -> None:
-    (tmp_path / "verdicts.py").write_text("")
+    (tmp_path / "contract").mkdir()
+    (tmp_path / "contract" / "verdicts.py").write_text("")
     assert environment.suite_commit(tmp_path) is None
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     # A wheel inside somebody's checkout is not tracked there.

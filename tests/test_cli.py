@@ -18,16 +18,16 @@ from ckpt_conformance import (
     __version__,
     cli,
     cli_progress,
-    environment,
 )
 from ckpt_conformance import mutants as all_of_mutants
-from ckpt_conformance.certificate import selected
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.harness import facts
 from ckpt_conformance.mutants import MutantInfo
 from ckpt_conformance.plugin import session
+from ckpt_conformance.report import environment
+from ckpt_conformance.report.certificate import selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

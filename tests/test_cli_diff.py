@@ -89,7 +89,7 @@ def test_few_differences_are_shown_unless_all_are_asked_for(tmp_path: Path) -> N
 def test_json_is_what_its_schema_says(
     both: tuple[Path, Path], repository: Path, option: tuple[str, ...]
 ) -> None:
-    schema = repository / "ckpt_conformance" / "schemas" / "diff.schema.json"
+    schema = repository / "ckpt_conformance" / "report" / "schemas" / "diff.schema.json"
     told = json.loads(cli("diff", *both, "--json", *option).stdout)
     jsonschema.validate(told, json.loads(schema.read_text(encoding="utf-8")))
     (weights,) = (one for one in told["differences"] if one["name"] == "w")

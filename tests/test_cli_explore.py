@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_conformance import cli, cli_explore
 from ckpt_conformance.crash.explore import engine
-from ckpt_conformance.environment import OutputError
+from ckpt_conformance.report.environment import OutputError
 from ckpt_conformance.trace.operations import Recording
 
 IN_PLACE = "torch-save-inplace"
@@ -86,7 +86,7 @@ def test_a_violation_is_told_with_its_replay_command(found: tuple[int, str, Path
 def test_the_exploration_is_written_as_json_and_as_a_page(found: tuple[int, str, Path]) -> None:
     _, text, out = found
     body = json.loads((out / "result.json").read_text())
-    schema = Path(engine.__file__).parents[1] / "schemas" / "exploration.schema.json"
+    schema = Path(engine.__file__).parents[2] / "report" / "schemas" / "exploration.schema.json"
     jsonschema.validate(body, json.loads(schema.read_text()))
     (one,) = body["explorations"]
     assert one["workload"] == "second"

@@ -137,7 +137,7 @@ def test_nothing_to_judge_is_neither_whole_nor_damaged(tmp_path: Path) -> None:
 def test_json_is_what_its_schema_says(
     runs: Path, repository: Path, option: tuple[str, ...]
 ) -> None:
-    schema = repository / "ckpt_conformance" / "schemas" / "fsck.schema.json"
+    schema = repository / "ckpt_conformance" / "report" / "schemas" / "fsck.schema.json"
     done = cli("fsck", runs, "--json", *option)
     told: dict[str, Any] = json.loads(done.stdout)
     jsonschema.validate(told, json.loads(schema.read_text(encoding="utf-8")))
@@ -164,7 +164,14 @@ def test_a_gate_imports_nothing_of_certifying(runs: Path) -> None:
     assert done.returncode == 0
     loaded = set(done.stderr.splitlines()[-1].split())
     assert "ckpt_conformance.fsck.judge.judge" in loaded
-    heavy = {"torch", "numpy", "jinja2", "pytest", "hypothesis", "ckpt_conformance.certificate"}
+    heavy = {
+        "torch",
+        "numpy",
+        "jinja2",
+        "pytest",
+        "hypothesis",
+        "ckpt_conformance.report.certificate",
+    }
     assert not loaded & heavy
     assert not [one for one in loaded if one.startswith("ckpt_conformance.crash")]
 

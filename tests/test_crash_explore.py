@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from traces import Trace, atomic, in_place
 
-from ckpt_conformance import certificate
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
 from ckpt_conformance.crash.explore.engine import Explorer, Limits, Recorded
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS
+from ckpt_conformance.report import certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

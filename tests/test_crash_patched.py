@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from recording import replay, tree
 
-from ckpt_conformance.certificate import MACHINE_LIMIT
+from ckpt_conformance.report.certificate import MACHINE_LIMIT
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:

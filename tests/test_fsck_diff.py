@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from ckpt_conformance import report_diff
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff.compare import Difference, Status
 from ckpt_conformance.fsck.diff.diff import Compared, Options, diff
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import State
+from ckpt_conformance.report import diff_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,7 +223,7 @@ def test_what_is_too_deep_is_not_compared_and_not_damaged(sort: str, tmp_path: P
     compared = diff(path, saved(tmp_path / "other.pt", {"w": torch.ones(2)}))
     (problem,) = compared.a.problems
     assert "more than 200 levels, or a part of itself" in problem
-    told = "\n".join(report_diff.lines(compared))
+    told = "\n".join(diff_lines.lines(compared))
     assert "  not compared  " in told
     assert "nothing is damaged" in told
 

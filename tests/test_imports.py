@@ -200,7 +200,7 @@ def test_an_arrow_the_wrong_way_is_seen(name: str, source: str, tmp_path: Path) 
     ("name", "source"),
     [
         ("suites/test_x.py", "from ckpt_conformance.fault_injectors.torn import Torn"),
-        ("ckpt_conformance/report.py", "from ckpt_conformance import __version__"),
+        ("ckpt_conformance/report/files.py", "from ckpt_conformance import __version__"),
         ("ckpt_conformance/adapters/reference.py", "import ckpt_conformance.reference_impl.meta"),
         ("ckpt_conformance/cli_certify.py", "import ckpt_conformance.mutants"),
     ],

@@ -295,10 +295,10 @@ def test_pytest_in_another_project_does_not_import_torch(tmp_path: Path) -> None
     assert not modules & {"torch", "numpy", "typer", "rich", "jinja2"}
 
 
-# Stands for ckpt_conformance.certificate, with the status that a manager's own certificate has.
+# Stands for the module of certificates, with the status that a manager's own certificate has.
 CERTIFICATE = """
 import sys, types
-sys.modules["ckpt_conformance.certificate"] = fake = types.ModuleType("certificate")
+sys.modules["ckpt_conformance.report.certificate"] = fake = types.ModuleType("certificate")
 fake.load_result, fake.judge = (lambda path: path), (lambda result: {status})
 """
 

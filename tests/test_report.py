@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from browser import CONTRAST, HOSTILE, LONG, OVERFLOW, Browser
 
-from ckpt_conformance import report
-from ckpt_conformance.certificate import RunFacts, build_result
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.registry import AdapterInfo
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
-from ckpt_conformance.environment import describe_environment
 from ckpt_conformance.plugin.session import SessionOptions
+from ckpt_conformance.report import files
+from ckpt_conformance.report.certificate import RunFacts, build_result
+from ckpt_conformance.report.environment import describe_environment
 
 EVIDENCE = {
     "step served": 20,
@@ -140,7 +140,7 @@ SHOWN = """[...document.querySelectorAll('.inv')]
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     path = tmp_path / "report.html"
-    report.write_text(path, report.render_html(rich_result()))
+    files.write_text(path, files.render_html(rich_result()))
     return path
 
 
@@ -157,7 +157,7 @@ def test_page_is_silent_and_fits(browser: Browser, page: Path, width: int, schem
 def test_page_of_one_verdict_fits(browser: Browser, tmp_path: Path, verdict: str | None) -> None:
     result = make_result([verdict] if verdict else [])
     path = tmp_path / "report.html"
-    report.write_text(path, report.render_html(result))
+    files.write_text(path, files.render_html(result))
     browser.open(path, 390)
     assert browser.run(f"{OVERFLOW}(390)") == []
     assert browser.complaints() == []
@@ -185,7 +185,7 @@ def test_hostile_text_is_shown_and_does_nothing(browser: Browser, page: Path) ->
     assert set(links) <= {"https:", "file:"}
     text = browser.run("document.body.textContent")
     for one in HOSTILE:
-        assert report.shown(one) in text
+        assert files.shown(one) in text
 
 
 def test_filters_work_without_a_script(browser: Browser, page: Path) -> None:
@@ -223,7 +223,7 @@ def test_page_prints(browser: Browser, page: Path) -> None:
 
 def test_page_names_everything_a_reader_needs() -> None:
     result = make_result(["VIOLATION", "NOT_MET"])
-    html = report.render_html(result)
+    html = files.render_html(result)
     one = result["invariants"]["CKC-SMOK-001"]
     wanted = [one["statement"], one["why"], one["reason"], one["reproduce"], "promise (MUST)"]
     wanted += ["40 of 64 (62.5 %)", "reproduced with a real process", "ext4", "Linux 6.18.44"]
@@ -234,14 +234,14 @@ def test_page_names_everything_a_reader_needs() -> None:
 
 def test_headline_is_never_better_than_the_verdict() -> None:
     good = make_result(["PASS", "NOT_MET", "WAIVED"])
-    assert report.headline(good).title == "Certified"
-    assert report.headline(make_result(["PASS", "VIOLATION"])).title == "Not certified"
-    assert report.headline(make_result(["PASS", "UNKNOWN"])).title == "Undecided"
-    assert report.headline(make_result(["NOT_APPLICABLE"])).title == "Nothing was shown"
-    assert report.headline(make_result([])).title == "Nothing was shown"
-    assert report.headline(good | {"profiles": {}}).title == "No violation in a selection"
-    stopped = report.headline(make_result(["PASS", "UNKNOWN"]) | {"interrupted": True})
+    assert files.headline(good).title == "Certified"
+    assert files.headline(make_result(["PASS", "VIOLATION"])).title == "Not certified"
+    assert files.headline(make_result(["PASS", "UNKNOWN"])).title == "Undecided"
+    assert files.headline(make_result(["NOT_APPLICABLE"])).title == "Nothing was shown"
+    assert files.headline(make_result([])).title == "Nothing was shown"
+    assert files.headline(good | {"profiles": {}}).title == "No violation in a selection"
+    stopped = files.headline(make_result(["PASS", "UNKNOWN"]) | {"interrupted": True})
     assert stopped.sentence.startswith("Stopped before the end.")
-    harness = report.headline(make_result(["PASS"], harness="died"))
+    harness = files.headline(make_result(["PASS"], harness="died"))
     assert harness.title == "Undecided"
     assert "1 fault of the harness" in harness.sentence

@@ -11,11 +11,11 @@ import pytest
 from browser import CONTRAST, HOSTILE, LONG, OVERFLOW, Browser
 from traces import Trace, atomic
 
-from ckpt_conformance import environment, report, report_explore
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
 from ckpt_conformance.crash.explore import bundles, crashmap, engine
 from ckpt_conformance.crash.explore.engine import Explorer, Limits, Recorded
-from ckpt_conformance.report_map import LOOKS, NARROW, WIDE, draw
+from ckpt_conformance.report import environment, exploration, files
+from ckpt_conformance.report.map_geometry import LOOKS, NARROW, WIDE, draw
 from ckpt_conformance.trace.operations import Kind, Operation
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME = "torch-save-atomic-per-step"
 MODELS = ("kill", "ext4")
-SCHEMAS = Path(report.__file__).parent / "schemas"
+SCHEMAS = Path(files.__file__).parent / "schemas"
 PANEL = "document.querySelector('.panel').innerText"
 
 
@@ -47,16 +47,16 @@ def result(
         key: str(bundles.write(folder / "bundles", explorer, group[0]))
         for key, group in explored.classes().items()
     }
-    findings = report_explore.Findings(report_explore.Asked(models=MODELS))
+    findings = exploration.Findings(exploration.Asked(models=MODELS))
     findings.add(explorer, kept)
-    report_explore.write(findings, {"adapter": subject.info.to_json()}, folder)
+    exploration.write(findings, {"adapter": subject.info.to_json()}, folder)
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found
 
 
 def page_of(result: dict[str, Any], folder: Path) -> Path:
     path = folder / "report.html"
-    report.write_text(path, report_explore.render_html(result))
+    files.write_text(path, exploration.render_html(result))
     return path
 
 
@@ -148,7 +148,7 @@ def test_the_result_obeys_its_schema(result: dict[str, Any]) -> None:
 def test_a_finding_of_several_workloads_stands_there_once() -> None:
     audit = {"rule": "r", "source": "s", "other_source": "", "path": "p"}
     two = {"workload": "first", "audit": [audit, {**audit, "path": "q"}]}
-    found = report_explore._hygiene([two, {**two, "workload": "second"}])
+    found = exploration._hygiene([two, {**two, "workload": "second"}])
     assert [one["workloads"] for one in found] == [["first", "second"]]
 
 
@@ -185,7 +185,7 @@ def test_a_violating_point_names_a_bundle_that_is_there(result: dict[str, Any]) 
 def test_a_certificate_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"schema": "ckpt-conformance/result/v1"}')
     with pytest.raises(environment.OutputError, match="is a certificate"):
-        report_explore.prepare(tmp_path)
+        exploration.prepare(tmp_path)
 
 
 # ---- size ----------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_the_page_is_silent_and_fits(
     assert browser.run("document.querySelectorAll('img, iframe, object').length") == 0
     assert browser.run("document.title").endswith(f"Violated: {3 if text else 2} findings")
     if text:
-        assert report.shown(text) in browser.run("document.body.textContent")
+        assert files.shown(text) in browser.run("document.body.textContent")
 
 
 @pytest.mark.parametrize("kind", ["wide", "narrow"])
@@ -324,7 +324,7 @@ def test_a_scripts_page_is_headed_by_its_command(tmp_path: Path) -> None:
 
 def test_what_was_stopped_is_no_pass() -> None:
     model = {"violations": [], "unusable": []}
-    found = report_explore.Findings(report_explore.Asked(), [{"models": {"kill": model}}])
+    found = exploration.Findings(exploration.Asked(), [{"models": {"kill": model}}])
     assert found.verdict is Verdict.PASS
     found.interrupted = True
     assert found.verdict is Verdict.UNKNOWN

@@ -109,7 +109,7 @@ class Compared:
         return {str(one): found[str(one)] for one in Status}
 
     def to_json(self, *, names_same: bool = False) -> dict[str, Any]:
-        """Give plain types; the schema is `schemas/diff.schema.json`."""
+        """Give plain types; the schema is `report/schemas/diff.schema.json`."""
         told: dict[str, Any] = {
             "schema": SCHEMA,
             "same": self.is_judged and not self.differences,

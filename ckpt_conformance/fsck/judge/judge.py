@@ -78,7 +78,7 @@ class Judged:
         return max(states, key=SEVERITY.index, default=State.UNKNOWN)
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain types; the schema is `schemas/fsck.schema.json`."""
+        """Give plain types; the schema is `report/schemas/fsck.schema.json`."""
         newest = self.newest_whole
         sample = {"share": self.options.sample, "seed": self.options.seed}
         return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.source.findings import Finding, Kind, NotFinite, Report, State
-from ckpt_conformance.report_terminal import count, shown
+from ckpt_conformance.report.terminal import count, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

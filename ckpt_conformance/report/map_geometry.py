@@ -14,7 +14,7 @@ from ckpt_conformance.contract.verdicts import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckpt_conformance.certificate import Json
+    from ckpt_conformance.report.certificate import Json
 
 WIDE, NARROW = 32, 10  # columns of one line, on a desktop and on a phone
 PITCH, SIZE = 26, 22  # from one cell to the next, and a cell

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from ckpt_conformance.certificate import (
+from ckpt_conformance.contract.catalogue import FAMILIES
+from ckpt_conformance.contract.verdicts import SEVERITY, Verdict
+from ckpt_conformance.report.certificate import (
     CERTIFIED,
     STOPPED,
     UNDECIDED,
@@ -26,19 +28,17 @@ from ckpt_conformance.certificate import (
     write_json,
     write_text,
 )
-from ckpt_conformance.contract.catalogue import FAMILIES
-from ckpt_conformance.contract.verdicts import SEVERITY, Verdict
-from ckpt_conformance.environment import MARK
-from ckpt_conformance.report_incidents import incident
-from ckpt_conformance.report_terminal import WORDS, count, open_console, say, shown
-from ckpt_conformance.report_words import OWNERS, called, lines, linked, outcomes_in, profile_shown
+from ckpt_conformance.report.environment import MARK
+from ckpt_conformance.report.incidents import incident
+from ckpt_conformance.report.terminal import WORDS, count, open_console, say, shown
+from ckpt_conformance.report.words import OWNERS, called, lines, linked, outcomes_in, profile_shown
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.certificate import Json
+    from ckpt_conformance.report.certificate import Json
 
 __all__ = ["WORDS", "count", "open_console", "say", "shown"]  # of report_terminal, as its own
 
@@ -190,7 +190,7 @@ def _linked(text: str, known: Mapping[str, Json]) -> Markup:
 def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Template:
     """Load a template whose every expression passes `finalize`: no line of it can forget to."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ckpt_conformance", "templates"),
+        loader=jinja2.PackageLoader("ckpt_conformance.report", "templates"),
         autoescape=".html" in name,  # noqa: S701  the others are Markdown and plain text
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.diff.compare import Difference, Status
-from ckpt_conformance.report_fsck import one_line
-from ckpt_conformance.report_terminal import count
+from ckpt_conformance.report.fsck_lines import one_line
+from ckpt_conformance.report.terminal import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

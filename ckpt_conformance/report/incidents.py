@@ -19,7 +19,7 @@ class Incident(NamedTuple):
 
 @functools.cache
 def _corpus() -> dict[str, dict[str, str]]:
-    folder = importlib.resources.files("ckpt_conformance") / "templates"
+    folder = importlib.resources.files("ckpt_conformance.report") / "templates"
     corpus: dict[str, dict[str, str]] = json.loads((folder / "incidents.json").read_text("utf-8"))
     return corpus
 

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from markupsafe import Markup
 
-from ckpt_conformance import __version__, certificate, environment, report, report_map
+from ckpt_conformance import __version__
 from ckpt_conformance.contract.verdicts import Verdict
 from ckpt_conformance.crash.explore import crashmap, summary
 from ckpt_conformance.crash.explore.workloads import WORKLOADS
+from ckpt_conformance.report import certificate, environment, files, map_geometry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.certificate import Json
     from ckpt_conformance.crash.explore.exploring import Exploring
+    from ckpt_conformance.report.certificate import Json
 
 SCHEMA = "ckpt-conformance/exploration/v1"
 STATUS = {
@@ -178,13 +179,13 @@ def headline(result: Json) -> Headline:
     count += len(result["without_a_crash"])
     titles = {
         Verdict.PASS: "No violation found",
-        Verdict.VIOLATION: f"Violated: {report.count(count, 'finding')}",
+        Verdict.VIOLATION: f"Violated: {files.count(count, 'finding')}",
     }
     visited = sum(one["visited"] for one in result["explorations"])
-    where = report.count(len(result["explorations"]), "workload")
-    sentence = f"{report.count(visited, 'crash state')} of {where} recovered from."
+    where = files.count(len(result["explorations"]), "workload")
+    sentence = f"{files.count(visited, 'crash state')} of {where} recovered from."
     if result["unknown"]:
-        sentence += f" {report.count(len(result['unknown']), 'doubt')} of the harness, see below."
+        sentence += f" {files.count(len(result['unknown']), 'doubt')} of the harness, see below."
     if result["interrupted"]:
         sentence = f"Stopped before the end. {sentence}"
     return Headline(verdict, titles.get(verdict, "Undecided"), sentence)
@@ -194,18 +195,20 @@ def render_html(result: Json) -> str:
     """Render the report: one file, no network; its only script shows what a point stands for."""
     script = _resource("explore.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return report.page(
+    return files.page(
         "explore.html.j2",
         result=result,
         headline=headline(result),
         head=head_of(result),
-        maps=[report_map.draw(one["map"], one["models"]) for one in result["explorations"]],
-        looks={str(outcome): look for outcome, look in report_map.LOOKS.items()},
+        maps=[map_geometry.draw(one["map"], one["models"]) for one in result["explorations"]],
+        looks={str(outcome): look for outcome, look in map_geometry.LOOKS.items()},
         bad=_bad(result),
         tables=[_embedded(_table(one)) for one in result["explorations"]],
-        looks_table=_embedded({str(key): look._asdict() for key, look in report_map.LOOKS.items()}),
+        looks_table=_embedded(
+            {str(key): look._asdict() for key, look in map_geometry.LOOKS.items()}
+        ),
         bundle_name=_bundle_name,
-        bundle_path=report.bundle_path,
+        bundle_path=files.bundle_path,
         replay=_replay,
         script=Markup(script),  # noqa: S704  our own file
         script_hash=digest,
@@ -257,14 +260,14 @@ def _embedded(value: object) -> Markup:
 
 def _shown(value: Any) -> Any:  # noqa: ANN401  any JSON value
     if isinstance(value, str):
-        return report.shown(value)
+        return files.shown(value)
     if isinstance(value, dict):
-        return {report.shown(k): _shown(v) for k, v in cast("Json", value).items()}
+        return {files.shown(k): _shown(v) for k, v in cast("Json", value).items()}
     if isinstance(value, list):
         return [_shown(one) for one in cast("list[object]", value)]
     return value
 
 
 def _resource(name: str) -> str:
-    folder = importlib.resources.files("ckpt_conformance") / "templates"
+    folder = importlib.resources.files("ckpt_conformance.report") / "templates"
     return (folder / name).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Documents made from the code: `python -m ckpt_conformance.docs` writes docs/invariants.md."""
+"""Documents made from the code, by `make docs`: docs/invariants.md."""
 
 from __future__ import annotations
 

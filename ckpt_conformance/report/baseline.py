@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance import __version__
-from ckpt_conformance.certificate import (
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.contract.verdicts import Verdict
+from ckpt_conformance.report.certificate import (
     MACHINE_LIMIT,
     STOPPED,
     as_table,
@@ -21,16 +23,14 @@ from ckpt_conformance.certificate import (
     plain,
     write_json,
 )
-from ckpt_conformance.contract.requests import RequestError
-from ckpt_conformance.contract.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.certificate import Json
     from ckpt_conformance.contract.verdicts import CheckOutcome
     from ckpt_conformance.mutants import MutantInfo
+    from ckpt_conformance.report.certificate import Json
 
 SCHEMA = "ckpt-conformance/baseline/v1"
 MATRIX_SCHEMA = "ckpt-conformance/kill-matrix/v1"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOUNTS = Path("/proc/self/mountinfo")
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 GIT_SECONDS = 10
 MARK = "ckpt-conformance"  # stands near the beginning of every file that is ours
 FILES = ("result.json", "report.html", "junit.xml", "summary.md")
@@ -91,7 +91,7 @@ def suite_commit(package: Path = PACKAGE) -> str | None:
 
     A wheel inside somebody else's checkout is not that checkout's commit: git must track us.
     """
-    if _git(package, "ls-files", "--error-unmatch", "verdicts.py") is None:
+    if _git(package, "ls-files", "--error-unmatch", "contract/verdicts.py") is None:
         return None
     commit = _git(package, "rev-parse", "HEAD")
     if commit is None:
