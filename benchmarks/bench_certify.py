@@ -57,7 +57,7 @@ def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
         command = [
             sys.executable,
             "-m",
-            "ckpt_conformance.cli",
+            "ckpt_conformance",
             "certify",
             adapter,
             "--budget",

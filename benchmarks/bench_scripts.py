@@ -36,7 +36,7 @@ def ours(script: Path, jobs: int, folder: Path) -> tuple[int, float, float, floa
     begun = time.monotonic()
     first = 0.0
     command = [
-        *(sys.executable, "-m", "ckpt_conformance.cli", "explore", "--out", str(folder)),
+        *(sys.executable, "-m", "ckpt_conformance", "explore", "--out", str(folder)),
         *("--jobs", str(jobs), "--", sys.executable, str(script), "--out", "{out}"),
     ]
     with subprocess.Popen(  # noqa: S603  our own command line

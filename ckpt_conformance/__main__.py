@@ -11,8 +11,8 @@ ON_DISK = ("fsck", "corrupt", "diff")
 def main() -> None:
     """Run the command that the first word names."""
     try:
-        name = "cli_disk" if sys.argv[1:2] and sys.argv[1] in ON_DISK else "cli"
-        command = importlib.import_module(f"ckpt_conformance.{name}")
+        name = "disk" if sys.argv[1:2] and sys.argv[1] in ON_DISK else "main"
+        command = importlib.import_module(f"ckpt_conformance.cli.{name}")
     except ModuleNotFoundError as missing:
         if str(missing.name).startswith("ckpt_conformance"):
             raise

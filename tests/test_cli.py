@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance import (
-    __version__,
-    cli,
-    cli_progress,
-)
+from ckpt_conformance import __version__
 from ckpt_conformance import mutants as all_of_mutants
+from ckpt_conformance.cli import (
+    main,
+    progress,
+)
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
@@ -91,8 +91,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Session:
     }
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "run_session", made)
-    monkeypatch.setattr(cli, "load_catalogue", lambda: CATALOGUE)
-    monkeypatch.setattr(cli, "PROFILES", PROFILES)
+    monkeypatch.setattr(main, "load_catalogue", lambda: CATALOGUE)
+    monkeypatch.setattr(main, "PROFILES", PROFILES)
     monkeypatch.setattr(facts, "serve", serve)
     monkeypatch.setattr(registry, "describe", describe)
     monkeypatch.setattr(registry, "known", lambda: ["reference", "broken"])
@@ -131,7 +131,7 @@ def ckpt(
         monkeypatch.setattr(sys, "argv", ["ckpt-conformance", *words])
         monkeypatch.setattr(sys, "path", list(sys.path))
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            main.main()
         captured = capsys.readouterr()
         return left.value.code, captured.out, captured.err
 
@@ -293,7 +293,7 @@ def test_mutants_that_are_killed_exactly_leave_with_0(ckpt: Ckpt, fake: Session)
     assert "2 mutants, 2 exact; 3 controls, 3 clean" in out
     (given,) = fake.options
     assert given.claims == tuple(PROFILES)
-    assert given.adapters == (*cli.CONTROLS, "mutant:A01", "mutant:O01")
+    assert given.adapters == (*main.CONTROLS, "mutant:A01", "mutant:O01")
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_fault_of_the_harness_is_no_violation(ckpt: Ckpt, monkeypatch: pytest.Mo
 
 
 def test_progress_in_a_log_is_plain_lines(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     _, out, error = ckpt("certify", "toy")
     assert "certify: 1 of 2, 0 s\n" in error
     assert "\x1b" not in error + out
@@ -377,14 +377,14 @@ def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("absent", ["typer", "rich", "jinja2"])
 def test_without_the_extra_it_names_the_extra(absent: str) -> None:
-    done = python(f"import sys; sys.modules[{absent!r}] = None; import ckpt_conformance.cli")
+    done = python(f"import sys; sys.modules[{absent!r}] = None; import ckpt_conformance.cli.main")
     assert done.returncode == 2
     assert f"needs {absent}" in done.stderr
     assert "pip install 'ckpt-conformance[cli]'" in done.stderr
 
 
 def test_command_line_starts_without_torch() -> None:
-    done = python("import ckpt_conformance.cli, sys; sys.exit('torch' in sys.modules)")
+    done = python("import ckpt_conformance.cli.main, sys; sys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr
 
 

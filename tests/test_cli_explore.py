@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ckpt_conformance import cli, cli_explore
+from ckpt_conformance.cli import explore, main
 from ckpt_conformance.crash.explore import engine
 from ckpt_conformance.report.environment import OutputError
 from ckpt_conformance.trace.operations import Recording
@@ -23,7 +23,7 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Run the command line in this process; give the exit status and what it printed."""
     before, sys.argv = sys.argv, ["ckpt-conformance", *arguments]
     try:
-        cli.main()
+        main.main()
     except SystemExit as end:
         out = capsys.readouterr()
         return int(end.code or 0), out.out + out.err
@@ -38,7 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
     out = tmp_path_factory.mktemp("explored")
     command = ["explore", IN_PLACE, "--model", "kill", "--workload", "second", "--out", str(out)]
     done = subprocess.run(
-        [sys.executable, "-m", "ckpt_conformance.cli", *command, "--keep"],
+        [sys.executable, "-m", "ckpt_conformance", *command, "--keep"],
         capture_output=True,
         text=True,
         check=False,
@@ -48,7 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
 
 def test_keep_replaces_a_recording_and_nothing_else(tmp_path: Path) -> None:
     """What stands where a recording would be kept may be somebody's only checkpoint."""
-    keep = getattr(cli_explore, "_keep")  # noqa: B009  what --keep calls
+    keep = getattr(explore, "_keep")  # noqa: B009  what --keep calls
     recording = Recording(str(tmp_path), tmp_path / "new", [], [])
     recording.folder.mkdir()
     recording.save()
@@ -186,7 +186,7 @@ def test_ctrl_c_prints_what_was_found(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "CHUNK", 4)
-    monkeypatch.setattr("ckpt_conformance.cli_explore.Progress.__call__", stop)
+    monkeypatch.setattr("ckpt_conformance.cli.explore.Progress.__call__", stop)
     arguments = ["explore", IN_PLACE, "--model", "kill", "--workload", "second"]
     code, text = run(*arguments, "--out", str(tmp_path / "out"), capsys=capsys)
     assert code == 130, text

@@ -65,7 +65,7 @@ import subprocess, sys
 from pathlib import Path
 from ckpt_conformance.crash import recorder
 base = Path(sys.argv[1])
-command = [sys.executable, "-B", "-m", "ckpt_conformance.cli", "certify"]
+command = [sys.executable, "-B", "-m", "ckpt_conformance", "certify"]
 command += ["torch-save-atomic-per-step", "--only", "CKC-ATOM-001", "--jobs", "1"]
 command += ["--out", str(base / "reports")]
 outer = recorder.Recorder(base / "elsewhere", None)

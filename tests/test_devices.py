@@ -76,7 +76,7 @@ def test_more_ranks_than_gpus_are_a_limit_of_the_machine(
 @pytest.mark.parametrize(
     "command",
     [
-        "ckpt_conformance.cli certify dcp-per-step --device cuda",
+        "ckpt_conformance certify dcp-per-step --device cuda",
         f"{PYTEST} --ckpt-adapter dcp-per-step --ckpt-device cuda",
     ],
     ids=["certify", "pytest"],

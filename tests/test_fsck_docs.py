@@ -17,7 +17,7 @@ def environment(tmp_path: Path, repository: Path) -> dict[str, str]:
     """Put `ckpt-conformance` of this checkout on a PATH; RUN is where the checkpoints will be."""
     tool = tmp_path / "bin" / "ckpt-conformance"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckpt_conformance.cli "$@"\n')
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckpt_conformance "$@"\n')
     tool.chmod(0o755)
     path = f"{tool.parent}:{os.environ['PATH']}"
     run = str(tmp_path / "run")

@@ -13,7 +13,7 @@ import pytest
 from test_cli_fsck import cli
 from typer.testing import CliRunner
 
-from ckpt_conformance.cli_disk import app
+from ckpt_conformance.cli.disk import app
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.diff.diff import diff

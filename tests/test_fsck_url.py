@@ -23,7 +23,7 @@ from test_fsck_scale import shards
 from typer.testing import CliRunner
 from url_stores import Broken, Watched, upload
 
-from ckpt_conformance.cli_disk import app
+from ckpt_conformance.cli.disk import app
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown

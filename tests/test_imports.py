@@ -187,7 +187,7 @@ def test_everything_is_imported_by_its_full_name(
             "ckpt_conformance/subject/subject.py",
             "def f():\n    from ckpt_conformance.mutants import o01",
         ),
-        ("ckpt_conformance/subject/subject.py", "from ckpt_conformance.cli import main"),
+        ("ckpt_conformance/subject/subject.py", "from ckpt_conformance.cli.main import main"),
         ("ckpt_conformance/adapters/torch_save.py", "import ckpt_conformance.reference_impl"),
     ],
 )

@@ -49,7 +49,7 @@ def test_an_entry_point_is_an_adapter_by_name() -> None:
 
 def test_list_adapters_shows_entry_points(package: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "ckpt_conformance.cli", "list", "adapters"],
+        [sys.executable, "-m", "ckpt_conformance", "list", "adapters"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(package), *sys.path])},
         capture_output=True,
         text=True,

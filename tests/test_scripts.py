@@ -52,7 +52,7 @@ def run(out: Path, *options: str, command: tuple[str, ...], cwd: Path | None = N
     home = cwd or out.parent
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "ckpt_conformance.cli", "explore", "--jobs", "2"),
+            *(sys.executable, "-m", "ckpt_conformance", "explore", "--jobs", "2"),
             *("--out", str(out), *options, "--", *command),
         ],
         capture_output=True,
@@ -154,7 +154,7 @@ def test_a_bundle_replays_and_its_own_script_shows_it_too(explored: Explored) ->
     for name in ("ext4-LOST_ALL", "ext4-LOST_STEP", "ext4-COLD_START", "btrfs-SILENT_WRONG"):
         folder = told.out / "bundles" / f"renamed.py-{name}"
         again = subprocess.run(
-            [sys.executable, "-m", "ckpt_conformance.cli", "replay", str(folder)],
+            [sys.executable, "-m", "ckpt_conformance", "replay", str(folder)],
             capture_output=True,
             text=True,
             check=False,
@@ -183,7 +183,7 @@ def test_a_bundle_of_what_was_mended_passes(explored: Explored, tmp_path: Path) 
     told["script"]["command"][1] = str(SCRIPTS / "correct.py")
     path.write_text(json.dumps(told))
     again = subprocess.run(
-        [sys.executable, "-m", "ckpt_conformance.cli", "replay", str(mended)],
+        [sys.executable, "-m", "ckpt_conformance", "replay", str(mended)],
         capture_output=True,
         text=True,
         check=False,

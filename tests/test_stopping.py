@@ -46,7 +46,7 @@ class Place:
         (self.folder / "hanging.py").write_text(HANGS)
         with (self.folder / "err").open("w") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", "ckpt_conformance.cli", *words],
+                [sys.executable, "-m", "ckpt_conformance", *words],
                 cwd=self.folder,
                 env=os.environ | own | {"TMPDIR": str(self.folder / "tmp")},
                 stdout=subprocess.PIPE,

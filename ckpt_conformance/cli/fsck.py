@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance import cli_progress
-from ckpt_conformance.cli_options import Seed, Threads  # noqa: TC001  as above
+from ckpt_conformance.cli import progress as cli_progress
+from ckpt_conformance.cli.options import Seed, Threads  # noqa: TC001  as above
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.report import terminal

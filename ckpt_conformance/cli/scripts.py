@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpt_conformance.cli_options import whole
+from ckpt_conformance.cli.options import whole
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
@@ -21,7 +21,7 @@ from ckpt_conformance.report import certificate, files
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.cli_explore import Progress, Run
+    from ckpt_conformance.cli.explore import Progress, Run
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.script.rehearsal import Rehearsal
 
@@ -117,7 +117,7 @@ def script_of(
 
 def explore(run: Run, script: Script) -> dict[str, Any]:
     """Explore a script; gives what stands of it in result.json."""
-    from ckpt_conformance.cli_explore import Progress
+    from ckpt_conformance.cli.explore import Progress
 
     about: dict[str, Any] = {"script": _told(script)}
     begun = time.monotonic()

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ckpt_conformance import (
-    cli_progress,
-    cli_scripts,
+from ckpt_conformance.cli import (
+    progress as cli_progress,
 )
-from ckpt_conformance.cli_options import Budget, Jobs, Names, Seed
+from ckpt_conformance.cli import (
+    scripts,
+)
+from ckpt_conformance.cli.options import Budget, Jobs, Names, Seed
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
 from ckpt_conformance.report import (
@@ -97,14 +99,14 @@ def explore(  # noqa: PLR0913  one parameter for each option
         Names, typer.Option(help="Crash mounted images, too (repeatable): ext4, xfs, btrfs; root.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the recordings there, too.")] = False,
-    resume_cmd: cli_scripts.ResumeCmd = "",
-    result_file: cli_scripts.ResultFile = "",
-    result_cmd: cli_scripts.ResultCmd = "",
-    step_regex: cli_scripts.StepRegex = "",
-    checkpoint_glob: cli_scripts.CheckpointGlob = "",
-    no_fork: cli_scripts.NoFork = False,
-    preload: cli_scripts.Preload = None,
-    deadline: cli_scripts.Deadline = 0,
+    resume_cmd: scripts.ResumeCmd = "",
+    result_file: scripts.ResultFile = "",
+    result_cmd: scripts.ResultCmd = "",
+    step_regex: scripts.StepRegex = "",
+    checkpoint_glob: scripts.CheckpointGlob = "",
+    no_fork: scripts.NoFork = False,
+    preload: scripts.Preload = None,
+    deadline: scripts.Deadline = 0,
 ) -> None:
     """Visit what the disk may hold after a crash in a save; keep what violates as bundles.
 
@@ -126,7 +128,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
-    script = cli_scripts.script_of(what, with_command, workload, out)
+    script = scripts.script_of(what, with_command, workload, out)
     exploration.prepare(out)
     limits = engine.FULL if every else engine.QUICK_COMMAND
     chosen = [] if script else _workloads(workload or (), every=every)
@@ -135,10 +137,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
     run.ranks = ranks
     about: Mapping[str, Any] = {}
     try:
-        if script is not None:
-            about = cli_scripts.explore(run, script)
-        else:
-            about = run.adapter(what[0], chosen)
+        about = scripts.explore(run, script) if script else run.adapter(what[0], chosen)
     except KeyboardInterrupt:  # while it started
         run.findings.interrupted = True
     raise typer.Exit(run.finish(about))
@@ -341,8 +340,8 @@ def replay(
     inner = folder / "crash"
     if told.get("kind") != "crash-state" and inner.is_dir():
         folder, told = inner, bundle.read(inner)
-    if told.get("kind") == cli_scripts.KIND:
-        raise typer.Exit(cli_scripts.replay(folder, told))
+    if told.get("kind") == scripts.KIND:
+        raise typer.Exit(scripts.replay(folder, told))
     status = _replay_state(folder, told) if told.get("kind") == "crash-state" else _replay(told)
     raise typer.Exit(status)
 
@@ -357,7 +356,7 @@ def _replay_state(folder: Path, told: dict[str, Any]) -> int:
         except Unknown as error:
             files.say(f"? unknown: {error}")
             return certificate.UNDECIDED
-    return cli_scripts.say_replayed(outcome, what, told, fine=fine)
+    return scripts.say_replayed(outcome, what, told, fine=fine)
 
 
 def _replay(told: dict[str, Any]) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli_fsck import Progress, threads
-from ckpt_conformance.cli_options import Names, Threads  # noqa: TC001  typer reads the annotations
+from ckpt_conformance.cli.fsck import Progress, threads
+from ckpt_conformance.cli.options import Names, Threads  # noqa: TC001  typer reads the annotations
 from ckpt_conformance.contract import requests
 from ckpt_conformance.report import terminal
 

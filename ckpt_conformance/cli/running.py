@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ckpt_conformance import stopping
+from ckpt_conformance.cli import stopping
 from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:

@@ -26,14 +26,16 @@ from ckpt_conformance.subject import bundle
 try:
     import typer
 
-    from ckpt_conformance import (
-        cli_diff,
-        cli_explore,
-        cli_fsck,
-        cli_progress,
-        cli_running,
+    from ckpt_conformance.cli import (
+        diff,
+        explore,
+        fsck,
+        running,
     )
-    from ckpt_conformance.cli_options import (
+    from ckpt_conformance.cli import (
+        progress as cli_progress,
+    )
+    from ckpt_conformance.cli.options import (
         Budget,
         Device,
         Jobs,
@@ -360,14 +362,14 @@ def top(
         raise typer.Exit
 
 
-cli_explore.register(app)
-cli_fsck.register(app)
-cli_diff.register(app)
+explore.register(app)
+fsck.register(app)
+diff.register(app)
 
 
 def main() -> None:
     """Run the command line; a fault of the harness must not look like a violation."""
-    cli_running.run(app, USAGE_ERRORS)
+    running.run(app, USAGE_ERRORS)
 
 
 if __name__ == "__main__":
