@@ -128,7 +128,7 @@ mutants: $(VENV)/.stamp-use ## the kill matrix: which check catches which broken
 	$(BIN)/ckpt-conformance mutants $(ARGS)
 
 validate-models: $(VENV)/.stamp-dev ## the crash models against real ext4, xfs and btrfs (needs root and loop devices)
-	@$(BIN)/python -m pytest -q -rs -s tests/test_crash_real_fs.py $(ARGS)
+	@$(BIN)/python -m pytest -q -rs -s tests/crash/test_crash_real_fs.py $(ARGS)
 
 soak: $(VENV)/.stamp-use ## certify the reference manager SOAK_RUNS=100 times, each with another seed
 	@for seed in $$(seq 1 $(SOAK_RUNS)); do \

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent))
+sys.path.insert(0, str(FOLDER.parent / "support"))
 
 from rank_worlds import Worlds  # noqa: E402  beside the tests
 

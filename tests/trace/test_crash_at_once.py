@@ -73,7 +73,7 @@ def test_supervisors_of_one_server_do_not_share_the_bytes_on_their_way(tmp_path:
 
 @pytest.mark.parametrize("count", [4, pytest.param(250, marks=pytest.mark.slow)])
 def test_many_recordings_at_once_differ_in_nothing(count: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-B", str(Path(__file__).with_name("at_once.py"))]
+    command = [sys.executable, "-B", str(Path(__file__).parents[1] / "support" / "at_once.py")]
     command += [str(tmp_path), "4", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

@@ -6,7 +6,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_fsck_pickle_runs import metadata_of
+from dcp_bytes import metadata_of
 
 from ckpt_conformance.fault_injectors import dcp_metadata
 from ckpt_conformance.fsck.formats import cover

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 CALLS = {  # a call that is left out, and what names it
     "file-sync": "renamed-unsynced",
     "directory-sync": "directory-not-synced",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stopped import carriers
 
 from ckpt_conformance.harness import client
 from ckpt_conformance.plugin.session import SessionOptions, run_session
@@ -77,7 +78,9 @@ def on_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for name, line in AT_IMPORT.items():
         (folder / f"at_import_{name}.py").write_text(lines + line + "\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(folder)]))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "support"), str(folder)])
+        )
         patch.setenv("CKC_TOKEN", token := uuid.uuid4().hex)
         yield token
 
@@ -150,16 +153,3 @@ def wait(true: Callable[[], object], seconds: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def carriers(token: str) -> set[int]:
-    """Give the other processes that have the token in their environment."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            carries = token.encode() in path.read_bytes()
-        except OSError:
-            continue
-        if carries and int(path.parent.name) != os.getpid():
-            found.add(int(path.parent.name))
-    return found

@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_conformance.contract import journal
 
-SCRIPT = Path(__file__).with_name("marked_ranks.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "marked_ranks.py"
 Notes = dict[str, list[dict[str, Any]]]
 
 

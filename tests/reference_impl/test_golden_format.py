@@ -14,7 +14,7 @@ from ckpt_conformance.reference_impl.manifest import SCHEMA_VERSION
 from ckpt_conformance.reference_impl.trainer import parts
 from ckpt_conformance.workload.job import Job
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
 
 from make import SEED, STEP, lasting  # noqa: E402  beside the files that it made

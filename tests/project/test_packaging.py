@@ -195,7 +195,7 @@ def test_the_sdist_holds_what_the_tests_need(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"Makefile", "tox.ini", "LICENSE", "constraints/dev.txt", ".ci/run"}
-    assert wanted | {"tests/test_packaging.py"} <= names
+    assert wanted | {"tests/project/test_packaging.py"} <= names
 
 
 def where(module: str) -> str:

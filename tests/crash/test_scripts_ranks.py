@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from stopped import PATIENCE, Place, place, wait
 from test_scripts import SCRIPTS, Told, run
-from test_stopping import PATIENCE, Place, place, wait
 
 from ckpt_conformance.crash.script.rehearsal import last_words
 
@@ -22,13 +22,13 @@ __all__ = ["place"]
 TORCHRUN = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2")
 SAID = """
 import os, subprocess, sys, threading
-from ckpt_conformance.crash import script_child, script_ranks
+from ckpt_conformance.crash.script import child, ranks
 from ckpt_conformance.crash.script.command import start_of
 os.chdir(sys.argv[1])
 if sys.argv[2] == "forked":
     sys.is_forked = True
-    script_ranks.become(start_of(sys.argv[3:]))
-script_child.execute(sys.argv[3:])
+    ranks.become(start_of(sys.argv[3:]))
+child.execute(sys.argv[3:])
 """
 # A launcher of its own, by torchrun's name: what does it see of the processes that it starts?
 LAUNCHER = """#!{python}

@@ -13,7 +13,7 @@ from ckpt_conformance.contract.catalogue import CatalogueError, load_catalogue
 from ckpt_conformance.mutants import all_mutants
 from ckpt_conformance.report import docs
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 INVARIANTS = load_catalogue().invariants
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_crash_summary import item_with
+from items import item_with
 
 from ckpt_conformance.contract.verdicts import CONTROL, Verdict, Violation, control_failed
 from ckpt_conformance.plugin import outcomes
@@ -20,7 +20,7 @@ from ckpt_conformance.subject import resumption
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SUITES = Path(__file__).parent.parent / "suites"
+SUITES = Path(__file__).parents[2] / "suites"
 BROKEN = ("misbehaving:wrong", "misbehaving:loads_none", "misbehaving:leaves_quietly")
 MUTED = ("misbehaving:raises_from_steps", "dcp-overwrite")
 REFERENCE = re.compile(r"; see (CKC-[A-Z]{4}-\d{3})")
@@ -44,7 +44,7 @@ ONLY = (
 def test_a_reference_leads_to_what_is_violated() -> None:
     """Run checks on adapters that fail their controls; follow each reference."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent)]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "support")]))
         found = run_session(SessionOptions((*BROKEN, *MUTED), only=ONLY))
     verdicts = {(one.adapter, one.invariant): one.verdict for one in found}
     unknown = [one for one in found if one.verdict is Verdict.UNKNOWN]

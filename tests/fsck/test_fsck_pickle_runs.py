@@ -6,10 +6,9 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+from dcp_bytes import metadata_of
 from hypothesis import HealthCheck, given, settings
 from test_fsck_parsers import edited, edits
-from torch.distributed.checkpoint import filesystem, metadata
 
 from ckpt_conformance.fsck.formats import cover, dcp, pickle_runs, pickles
 from ckpt_conformance.fsck.formats.pickle_machine import Made, Name, Persistent
@@ -24,32 +23,6 @@ CLASSES = dcp._MANY
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "LARGE", 0)
-
-
-def metadata_of(tensors: dict[str, tuple[tuple[int, ...], int]], *, far: int = 0) -> bytes:
-    """Write the metadata of tensors by (shape of a chunk, number of chunks), as DCP does."""
-    described: dict[str, Any] = {}
-    stored: dict[Any, Any] = {}
-    for key, (shape, count) in tensors.items():
-        chunks = [
-            metadata.ChunkStorageMetadata(
-                torch.Size((at * shape[0], *(0 for _ in shape[1:])) if shape else ()),
-                torch.Size(shape),
-            )
-            for at in range(count)
-        ]
-        for at, chunk in enumerate(chunks):
-            place = filesystem._StorageInfo(f"__{at % 5}_0.distcp", far + at * 100, 100)
-            stored[metadata.MetadataIndex(key, chunk.offsets)] = place
-        whole = torch.Size((shape[0] * count, *shape[1:]) if shape else ())
-        properties = metadata.TensorProperties(torch.float32)
-        described[key] = metadata.TensorStorageMetadata(properties, whole, chunks)
-    described["step"] = metadata.BytesStorageMetadata()
-    stored[metadata.MetadataIndex("step")] = filesystem._StorageInfo("__0_0.distcp", 0, 7)
-    packed = filesystem._StorageInfo("__9_0.distcp", 0, 7, ["zstd"])
-    described["packed"] = metadata.BytesStorageMetadata()
-    stored[metadata.MetadataIndex("packed")] = packed
-    return pickle.dumps(metadata.Metadata(described, storage_data=stored))
 
 
 MANY = metadata_of(

@@ -292,7 +292,7 @@ def test_an_optimizer_file_that_is_missing_is_cold_on_all_ranks(
         assert not [key for key in one["wrong"] if key.startswith("model.")]
 
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.mark.parametrize("version", sorted(one.name for one in GOLDEN.glob("ranks-schema-*")))

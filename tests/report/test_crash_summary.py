@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
+from items import item_with
 from test_certificate import ATOM, CORR, all_pass, build, outcome
 
-from ckpt_conformance import plugin
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
 from ckpt_conformance.crash.explore import summary
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport, Violation
@@ -55,17 +54,6 @@ def test_a_certificate_shows_what_its_checks_explored() -> None:
     result = build(*ones)
     assert result["crash"] == {"kill": KILL}
     assert build(*all_pass())["crash"] == {}
-
-
-def item_with(subject: Any, name: str = "test_x::test_y") -> Any:  # noqa: ANN401  what stands in for a pytest.Item
-    """Make as much of a pytest item as an outcome reads."""
-    option = SimpleNamespace(ckpt_seed=0, ckpt_claim=[], ckpt_catalogue=None)
-    return SimpleNamespace(
-        stash={plugin.NEEDS: (subject, None)},
-        config=SimpleNamespace(option=option),
-        path=SimpleNamespace(stem=name.partition("::")[0]),
-        name=name.partition("::")[2],
-    )
 
 
 def test_the_next_outcome_carries_an_exploration_and_no_other_does() -> None:
