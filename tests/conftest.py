@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+# What tests of several rooms share; here and not in an ini file, for a session without one, too.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
 from browser import CHROMIUM, Browser
 
 if TYPE_CHECKING:

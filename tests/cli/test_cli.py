@@ -389,6 +389,6 @@ def test_command_line_starts_without_torch() -> None:
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:
-    code = "from ckpt_conformance import report; report.say('✗ a → b \\u4e2d')"
+    code = "from ckpt_conformance.report import files; files.say('✗ a → b \\u4e2d')"
     done = python(code, PYTHONIOENCODING="ascii")
     assert done.stdout == "X a \\u2192 b \\u4e2d\n"

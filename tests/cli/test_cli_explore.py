@@ -196,8 +196,8 @@ def test_ctrl_c_prints_what_was_found(
 
 def test_the_command_line_of_explore_starts_without_torch() -> None:
     code = (
-        "import sys; from ckpt_conformance import cli, cli_explore; "
-        "from ckpt_conformance.crash import bundles, explore, verdicts, workloads; "
+        "import sys; from ckpt_conformance.cli import main, explore; "
+        "from ckpt_conformance.crash.explore import bundles, engine, verdicts, workloads; "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

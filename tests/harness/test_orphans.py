@@ -11,7 +11,7 @@ from ckpt_conformance.processes import orphans
 # second goes on. `command` is what each daemon becomes.
 LIVES = """
 import os
-from ckpt_conformance import orphans
+from ckpt_conformance.processes import orphans
 
 orphans.adopt()
 ready, write = os.pipe()

@@ -20,7 +20,7 @@ SIZE = 5000  # bytes of one write
 SLOW_WRITE = """
 import os, sys
 from pathlib import Path
-from ckpt_conformance.crash import data_calls
+from ckpt_conformance.trace import data_calls
 from ckpt_conformance.trace.recorder import Recorder
 
 folder, size = Path(sys.argv[1]), int(sys.argv[2])

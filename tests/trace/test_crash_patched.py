@@ -44,7 +44,7 @@ libc.write(libc.open(os.fsencode(root / "foreign"), 0o101, 0o600), b"abc", 3)
 NESTED = """
 import json, sys
 from pathlib import Path
-from ckpt_conformance.crash import recorder
+from ckpt_conformance.trace import recorder
 from ckpt_conformance.harness.client import Client, Server
 base = Path(sys.argv[1])
 def work():
@@ -63,7 +63,7 @@ sys.exit(outer.code)
 CERTIFIED = """
 import subprocess, sys
 from pathlib import Path
-from ckpt_conformance.crash import recorder
+from ckpt_conformance.trace import recorder
 base = Path(sys.argv[1])
 command = [sys.executable, "-B", "-m", "ckpt_conformance", "certify"]
 command += ["torch-save-atomic-per-step", "--only", "CKC-ATOM-001", "--jobs", "1"]
@@ -76,9 +76,10 @@ SPAWNED = """
 import contextlib, sys
 from dataclasses import replace
 from pathlib import Path
-from ckpt_conformance import facts
+from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client
-from ckpt_conformance.crash import recorder, workloads
+from ckpt_conformance.trace import recorder
+from ckpt_conformance.crash.explore import workloads
 from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.contract.verdicts import Unknown
 base, names = Path(sys.argv[1]), ("torch-save-atomic-per-step",)
@@ -151,7 +152,7 @@ def test_a_kernel_that_would_run_a_call_twice_is_refused(tmp_path: Path) -> None
     """It knows no flag for calls that wait; it says so, and what is needed."""
     told = run(
         tmp_path,
-        "from ckpt_conformance.crash import notify, recorder\n"
+        "from ckpt_conformance.trace import notify, recorder\n"
         "notify._WAIT_KILLABLE = 1 << 20\n"
         "print(recorder.available())",
     )

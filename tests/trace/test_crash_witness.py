@@ -17,7 +17,7 @@ NAMES = [
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from ckpt_conformance import registry
+from ckpt_conformance.contract import registry
 from ckpt_conformance.contract import OpenOptions
 from ckpt_conformance.workload.job import Job
 from ckpt_conformance.contract.journal import LifeJournal
