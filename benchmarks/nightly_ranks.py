@@ -58,12 +58,12 @@ def kill(subject: Subject, number: int, seed: int) -> Found:
     points = [rng.choice([p for p in found if p.rank == victim]) for victim in victims]
     legal = worlds.legal(subject, worlds.golden(subject, layout), layout)
     told = f"{layout}: " + "; ".join(point.name for point in points)
-    ending = rank_points.save(subject, layout, [point.spec("kill") for point in points])
-    if not rank_points.fired(ending):
-        return number, "UNKNOWN", f"{told}: no kill fired: {subject.tell(ending)}"
-    if ending.how == "hang":
+    result = rank_points.save(subject, layout, [point.spec("kill") for point in points])
+    if not rank_points.fired(result):
+        return number, "UNKNOWN", f"{told}: no kill fired: {subject.tell(result)}"
+    if result.exit_kind == "hang":
         return number, "HANG in the save", told
-    acknowledged = ending.steps_of("acknowledged") or (OLDER,)
+    acknowledged = result.steps_of("acknowledged") or (OLDER,)
     resumed = worlds.resume(subject, layout)
     outcome = subject.classify(resumed, legal, newest=NEWEST, acknowledged=acknowledged)
     return number, str(outcome), f"{told}: {subject.tell(resumed)}"

@@ -99,7 +99,7 @@ class Advancer:
         if self.task.what != "load" and self.is_manager:
             self.life.op_run({"until": self.task.step, "save_at": []}, {})
         control = self.trial("control", NONE)
-        if control.get("error") or control["how"] != "ended":
+        if control.get("error") or control["exit_kind"] != "ended":
             return self.count
         for kind, fault in self.chosen(control["log"]):
             self.trial(kind, fault)
@@ -114,7 +114,7 @@ class Advancer:
         for at in range(1, MOST):
             fault = {**KINDS[kind], "at": at, "persistent": persistent}
             line = self.trial(kind, fault)
-            if line["how"] == "ended" and not line.get("fired"):
+            if line["exit_kind"] == "ended" and not line.get("fired"):
                 return
 
     def chosen(self, log: Sequence[Line]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -148,7 +148,7 @@ class Advancer:
         """Try one fault, in a child where the adapter lets a life fork."""
         key = f"{kind} {fault['at']} {'on' if fault.get('persistent') else 'once'}"
         if key in self.task.done:
-            return {"how": "ended", "fired": 1, "log": []}
+            return {"exit_kind": "ended", "fired": 1, "log": []}
         self.count += 1
         self.place.restore()
         told: Line = {"key": key, "kind": kind, "what": self.task.what, "args": fault}
@@ -161,12 +161,12 @@ class Advancer:
 
             *found, end = children.run(work, DEADLINE)
             told |= found[0] if found else {}
-            told["how"] = end["end"]
-            if told["how"] != "ended" and self.task.what != "load":
+            told["exit_kind"] = end["end"]
+            if told["exit_kind"] != "ended" and self.task.what != "load":
                 told["left"] = self.left()  # by a process that its error ended
         else:
             self.put({**told, "begin": True})
-            told |= {**self.once(fault), "how": "ended"}
+            told |= {**self.once(fault), "exit_kind": "ended"}
         self.put(told)
         return told
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpt_conformance.subject.subject import Subject
-    from ckpt_conformance.subject.worlds import Layout, WorldEnding
+    from ckpt_conformance.subject.worlds import Layout, WorldResult
 
 OLDER, NEWEST = 2, 4  # the save of the second one is struck
 
@@ -76,7 +76,7 @@ def save(
     layout: Layout,
     faults: Sequence[dict[str, Any]],
     **given: Any,  # noqa: ANN401  fields of the operation and of the program
-) -> WorldEnding:
+) -> WorldResult:
     """Save step 2, then step 4 with faults armed on their ranks."""
     trees.clear(subject.root)
     return worlds.run(
@@ -94,12 +94,12 @@ def points_of(subject: Subject, layout: Layout) -> list[RankPoint]:
     """List the points of the save of step 4, rank by rank; counted once per adapter and layout."""
     key = f"rank points {sorted(layout.items())}"
     if key not in subject.notes:
-        ending = save(subject, layout, [fault_injectors.spec(name) for name in WRITERS])
-        if ending.how != "ended" or ending.error:
-            raise control_failed(f"the save that is to be struck ends: {subject.tell(ending)}")
+        result = save(subject, layout, [fault_injectors.spec(name) for name in WRITERS])
+        if result.exit_kind != "ended" or result.error:
+            raise control_failed(f"the save that is to be struck ends: {subject.tell(result)}")
         subject.notes[key] = [
             point
-            for rank, one in enumerate(ending.ranks)
+            for rank, one in enumerate(result.ranks)
             for counted in one.result("run")["faults"]
             for call in counted["log"]
             for point in _of_call(rank, str(counted["name"]), call)
@@ -131,6 +131,6 @@ def choose(subject: Subject, found: Sequence[RankPoint], quick: int) -> list[Ran
     return [point for row in rows for point in row][:quick]
 
 
-def fired(ending: WorldEnding) -> bool:
+def fired(result: WorldResult) -> bool:
     """Tell whether a fault fired on some rank."""
-    return any(event["event"] == "fired" for event in ending.events)
+    return any(event["event"] == "fired" for event in result.events)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 SAVES = ("save", "rotation")
@@ -70,7 +70,7 @@ class Trial:
 
     line: Mapping[str, Any]
     folder: Path | None = None
-    ending: Ending | None = None
+    result: ProcessResult | None = None
 
     @property
     def kind(self) -> str:
@@ -95,8 +95,8 @@ class Trial:
     @property
     def error(self) -> dict[str, Any] | None:
         """What the operation raised, or how its process died."""
-        if self.line["how"] != "ended":
-            told = {"type": self.line["how"], "message": "the process did not live to raise"}
+        if self.line["exit_kind"] != "ended":
+            told = {"type": self.line["exit_kind"], "message": "the process did not live to raise"}
             return {**told, "typed": False, "disk": False}
         found: dict[str, Any] | None = self.line["error"]
         return found
@@ -109,7 +109,7 @@ class Trial:
     @property
     def died(self) -> bool:
         """Whether the process ended, or hung, instead of raising."""
-        return bool(self.line["how"] != "ended")
+        return bool(self.line["exit_kind"] != "ended")
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ def trials(subject: Subject, what: str) -> list[Trial]:
         control, *rest = lines
         require_control(subject, operation, control)
         subject.notes[f"remark {what}"] = remark(operation, control, rest)
-        fired = [line for line in rest if line.get("fired") or line["how"] != "ended"]
+        fired = [line for line in rest if line.get("fired") or line["exit_kind"] != "ended"]
         subject.notes[key] = [Trial(line) for line in fired]
         subject.notes[f"control {what}"] = control
         if what != "load":
@@ -152,7 +152,7 @@ def remark(operation: Operation, control: Mapping[str, Any], rest: list[dict[str
         if line.get("fired"):
             if line["kind"] == "EIO":
                 struck[lasting].add(line["args"]["at"])
-        elif line["how"] == "ended" and line["args"]["at"] <= line["calls"]:
+        elif line["exit_kind"] == "ended" and line["args"]["at"] <= line["calls"]:
             raise Unknown(f"the fault did not fire: {Trial(line).name} of {line['calls']}")
     if not points:
         raise Unknown(f"no system call of the {operation.what} below the directory was seen")
@@ -165,8 +165,8 @@ def remark(operation: Operation, control: Mapping[str, Any], rest: list[dict[str
 
 def require_control(subject: Subject, operation: Operation, control: Mapping[str, Any]) -> None:
     """Raise Unknown unless the operation goes well with the supervisor there and no fault."""
-    if control["how"] != "ended" or control.get("error"):
-        told = control.get("error") or control["how"]
+    if control["exit_kind"] != "ended" or control.get("error"):
+        told = control.get("error") or control["exit_kind"]
         msg = f"control failed: a {operation.what} that is watched and not struck ends: {told}"
         raise Unknown(msg)
     if operation.what != "load":
@@ -209,16 +209,16 @@ def advance(
     while True:
         out.unlink(missing_ok=True)
         done = [line["key"] for line in lines if line["kind"] != "control"]
-        ending = live(subject, task, done)
+        result = live(subject, task, done)
         known = {line["key"] for line in lines}
-        lines += [line for line in read(out, ending) if line["key"] not in known]
-        if ending.how == "ended" and not ending.error and lines:
+        lines += [line for line in read(out, result) if line["key"] not in known]
+        if result.exit_kind == "ended" and not result.error and lines:
             return lines
-        if task.fork or not lines or lines[-1]["how"] == "ended":
-            raise Unknown(reason(subject, ending))
+        if task.fork or not lines or lines[-1]["exit_kind"] == "ended":
+            raise Unknown(reason(subject, result))
 
 
-def live(subject: Subject, task: Task, done: list[str]) -> Ending:
+def live(subject: Subject, task: Task, done: list[str]) -> ProcessResult:
     """Run one life that tries faults."""
     probe = "ckpt_conformance.fault_injectors.advancing:advance"
     op = {"op": "probe", "probe": probe, "args": {**asdict(task), "done": done}}
@@ -227,20 +227,22 @@ def live(subject: Subject, task: Task, done: list[str]) -> Ending:
     return subject.life(op, seed=seed, deadline=DEADLINE * (few + 2) if few else FULL)
 
 
-def read(out: Path, ending: Ending) -> list[dict[str, Any]]:
+def read(out: Path, result: ProcessResult) -> list[dict[str, Any]]:
     """Read lines; one that was begun and has no end is that of a life which died of it."""
     text = out.read_text() if out.exists() else ""
     lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
     found = [line for line in lines if not line.get("begin")]
     if lines and lines[-1].get("begin"):
-        found.append({**lines[-1], "how": ending.how, "fired": 0, "calls": 0, "log": []})
+        found.append(
+            {**lines[-1], "exit_kind": result.exit_kind, "fired": 0, "calls": 0, "log": []}
+        )
     return found
 
 
-def reason(subject: Subject, ending: Ending) -> str:
+def reason(subject: Subject, result: ProcessResult) -> str:
     """Say why there are no trials: this machine, or the harness."""
-    told = subject.tell(ending)
-    if notify.NotAvailableError.__name__ in ending.output:
+    told = subject.tell(result)
+    if notify.NotAvailableError.__name__ in result.output:
         return f"this machine can't make system calls fail: {told}"
     return f"control failed: the life that makes system calls fail ends: {told}"
 
@@ -252,22 +254,22 @@ def resumed(subject: Subject, what: str, lines: list[dict[str, Any]]) -> list[Tr
     """Resume from what each trial left, each content once."""
     keep = subject.folder / "struck" / what / "left"
     names = {line["left"]: keep / line["left"] for line in lines if "left" in line}
-    endings = dict(zip(names, screened(subject, list(names.values())), strict=True))
+    results = dict(zip(names, screened(subject, list(names.values())), strict=True))
     return [
-        Trial(line, names.get(line.get("left", "")), endings.get(line.get("left", "")))
+        Trial(line, names.get(line.get("left", "")), results.get(line.get("left", "")))
         for line in lines
     ]
 
 
-def screened(subject: Subject, folders: list[Path]) -> list[Ending]:
+def screened(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
     """Resume from each directory: in one life, or in a life of its own where that one died."""
     found = screen(subject, [Case(folder) for folder in folders]) if folders else []
-    endings: list[Ending] = []
-    for folder, ending in zip(folders, found, strict=True):
-        if ending is None:
+    results: list[ProcessResult] = []
+    for folder, result in zip(folders, found, strict=True):
+        if result is None:
             trees.lay_out(folder, subject.root)
-        endings.append(subject.resume() if ending is None else ending)
-    return endings
+        results.append(subject.resume() if result is None else result)
+    return results
 
 
 def legal(subject: Subject, what: str) -> dict[int, Any]:
@@ -277,10 +279,10 @@ def legal(subject: Subject, what: str) -> dict[int, Any]:
     if key not in subject.notes:
         trials(subject, what)
         trees.lay_out(control_folder(subject, what), subject.root)
-        ending = subject.resume()
-        step, state = oracle.arrival(ending)
+        result = subject.resume()
+        step, state = oracle.arrival(result)
         if step != operation.step:
-            told = subject.tell(ending)
+            told = subject.tell(result)
             msg = f"control failed: the {what} that was watched and not struck gives {told}"
             raise Unknown(msg)
         subject.notes[key] = {**subject.legal(golden, *operation.before), step: state}
@@ -296,13 +298,13 @@ def control_folder(subject: Subject, what: str) -> Path:
 
 def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
     """Classify how a resume from what a trial left ends."""
-    if trial.ending is None:
+    if trial.result is None:
         return Outcome.CRASHED
     before = OPERATIONS[what].before
     acknowledged = before if trial.error else (*before, OPERATIONS[what].step)
     newest = OPERATIONS[what].step
     given: dict[str, Any] = {"newest": newest, "acknowledged": acknowledged}
-    found = subject.classify(trial.ending, legal(subject, what), **given)
+    found = subject.classify(trial.result, legal(subject, what), **given)
     return Outcome.LOST_ALL if found in REFUSALS else found
 
 
@@ -310,7 +312,7 @@ def again(subject: Subject, what: str, trial: Trial) -> Trial:
     """Make a trial once more, in a life of its own; nothing that came before can matter."""
     fault = {"kind": trial.kind, "args": trial.args}
     found = advance(subject, OPERATIONS[what], (), fault)[-1]
-    if found["kind"] == "control" or not (found.get("fired") or found["how"] != "ended"):
+    if found["kind"] == "control" or not (found.get("fired") or found["exit_kind"] != "ended"):
         raise Unknown(f"the fault does not fire again: {trial.name}")
     if what == "load":
         return Trial(found)
@@ -366,8 +368,8 @@ def require(
             raise Unknown(f"order dependence: {told}")
         evidence: dict[str, Any] = {"call": trial.call, "error": trial.error}
         evidence["where else"] = tally(wrong)
-        if trial.ending is not None:
-            evidence |= subject.evidence(trial.ending)
+        if trial.result is not None:
+            evidence |= subject.evidence(trial.result)
         if trial.folder is not None:
             trees.lay_out(trial.folder, subject.root)  # where a bundle takes it from
         raise Violation(message, evidence=evidence, rate=(len(wrong), len(found)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.points import Point
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
@@ -31,7 +31,7 @@ ELSEWHERE = " elsewhere"
 OTHER = 23  # the seed of the job that saves step 4 over another job's step 4
 
 
-def save(subject: Subject, name: str, faults: Sequence[dict[str, object]]) -> Ending:
+def save(subject: Subject, name: str, faults: Sequence[dict[str, object]]) -> ProcessResult:
     """Run the job of a kind until it has saved step 4, with faults armed from that save on."""
     first = [fault_injectors.spec("cross-device")] if name.endswith(ELSEWHERE) else []
     given: dict[str, Any] = {"faults": [*first, *faults], "fault_step": NEWEST}
@@ -48,13 +48,13 @@ def points_of(subject: Subject, name: str) -> list[Point]:
     if key not in subject.notes:
         keep = subject.folder / "kept" / name
         trees.clear(keep)
-        ending = save(subject, name, survey(keep))
-        if ending.how != "ended" or ending.error:
-            _give_up(name, subject.tell(ending))
+        result = save(subject, name, survey(keep))
+        if result.exit_kind != "ended" or result.error:
+            _give_up(name, subject.tell(result))
         after = injector.fingerprint(subject.root)
         trees.lay_out(subject.root, keep / injector.identity(after))
         trees.lay_out(subject.root, subject.folder / f"whole {name}")
-        counted = ending.result("run")["faults"]
+        counted = result.result("run")["faults"]
         subject.notes[key] = points([one for one in counted if one["name"] in WRITERS], after)
         crossed = [one["fired"] for one in counted if one["name"] not in WRITERS]
         subject.notes[f"crossed {name}"] = sum(crossed)
@@ -118,10 +118,10 @@ def overwritten(subject: Subject) -> dict[str, Any]:
     if "overwritten" not in subject.notes:
         points_of(subject, "same")
         trees.lay_out(subject.folder / "whole same", subject.root)
-        ending = subject.resume()
-        step, state = oracle.arrival(ending)
+        result = subject.resume()
+        step, state = oracle.arrival(result)
         if step != NEWEST:
-            told = subject.tell(ending)
+            told = subject.tell(result)
             raise control_failed(f"an unharmed second save of step {NEWEST} gives {told}")
         subject.notes["overwritten"] = state
     found: dict[str, Any] = subject.notes["overwritten"]

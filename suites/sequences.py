@@ -22,7 +22,7 @@ from ckpt_conformance.subject import names, oracle
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Golden, Subject
 
 Rule = dict[str, Any]
@@ -161,8 +161,8 @@ class Execution:
         args = death["args"]
         self.log.append(f"die in the save of step {self.step}, {args['moment']} call {args['at']}")
         step, run = self.step, self.run
-        ending = self.live(may_die=True)
-        if ending.how == "ended":
+        result = self.live(may_die=True)
+        if result.exit_kind == "ended":
             self.saved(step, run)
         else:
             before = self.disk.get(step, Entry("", set()))
@@ -235,69 +235,73 @@ class Execution:
 
     # -- lives ------------------------------------------------------------------------------------
 
-    def live(self, *, may_die: bool = False) -> Ending:
+    def live(self, *, may_die: bool = False) -> ProcessResult:
         """Run what has been gathered in one life, and judge all but a last load in doubt."""
         ops, self.ops, self.again = self.ops, [], 0
         loads = [op for op in ops if op["op"] == "run"]
         if loads and loads[-1].get("expects", [None])[0] == loads[-1]["until"]:
             loads[-1] |= {"until": None, "stop_after": 0}  # a look at what was loaded, then the end
         options = {"keep_last": self.keep} if self.keep else {}
-        ending = self.subject.life(*ops, seed=self.seed, options=options)
+        process_result = self.subject.life(*ops, seed=self.seed, options=options)
         self.step, self.run = 0, next(run for run, seed in SEEDS.items() if seed == self.seed)
-        if may_die and ending.how == "killed":
-            return ending
+        if may_die and process_result.exit_kind == "killed":
+            return process_result
         for index, op in enumerate(ops):
             if op.get("stop_after") == 0 and "expects" not in op:
                 break
-            result = ending.results[index] if index < len(ending.results) else {}
-            if ending.how != "ended" or not result or "error" in result:
-                self.leave("an operation on a healthy disk fails", ending)
-            self.judge_state(op, result, ending)
+            result = process_result.results[index] if index < len(process_result.results) else {}
+            if process_result.exit_kind != "ended" or not result or "error" in result:
+                self.leave("an operation on a healthy disk fails", process_result)
+            self.judge_state(op, result, process_result)
         saves = [step for op in ops for step in op.get("save_at", ())]
-        if ending.steps_of("acknowledged") != saves:
-            self.leave(f"of the saves {saves} not all were acknowledged", ending)
-        return ending
+        if process_result.steps_of("acknowledged") != saves:
+            self.leave(f"of the saves {saves} not all were acknowledged", process_result)
+        return process_result
 
-    def judge_state(self, op: Rule, result: Mapping[str, Any], ending: Ending) -> None:
+    def judge_state(
+        self, op: Rule, result: Mapping[str, Any], process_result: ProcessResult
+    ) -> None:
         """Compare what a load gave with the only thing that it may give."""
         if "expects" not in op:
             return
         step, run = op["expects"]
         arrived = result.get("arrived", {}).get("step", result.get("step"))
         if arrived != step:
-            self.leave(f"a load gives step {arrived} instead of {step}", ending)
+            self.leave(f"a load gives step {arrived} instead of {step}", process_result)
         if "arrived" in result:
-            self.compare(result["states"][str(step)], step, {run}, ending)
+            self.compare(result["states"][str(step)], step, {run}, process_result)
 
-    def judge(self, ending: Ending, may: set[int], *, can_refuse: bool) -> None:
+    def judge(self, result: ProcessResult, may: set[int], *, can_refuse: bool) -> None:
         """Judge a load that has several legal outcomes."""
-        step, state = oracle.arrival(ending)
-        refused = ending.how == "ended" and ending.error is not None
+        step, state = oracle.arrival(result)
+        refused = result.exit_kind == "ended" and result.error is not None
         if refused and can_refuse:
             self.log.append("... refused")
             return
-        if refused or ending.how != "ended":
-            self.leave(f"a load of one of {sorted(may)} fails", ending)
+        if refused or result.exit_kind != "ended":
+            self.leave(f"a load of one of {sorted(may)} fails", result)
         if step not in may or step is None:
-            self.leave(f"a load gives step {step}; {sorted(may)} may be there", ending)
+            self.leave(f"a load gives step {step}; {sorted(may)} may be there", result)
         self.log.append(f"... step {step}")
-        run = self.compare(state, step, self.disk[step].runs, ending)
+        run = self.compare(state, step, self.disk[step].runs, result)
         self.disk[step] = Entry("whole", {run})  # whatever was in doubt, it has loaded
         if "explicit_step" in self.subject.info.capabilities:
             self.again = step
 
-    def compare(self, state: Mapping[str, Any], step: int, runs: set[str], ending: Ending) -> str:
+    def compare(
+        self, state: Mapping[str, Any], step: int, runs: set[str], result: ProcessResult
+    ) -> str:
         """Give the run whose state was loaded, of those that may have saved it."""
         wanted, holds = {run: self.world.states[run][step] for run in runs}, self.subject.holds
         found = [run for run in sorted(runs) if oracle.same(state, wanted[run], holds)]
         if not found:
             told = oracle.differences(state, wanted[min(runs)], holds)
-            self.leave(f"a load gives another state than was saved at step {step}: {told}", ending)
+            self.leave(f"a load gives another state than was saved at step {step}: {told}", result)
         return found[0]
 
-    def leave(self, what: str, ending: Ending) -> NoReturn:
+    def leave(self, what: str, result: ProcessResult) -> NoReturn:
         """Raise Violation, with the script so far."""
-        evidence = self.subject.evidence(ending, script="; ".join(self.log))
+        evidence = self.subject.evidence(result, script="; ".join(self.log))
         raise Violation(what, evidence=evidence)
 
 

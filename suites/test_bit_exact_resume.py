@@ -14,7 +14,7 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 NEWEST = SAVES[-1]
@@ -139,15 +139,15 @@ def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     subject.lay_out(subject.golden())
     ops = [{"op": "load"}, {"op": "leaves"}]
     ops += [{"op": "probe", "probe": "ckpt_conformance.harness.probes:scribble"}, {"op": "leaves"}]
-    ending = subject.life(*ops, seed=OTHER_SEED)
-    before, after = (ending.result("leaves", index).get("value") for index in (0, 1))
-    if not ending.result("probe").get("value"):
-        raise Unknown(f"no byte was overwritten: {subject.tell(ending)}")
+    result = subject.life(*ops, seed=OTHER_SEED)
+    before, after = (result.result("leaves", index).get("value") for index in (0, 1))
+    if not result.result("probe").get("value"):
+        raise Unknown(f"no byte was overwritten: {subject.tell(result)}")
     if not before or before != after:
         differs = oracle.differences(after or {}, before or {}, subject.holds)
         raise Violation(
             "the job changes with the file it was loaded from",
-            evidence=subject.evidence(ending, differs=differs),
+            evidence=subject.evidence(result, differs=differs),
         )
 
 
@@ -163,16 +163,16 @@ def test_what_was_loaded_can_be_saved_again(subject: Subject) -> None:
     _, wanted = resumption.arrive(subject)
     subject.lay_out(subject.golden())
     saving = subject.life({"op": "load"}, {"op": "save"}, {"op": "close"}, seed=OTHER_SEED)
-    if saving.how != "ended" or saving.error:
+    if saving.exit_kind != "ended" or saving.error:
         raise Violation(
             "a job cannot save over the step it has just loaded", evidence=subject.evidence(saving)
         )
-    ending = subject.resume()
-    step, arrived = oracle.arrival(ending)
+    result = subject.resume()
+    step, arrived = oracle.arrival(result)
     if step != NEWEST or not oracle.same(arrived, wanted, subject.holds):
         raise Violation(
             "what was saved over the loaded step does not load equal",
-            evidence=subject.evidence(ending, wanted),
+            evidence=subject.evidence(result, wanted),
         )
 
 
@@ -193,8 +193,8 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
         raise resumption.blame(
             subject, subject.tell(saving), *about, test_what_was_loaded_can_be_saved_again
         )
-    ending = subject.resume()
-    step, arrived = oracle.arrival(ending)
+    result = subject.resume()
+    step, arrived = oracle.arrival(result)
     wanted = saving.result("run").get("final", {})
     if not arrived or not oracle.same(arrived, wanted, {"model"}):
         raise model_trouble(subject)
@@ -244,9 +244,9 @@ def test_a_run_resumed_again_and_again_goes_on_as_if_unbroken(subject: Subject) 
     subject.lay_out(golden, SAVES[0])
     for generation, until in enumerate((3, 4, 8)):
         begin = (2, 3, 4)[generation]
-        ending = subject.run(until, (until,), resume=True, seed=OTHER_SEED + generation)
+        result = subject.run(until, (until,), resume=True, seed=OTHER_SEED + generation)
         message = f"the run of generation {generation + 1} leaves the unbroken one"
-        resumption.follow(subject, golden, ending, until - begin, message)
+        resumption.follow(subject, golden, result, until - begin, message)
 
 
 @check("CKC-RSUM-007")
@@ -274,8 +274,8 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
     How: save at 4, train to 6, load, train on, all in one life.
     """
     resumption.needs_mid_epoch(subject)
-    ending = subject.run(6, (NEWEST,), then=[{"op": "load"}, {"op": "train", "n": 4}])
-    _follow_ops(subject, ending, "a job that rolled back leaves the unbroken run")
+    result = subject.run(6, (NEWEST,), then=[{"op": "load"}, {"op": "train", "n": 4}])
+    _follow_ops(subject, result, "a job that rolled back leaves the unbroken run")
 
 
 @check("CKC-RSUM-009")
@@ -290,12 +290,12 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
     subject.lay_out(subject.golden())
     load: dict[str, Any] = {"op": "load"}
     ops = [load, load, {"op": "train", "n": 4}]
-    ending = subject.life(*ops, seed=OTHER_SEED)
-    _follow_ops(subject, ending, "a job that was loaded twice leaves the unbroken run")
+    result = subject.life(*ops, seed=OTHER_SEED)
+    _follow_ops(subject, result, "a job that was loaded twice leaves the unbroken run")
 
 
-def _follow_ops(subject: Subject, ending: Ending, message: str) -> None:
-    resumption.follow(subject, subject.golden(), ending, resumption.AFTER, message)
+def _follow_ops(subject: Subject, result: ProcessResult, message: str) -> None:
+    resumption.follow(subject, subject.golden(), result, resumption.AFTER, message)
 
 
 @check("CKC-RSUM-010")

@@ -43,8 +43,8 @@ def outcomes(subject: Subject, cases: Sequence[Case], allowed: set[Outcome]) -> 
     """Resume from each directory; give (outcome, ending) of each."""
     legal = subject.legal(subject.golden())
     judge = partial(subject.classify, newest=NEWEST, acknowledged=(OLDER, NEWEST))
-    endings = resume_each(subject, cases, lambda ending: judge(ending, legal) in allowed)
-    return [(judge(ending, legal), ending) for ending in endings]
+    results = resume_each(subject, cases, lambda result: judge(result, legal) in allowed)
+    return [(judge(result, legal), result) for result in results]
 
 
 def never_served(subject: Subject, faults: Sequence[Fault]) -> None:
@@ -53,10 +53,10 @@ def never_served(subject: Subject, faults: Sequence[Fault]) -> None:
     legal = subject.legal(subject.golden())
     silent: list[dict[str, Any]] = []
     found = outcomes(subject, [case for _, case in made], NEVER_WRONG)
-    for (damage, _), (outcome, ending) in zip(made, found, strict=True):
+    for (damage, _), (outcome, result) in zip(made, found, strict=True):
         if outcome not in NEVER_WRONG:
-            step, _ = oracle.arrival(ending)
-            told = subject.evidence(ending, legal.get(step or 0), outcome=str(outcome))
+            step, _ = oracle.arrival(result)
+            told = subject.evidence(result, legal.get(step or 0), outcome=str(outcome))
             silent.append({"damage": damage.to_json(), **told})
     if silent:
         first = silent[0]
@@ -211,10 +211,10 @@ def test_where_nothing_is_whole_the_load_refuses(subject: Subject) -> None:
     large = {place.file for step in (OLDER, NEWEST) for place in payload_of(subject, step)}
     made = damaged(subject, [partial(cut_all, only=large), partial(cut_all, only=None)])
     found = outcomes(subject, [case for _, case in made], set(REFUSALS))
-    for what, (outcome, ending) in zip(("its payload", "every file"), found, strict=True):
+    for what, (outcome, result) in zip(("its payload", "every file"), found, strict=True):
         if outcome not in REFUSALS:
             message = f"of every step {what} is cut in half, and the load does not refuse"
-            raise Violation(f"{message}: {outcome}", evidence=subject.evidence(ending))
+            raise Violation(f"{message}: {outcome}", evidence=subject.evidence(result))
 
 
 def cut_all(folder: Path, only: set[str] | None) -> Damage:
@@ -238,9 +238,9 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
     made = damaged(subject, cuts)
     legal = subject.legal(subject.golden())
     found = outcomes(subject, [case for _, case in made], {Outcome.LOST_STEP})
-    for (damage, _), (_, ending) in zip(made, found, strict=True):
+    for (damage, _), (_, result) in zip(made, found, strict=True):
         subject.judge(
-            ending,
+            result,
             legal,
             {Outcome.LOST_STEP},
             f"{damage.fault} of {file}: the whole step {OLDER} is not served",
@@ -275,20 +275,20 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
             spoil(golden, folder, each, cut=cut, rng=subject.rng)
         ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, {"op": "train", "n": 1}]
         ops += [{"op": "leaves"}, {"op": "load", "continue": True}, {"op": "leaves"}]
-    ending = subject.life(*ops, seed=OTHER_SEED)
+    result = subject.life(*ops, seed=OTHER_SEED)
     refused = 0
     for at, (name, _) in enumerate(tried):
-        if "error" not in ending.result("load", at):
+        if "error" not in result.result("load", at):
             continue
         refused += 1
-        before, after = (ending.result("leaves", 2 * at + i).get("value", {}) for i in (0, 1))
+        before, after = (result.result("leaves", 2 * at + i).get("value", {}) for i in (0, 1))
         changed = oracle.differences(before, after, subject.holds)
         if changed:
-            told = {"error": ending.result("load", at)["error"]["message"], "changed": changed}
+            told = {"error": result.result("load", at)["error"]["message"], "changed": changed}
             raise Violation(f"{name} is damaged: the refused load changed the job", evidence=told)
     if not refused:
         silent = (test_a_file_cut_short_is_never_served, test_damaged_payload_is_never_served)
-        reason = f"no damage is refused: {subject.tell(ending)}"
+        reason = f"no damage is refused: {subject.tell(result)}"
         about = (*silent, test_where_nothing_is_whole_the_load_refuses)
         raise resumption.blame(subject, reason, *about)
 

@@ -45,11 +45,11 @@ def test_a_finished_run_is_extended_as_if_unbroken(subject: Subject) -> None:
     golden = _late(subject)
     subject.reset()
     saving = subject.run(5, (5,), then=[{"op": "close"}])
-    if saving.how != "ended" or saving.error:
+    if saving.exit_kind != "ended" or saving.error:
         raise control_failed(f"the run does not end: {subject.tell(saving)}")
-    ending = subject.run(5 + resumption.AFTER, resume=True, seed=OTHER_SEED)
+    result = subject.run(5 + resumption.AFTER, resume=True, seed=OTHER_SEED)
     message = "a run that had ended and was extended leaves the unbroken one"
-    resumption.follow(subject, golden, ending, resumption.AFTER, message)
+    resumption.follow(subject, golden, result, resumption.AFTER, message)
 
 
 @check("CKC-RSUM-004")

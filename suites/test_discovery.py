@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.names import StepName
     from ckpt_conformance.subject.subject import Golden, Subject
 
@@ -52,14 +52,14 @@ def test_the_newest_step_is_the_largest_number(subject: Subject) -> None:
     if subject.info.shape == "manager":
         steps = POWERS + WIDER
         ops = [op for step in steps for op in (probe("reach", step=step), {"op": "save"})]
-        ending = subject.life(*ops, {"op": "close"})
+        result = subject.life(*ops, {"op": "close"})
     else:
-        ending = subject.run(max(steps), steps, then=[{"op": "close"}])
-    if ending.how != "ended" or ending.error:
-        raise smoke.trouble(subject, ending)
-    ending = subject.resume()
-    if subject.tell(ending) != f"step {max(steps)}":
-        found = subject.evidence(ending, saved=list(steps))
+        result = subject.run(max(steps), steps, then=[{"op": "close"}])
+    if result.exit_kind != "ended" or result.error:
+        raise smoke.trouble(subject, result)
+    result = subject.resume()
+    if subject.tell(result) != f"step {max(steps)}":
+        found = subject.evidence(result, saved=list(steps))
         raise Violation(f"step {max(steps)} is the newest and was not taken", evidence=found)
 
 
@@ -122,11 +122,11 @@ def test_an_incomplete_newest_step_hides_no_whole_one(subject: Subject) -> None:
     legal = subject.legal(golden)
     for told, lay in chosen(subject, incomplete(subject, golden), quick=2):
         lay()
-        ending = subject.resume()
-        if subject.classify(ending, legal, newest=4, acknowledged={2, 4}) in GUESSES:
+        result = subject.resume()
+        if subject.classify(result, legal, newest=4, acknowledged={2, 4}) in GUESSES:
             about = test_an_empty_newest_step_is_never_served
             raise resumption.blame(subject, "a guess instead of a refusal", about)
-        _expect_whole(subject, ending, legal, {Outcome.NEW}, told)
+        _expect_whole(subject, result, legal, {Outcome.NEW}, told)
     for told, path in subject.sample(_written_by(golden, 4), quick=1):
         subject.lay_out(golden)
         path_of = subject.root / path
@@ -147,11 +147,11 @@ def _written_by(golden: Golden, step: int) -> list[tuple[str, str]]:
 
 
 def _expect_whole(
-    subject: Subject, ending: Ending, legal: dict[int, Any], allowed: set[Outcome], told: str
+    subject: Subject, result: ProcessResult, legal: dict[int, Any], allowed: set[Outcome], told: str
 ) -> None:
     message = "an incomplete newest checkpoint hides the whole one"
     given: dict[str, Any] = {"newest": 4, "acknowledged": {2, 4}, "planted": told}
-    subject.judge(ending, legal, allowed, message, **given)
+    subject.judge(result, legal, allowed, message, **given)
 
 
 def _spoil(path: Path, older: Path, fault: str) -> None:
@@ -223,8 +223,8 @@ def test_a_tree_resumes_from_another_place(subject: Subject) -> None:
     shutil.move(subject.root, elsewhere)
     message = "a directory that was moved does not resume"
     given: dict[str, Any] = {"newest": 4, "acknowledged": {2, 4}}
-    ending = subject.resume(root=elsewhere)
-    subject.judge(ending, legal, {Outcome.NEW}, message, **given)
+    result = subject.resume(root=elsewhere)
+    subject.judge(result, legal, {Outcome.NEW}, message, **given)
     subject.root.mkdir()
     near = probe("enter", folder=str(subject.root.parent))
     save = {"op": "run", "until": 4, "save_at": [2, 4]}
@@ -232,9 +232,9 @@ def test_a_tree_resumes_from_another_place(subject: Subject) -> None:
     there = subject.root.relative_to(subject.folder)
     load = {"op": "run", "until": None, "resume": True, "stop_after": 0}
     far = probe("enter", folder=str(subject.folder))
-    ending = subject.life(far, load, root=there, seed=97)
+    result = subject.life(far, load, root=there, seed=97)
     message = "a relative directory does not resume from another working directory"
-    subject.judge(ending, legal, {Outcome.NEW}, message, **given)
+    subject.judge(result, legal, {Outcome.NEW}, message, **given)
 
 
 @check("CKC-DISC-005")
@@ -251,14 +251,14 @@ def test_foreign_names_disturb_nothing(subject: Subject) -> None:
     similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
     planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     given: dict[str, Any] = {"planted": planted[:4], "count": len(planted)}
-    ending = subject.run(4, (2, 4), then=[{"op": "close"}])
-    if ending.how != "ended" or ending.error:
+    result = subject.run(4, (2, 4), then=[{"op": "close"}])
+    if result.exit_kind != "ended" or result.error:
         raise Violation(
-            "a foreign name breaks the save", evidence=subject.evidence(ending, **given)
+            "a foreign name breaks the save", evidence=subject.evidence(result, **given)
         )
     message = "a foreign name disturbs discovery"
-    ending = subject.resume()
-    subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4}, **given)
+    result = subject.resume()
+    subject.judge(result, legal, {Outcome.NEW}, message, newest=4, acknowledged={4}, **given)
 
 
 @check("CKC-DISC-006")
@@ -275,9 +275,9 @@ def test_times_of_files_do_not_matter(subject: Subject) -> None:
         subject.lay_out(golden)
         set_times(subject.root, golden, reverse=told == "reversed")
         message = "times of files mislead the restart"
-        ending = subject.resume()
+        result = subject.resume()
         given: dict[str, Any] = {"newest": 4, "acknowledged": {2, 4}, "times": told}
-        subject.judge(ending, legal, {Outcome.NEW}, message, **given)
+        subject.judge(result, legal, {Outcome.NEW}, message, **given)
 
 
 def set_times(root: Path, golden: Golden, *, reverse: bool) -> None:
@@ -299,12 +299,12 @@ def test_nothing_to_load_is_refused(subject: Subject) -> None:
     Why: a wrong path ended in a warning, and the run began from scratch (B09).
     How: load the latest from an empty directory; the control is that what was saved loads.
     """
-    ending = subject.resume()
-    if ending.how != "ended":
+    result = subject.resume()
+    if result.exit_kind != "ended":
         told = "a load from an empty directory does not end well"
-        raise Violation(told, evidence=subject.evidence(ending))
-    if ending.error is None:
-        raise Violation("an empty directory was loaded", evidence=subject.evidence(ending))
+        raise Violation(told, evidence=subject.evidence(result))
+    if result.error is None:
+        raise Violation("an empty directory was loaded", evidence=subject.evidence(result))
     if trouble := resumption.plain_trouble(subject):
         raise control_failed("what was saved is refused, too", trouble)
 
@@ -328,8 +328,8 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     if saved.steps_of("acknowledged") != [4, 4]:
         raise NotApplicable(f"the manager saves no step a second time: {subject.tell(saved)}")
     message = "the second save of a step is not what is loaded"
-    ending = subject.resume()
-    subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
+    result = subject.resume()
+    subject.judge(result, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
 
 
 @check("CKC-DISC-009")
@@ -372,18 +372,18 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     golden = subject.golden()
     legal = subject.legal(golden)
     subject.lay_out(golden)
-    ending = subject.run(6, (6,), resume=True, then=[{"op": "close"}])
-    if ending.error or ending.how != "ended":
-        told = f"a resumed run cannot save: {subject.tell(ending)}"
+    result = subject.run(6, (6,), resume=True, then=[{"op": "close"}])
+    if result.error or result.exit_kind != "ended":
+        told = f"a resumed run cannot save: {subject.tell(result)}"
         about = bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken
         raise resumption.blame(subject, told, about)
     message = "the save of a resumed run spoiled an older step"
-    ending = subject.resume(2)
-    subject.judge(ending, legal, {Outcome.LOST_STEP}, message, newest=6, acknowledged={2, 4, 6})
-    ending = subject.resume()
-    if subject.tell(ending) != "step 6":
+    result = subject.resume(2)
+    subject.judge(result, legal, {Outcome.LOST_STEP}, message, newest=6, acknowledged={2, 4, 6})
+    result = subject.resume()
+    if subject.tell(result) != "step 6":
         message = "the save of a resumed run is not the newest"
-        raise Violation(message, evidence=subject.evidence(ending))
+        raise Violation(message, evidence=subject.evidence(result))
 
 
 @check("CKC-DISC-013")

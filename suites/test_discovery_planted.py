@@ -18,10 +18,10 @@ def explore(subject: Subject, what: str, message: str, about: resumption.Check) 
     """Run an exploration of `subject/planted.py` in a life and judge what it found."""
     args = {"seed": subject.seed, "budget": subject.budget}
     probe = {"op": "probe", "probe": f"ckpt_conformance.subject.planted:{what}", "args": args}
-    ending = subject.life(probe, deadline=600.0)
-    found = ending.result("probe").get("value")
+    result = subject.life(probe, deadline=600.0)
+    found = result.result("probe").get("value")
     if found is None:
-        raise Unknown(f"the harness failed: {subject.tell(ending)}")
+        raise Unknown(f"the harness failed: {subject.tell(result)}")
     if "control" in found:
         raise resumption.blame(subject, found["control"], about)
     if "disagreement" in found:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 KINDS = ("model", "dcp")
@@ -39,8 +39,8 @@ class _Saved:
     names: set[str]
 
 
-def _refused(ending: Ending) -> bool:
-    return ending.how == "ended" and ending.error is not None
+def _refused(result: ProcessResult) -> bool:
+    return result.exit_kind == "ended" and result.error is not None
 
 
 # -- an explicit step ----------------------------------------------------------------------------
@@ -57,9 +57,9 @@ def test_an_explicit_step_is_served_whole(subject: Subject) -> None:
     golden = subject.golden()
     wanted = subject.served(golden, 2)
     subject.lay_out(golden)
-    ending = subject.resume(2)
+    result = subject.resume(2)
     message = "step 2 was asked for, step 4 is there too"
-    subject.judge(ending, {2: wanted}, {Outcome.NEW}, message, newest=2, acknowledged=[2])
+    subject.judge(result, {2: wanted}, {Outcome.NEW}, message, newest=2, acknowledged=[2])
 
 
 @check("CKC-INTN-002")
@@ -72,10 +72,10 @@ def test_a_step_that_does_not_exist_is_refused(subject: Subject) -> None:
     golden = subject.golden()
     for step in (3, 9):
         subject.lay_out(golden)
-        ending = subject.resume(step)
-        if not _refused(ending):
+        result = subject.resume(step)
+        if not _refused(result):
             raise Violation(
-                f"step {step} does not exist and is not refused", evidence=subject.evidence(ending)
+                f"step {step} does not exist and is not refused", evidence=subject.evidence(result)
             )
 
 
@@ -96,15 +96,15 @@ def test_an_explicit_step_that_is_damaged_is_not_replaced(subject: Subject) -> N
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     if not new:
         raise Unknown("the newest step has no file of its own to damage")
-    ending = subject.resume(4)
-    step, _ = oracle.arrival(ending)
+    result = subject.resume(4)
+    step, _ = oracle.arrival(result)
     if step == 4:  # noqa: PLR2004  the damaged one
         about = damage.test_a_file_cut_short_is_never_served
         raise resumption.blame(subject, "files cut in half are served", about)
-    if not _refused(ending):
+    if not _refused(result):
         raise Violation(
             "step 4 was asked for by number and is damaged; it is not refused",
-            evidence=subject.evidence(ending),
+            evidence=subject.evidence(result),
         )
 
 
@@ -122,11 +122,11 @@ def _save_two_kinds(subject: Subject, order: Sequence[str]) -> dict[str, _Saved]
         trees.clear(subject.root)
         change = [{"op": "perturb"}] if found else []
         save = _call("save_kind", 4, kind)
-        ending = subject.life({"op": "train", "n": 4}, *change, save, LEAVES, CLOSE)
-        if ending.error or ending.how != "ended":
-            raise control_failed(f"kind {kind} does not save: {subject.tell(ending)}")
+        result = subject.life({"op": "train", "n": 4}, *change, save, LEAVES, CLOSE)
+        if result.error or result.exit_kind != "ended":
+            raise control_failed(f"kind {kind} does not save: {subject.tell(result)}")
         names = {path.name for path in subject.root.iterdir()}
-        found[kind] = _Saved(ending.result("leaves")["value"], names)
+        found[kind] = _Saved(result.result("leaves")["value"], names)
         trees.copy(subject.root, subject.scratch / kind)
     for name in found[order[0]].names - found[order[1]].names:
         _copy(subject.scratch / order[0] / name, subject.root / name)
@@ -159,14 +159,14 @@ def test_an_explicit_kind_is_honoured_beside_its_sibling(subject: Subject) -> No
         subject.reset()
         saved = _save_two_kinds(subject, order)
         for kind in KINDS:
-            ending = subject.life(_call("load_kind", 4, kind), ARRIVE, seed=OTHER_SEED)
-            _, state = oracle.arrival(ending)
+            result = subject.life(_call("load_kind", 4, kind), ARRIVE, seed=OTHER_SEED)
+            _, state = oracle.arrival(result)
             other = saved[KINDS[1 - KINDS.index(kind)]].state
             wrong = _taken_from(state, other, saved[kind].state)
             if wrong or (not state and kind == order[-1] and _loads_alone(subject, kind)):
                 raise Violation(
                     f"kind {kind} was asked for; the sibling is served, or nothing",
-                    evidence=subject.evidence(ending, saved=order, from_the_sibling=wrong),
+                    evidence=subject.evidence(result, saved=order, from_the_sibling=wrong),
                 )
             if state and state["model"] != saved[kind].state["model"]:
                 raise bit_exact.model_trouble(subject)
@@ -175,9 +175,9 @@ def test_an_explicit_kind_is_honoured_beside_its_sibling(subject: Subject) -> No
 def _loads_alone(subject: Subject, kind: str) -> bool:
     """Verify that a kind loads where it is the only one; Unknown if it does not."""
     trees.lay_out(subject.scratch / kind, subject.root)
-    ending = subject.life(_call("load_kind", 4, kind), seed=OTHER_SEED)
-    if ending.error or ending.how != "ended":
-        raise control_failed(f"kind {kind} does not load: {subject.tell(ending)}")
+    result = subject.life(_call("load_kind", 4, kind), seed=OTHER_SEED)
+    if result.error or result.exit_kind != "ended":
+        raise control_failed(f"kind {kind} does not load: {subject.tell(result)}")
     return True
 
 
@@ -194,11 +194,11 @@ def test_a_kind_that_is_absent_is_refused_although_a_sibling_exists(subject: Sub
         if saved.error:
             raise control_failed(f"kind {kind} does not save: {subject.tell(saved)}")
         other = KINDS[1 - KINDS.index(kind)]
-        ending = subject.life(_call("load_kind", 4, other), ARRIVE, seed=OTHER_SEED)
-        if not _refused(ending):
+        result = subject.life(_call("load_kind", 4, other), ARRIVE, seed=OTHER_SEED)
+        if not _refused(result):
             raise Violation(
                 f"kind {other} was asked for, only {kind} is there, and the load does not refuse",
-                evidence=subject.evidence(ending),
+                evidence=subject.evidence(result),
             )
 
 
@@ -210,12 +210,12 @@ def _load_paths(subject: Subject, paths: Sequence[Path]) -> dict[str, Any]:
     ops: list[dict[str, Any]] = []
     for path in paths:
         ops += [{"op": "fresh"}, {"op": "load", "step": str(path), "continue": True}, LEAVES]
-    ending = subject.life(*ops, seed=OTHER_SEED)
-    if ending.how != "ended":
-        raise Violation("a load of a path does not end", evidence=subject.evidence(ending))
+    result = subject.life(*ops, seed=OTHER_SEED)
+    if result.exit_kind != "ended":
+        raise Violation("a load of a path does not end", evidence=subject.evidence(result))
     found: dict[str, Any] = {}
     for at, path in enumerate(paths):
-        load, leaves = ending.results[3 * at + 1 : 3 * at + 3]
+        load, leaves = result.results[3 * at + 1 : 3 * at + 3]
         found[path.name] = (load["value"], leaves["value"]["model"]) if "value" in load else None
     return found
 
@@ -294,9 +294,9 @@ def test_what_is_left_cold_on_request_is_the_only_thing(subject: Subject) -> Non
     wanted = subject.served(golden, 2)
     subject.lay_out(golden)
     load = _call("load_without", 2, "optimizer")
-    ending = subject.life(LEAVES, load, ARRIVE, seed=OTHER_SEED)
-    step, state = oracle.arrival(ending)
-    cold = ending.result("leaves").get("value", {}).get("optimizer")
+    result = subject.life(LEAVES, load, ARRIVE, seed=OTHER_SEED)
+    step, state = oracle.arrival(result)
+    cold = result.result("leaves").get("value", {}).get("optimizer")
     moments = {name for name in state.get("optimizer", {}) if name.startswith("state.")}
     others = oracle.held(state, subject.holds - {"optimizer"})
     whole = {part for part in others if wanted[part] == golden.at[2][part]}
@@ -304,11 +304,11 @@ def test_what_is_left_cold_on_request_is_the_only_thing(subject: Subject) -> Non
     if step != 2 or wrong:  # noqa: PLR2004  the step asked for
         raise Violation(
             "a load without the optimizer changes what else is served",
-            evidence=subject.evidence(ending, {**wanted, "optimizer": {}}, wrong=wrong),
+            evidence=subject.evidence(result, {**wanted, "optimizer": {}}, wrong=wrong),
         )
     if moments and cold is not None:
         raise Violation(
-            "a load without the optimizer gives optimizer state", evidence=subject.evidence(ending)
+            "a load without the optimizer gives optimizer state", evidence=subject.evidence(result)
         )
 
 
@@ -327,13 +327,13 @@ def test_loading_does_not_depend_on_how_saving_is_set_up(subject: Subject) -> No
         if saved.error:
             raise control_failed(f"kind {kind} does not save: {subject.tell(saved)}")
         other = KINDS[1 - KINDS.index(kind)]
-        ending = subject.resume(options={"kind": other})
-        step, state = oracle.arrival(ending)
+        result = subject.resume(options={"kind": other})
+        step, state = oracle.arrival(result)
         alone, wanted = oracle.arrival(subject.resume(options={"kind": kind}))
         if alone != 4:  # noqa: PLR2004  the step that was saved
             raise control_failed(f"kind {kind} does not load where it is the only one")
         if step != alone or not oracle.same(state, wanted, subject.holds):
             raise Violation(
                 f"saved as {kind}; a manager opened for {other} does not load it, or not whole",
-                evidence=subject.evidence(ending, wanted),
+                evidence=subject.evidence(result, wanted),
             )

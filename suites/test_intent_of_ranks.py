@@ -29,15 +29,15 @@ def test_another_dtype_is_refused_on_ranks(subject: Subject) -> None:
     gold = worlds.golden(subject, TWO)
     worlds.served(subject, gold, TWO, NEWEST)
     subject.lay_out(gold)
-    ending = worlds.resume(subject, TWO, variant="dtype")
-    step, state = oracle.arrival(ending)
-    if ending.split or ending.how != "ended":
-        evidence = {"ranks": worlds.told(subject, ending)}
+    result = worlds.resume(subject, TWO, variant="dtype")
+    step, state = oracle.arrival(result)
+    if result.split or result.exit_kind != "ended":
+        evidence = {"ranks": worlds.told(subject, result)}
         raise Violation("the ranks do not refuse alike", evidence=evidence)
     if step and state["model"].get(CAST) != gold.at[NEWEST]["model"][CAST]:
         raise Violation(
             f"{CAST} was cast to the dtype of its destination, silently",
-            evidence=subject.evidence(ending),
+            evidence=subject.evidence(result),
         )
 
 
@@ -53,10 +53,10 @@ def test_an_explicit_step_is_honoured_on_every_rank(subject: Subject) -> None:
     gold = worlds.golden(subject, TWO)
     wanted = worlds.served(subject, gold, TWO, OLDER)
     subject.lay_out(gold)
-    ending = worlds.resume(subject, TWO, OLDER)
-    step, state = oracle.arrival(ending)
+    result = worlds.resume(subject, TWO, OLDER)
+    step, state = oracle.arrival(result)
     if step != OLDER or not oracle.same(state, wanted, subject.holds):
         raise Violation(
-            f"step {OLDER} was asked for: {subject.tell(ending)}",
-            evidence=subject.evidence(ending, wanted),
+            f"step {OLDER} was asked for: {subject.tell(result)}",
+            evidence=subject.evidence(result, wanted),
         )

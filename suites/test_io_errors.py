@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.points import Point
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
@@ -82,13 +82,13 @@ def _in_one_life(subject: Subject, name: str, attempts: list[Attempt], *, again:
         if again and is_repeated(at):
             ops += [save, {"op": "copy_out", "tree": str(each.folder / "again")}]
     job = {} if name == "new" else {"seed": struck_save.OTHER}
-    ending = subject.run(NEWEST, (), then=ops, **job)
-    saves = iter([result for result in ending.results if result["op"] == "save"])
+    process_result = subject.run(NEWEST, (), then=ops, **job)
+    saves = iter([result for result in process_result.results if result["op"] == "save"])
     for at, each in enumerate(attempts):
         each.struck = next(saves, {})
         each.again = next(saves, {}) if again and is_repeated(at) else {}
     if not attempts[-1].struck:
-        told = subject.tell(ending)
+        told = subject.tell(process_result)
         raise control_failed(f"the life with the failing saves ends: {told}")
 
 
@@ -106,11 +106,11 @@ def is_repeated(at: int) -> bool:
     return at % 3 == 1
 
 
-def _saved(ending: Ending) -> dict[str, Any]:
+def _saved(result: ProcessResult) -> dict[str, Any]:
     """Give the run of a life; one that did not end has an error that says how it ended."""
-    if not ending.results:
-        return {"error": {"type": ending.how, "message": ending.output[-200:]}}
-    return ending.result("run")
+    if not result.results:
+        return {"error": {"type": result.exit_kind, "message": result.output[-200:]}}
+    return result.result("run")
 
 
 def chosen(subject: Subject, name: str) -> list[Point]:
@@ -162,18 +162,18 @@ def judge_each(subject: Subject, cases: Sequence[tuple[str, Case]], rule: Rule) 
     """Resume from each directory; raise Violation for the first that breaks the rule."""
     legal, acknowledged = rule.legal, rule.acknowledged
 
-    def is_fine(ending: Ending) -> bool:
-        step, state = oracle.arrival(ending)
+    def is_fine(result: ProcessResult) -> bool:
+        step, state = oracle.arrival(result)
         if rule.or_new and step == NEWEST and oracle.same(state, rule.or_new, subject.holds):
             return True
-        found = subject.classify(ending, legal, newest=NEWEST, acknowledged=acknowledged)
+        found = subject.classify(result, legal, newest=NEWEST, acknowledged=acknowledged)
         return found in rule.allowed
 
-    endings = resume_each(subject, [case for _, case in cases], is_fine)
-    for (message, _), ending in zip(cases, endings, strict=True):
-        if not is_fine(ending):
+    results = resume_each(subject, [case for _, case in cases], is_fine)
+    for (message, _), result in zip(cases, results, strict=True):
+        if not is_fine(result):
             subject.judge(
-                ending, legal, rule.allowed, message, newest=NEWEST, acknowledged=acknowledged
+                result, legal, rule.allowed, message, newest=NEWEST, acknowledged=acknowledged
             )
 
 
@@ -202,8 +202,8 @@ def locked(subject: Subject) -> list[tuple[str, Case]]:
     """Save step 4 while every write, rename and removal is refused: a permission is lost."""
     given: dict[str, Any] = {"at": 1, "persistent": True, "mode": "raise", "error": "EACCES"}
     faults = [fault_injectors.spec(name, **given) for name in points.WRITERS]
-    ending = struck_save.save(subject, "new", faults)
-    if NEWEST not in ending.steps_of("acknowledged"):
+    result = struck_save.save(subject, "new", faults)
+    if NEWEST not in result.steps_of("acknowledged"):
         return []
     trees.lay_out(subject.root, subject.folder / "locked")
     return [("a save that may not write reports success", Case(subject.folder / "locked"))]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
@@ -75,10 +75,10 @@ class Killed:
 def judge(subject: Subject, killed: Killed, states: dict[int, Any]) -> None:
     """Kill a recovery and resume; raise Violation if more is lost than by the first kill."""
     trees.lay_out(killed.folder, subject.root)
-    ending = recover(subject, at=killed.at, error="kill", moment=killed.moment)
-    if ending.how != "killed":
-        raise Unknown(f"the second kill did not fire: {killed.name}: {subject.tell(ending)}")
-    known = (OLDER, *ending.steps_of("acknowledged"))
+    result = recover(subject, at=killed.at, error="kill", moment=killed.moment)
+    if result.exit_kind != "killed":
+        raise Unknown(f"the second kill did not fire: {killed.name}: {subject.tell(result)}")
+    known = (OLDER, *result.steps_of("acknowledged"))
     given: dict[str, Any] = {"newest": NEWEST, "acknowledged": known}
     subject.judge(subject.resume(), states, WHOLE, killed.name, **given)
 
@@ -95,15 +95,18 @@ def is_lost_without_leftovers(subject: Subject, call: Mapping[str, Any], moment:
     same = [each["call"] for each in counted[0]["log"] if kind == _kind(each)]
     at = same[0] if same else len(counted[0]["log"]) // 2 + 1
     trees.lay_out(older, subject.root)
-    ending = recover(subject, at=at, error="kill", moment=moment)
-    return ending.how == "killed" and oracle.arrival(subject.resume())[0] not in (OLDER, NEWEST)
+    result = recover(subject, at=at, error="kill", moment=moment)
+    return result.exit_kind == "killed" and oracle.arrival(subject.resume())[0] not in (
+        OLDER,
+        NEWEST,
+    )
 
 
 def _kind(call: Mapping[str, Any]) -> tuple[str, str]:
     return call["what"], pattern(call["path"])
 
 
-def recover(subject: Subject, **fault: Any) -> Ending:  # noqa: ANN401  of a system call
+def recover(subject: Subject, **fault: Any) -> ProcessResult:  # noqa: ANN401  of a system call
     """Resume and save step 4, with a fault armed from the resume on."""
     faults = [fault_injectors.spec("system-call", **fault)]
     return subject.run(NEWEST, (NEWEST,), resume=True, faults=faults)
@@ -136,10 +139,10 @@ def calls_of_save(subject: Subject) -> list[dict[str, Any]]:
     """List the system calls of a save of step 4 that nothing disturbs."""
     subject.lay_out(subject.golden(), OLDER)
     counting = fault_injectors.spec("system-call")
-    ending = subject.run(NEWEST, (NEWEST,), faults=[counting], fault_step=NEWEST)
-    found = ending.result("run").get("faults") or [{"log": []}]
-    if ending.how != "ended" or ending.error or not found[0]["log"]:
-        raise Unknown(struck_calls.reason(subject, ending))
+    result = subject.run(NEWEST, (NEWEST,), faults=[counting], fault_step=NEWEST)
+    found = result.result("run").get("faults") or [{"log": []}]
+    if result.exit_kind != "ended" or result.error or not found[0]["log"]:
+        raise Unknown(struck_calls.reason(subject, result))
     log: list[dict[str, Any]] = found[0]["log"]
     return log
 
@@ -151,16 +154,16 @@ def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
     """
     subject.lay_out(subject.golden(), OLDER)
     kill = fault_injectors.spec("system-call", at=at, error="kill")
-    ending = subject.run(NEWEST, (NEWEST,), faults=[kill], fault_step=NEWEST)
-    if ending.how != "killed":
-        raise Unknown(f"the kill at call {at} of a save did not fire: {subject.tell(ending)}")
+    result = subject.run(NEWEST, (NEWEST,), faults=[kill], fault_step=NEWEST)
+    if result.exit_kind != "killed":
+        raise Unknown(f"the kill at call {at} of a save did not fire: {subject.tell(result)}")
     folder = subject.folder / "recoveries" / str(at)
     trees.lay_out(subject.root, folder)
     if oracle.arrival(subject.resume())[0] != OLDER:
         return None
     trees.lay_out(folder, subject.root)
     counted = recover(subject)
-    if counted.how != "ended" or counted.error:
+    if counted.exit_kind != "ended" or counted.error:
         stuck.append(subject.tell(counted))
         return None
     calls = counted.result("run")["faults"][0]["log"]

@@ -36,10 +36,10 @@ def never_served(subject: Subject, made: Sequence[tuple[str, Damage, Case]]) -> 
     legal = subject.legal(subject.golden())
     judge = partial(subject.classify, newest=NEWEST, acknowledged=(OLDER, NEWEST))
     cases = [case for _, _, case in made]
-    endings = resume_each(subject, cases, lambda ending: judge(ending, legal) in NEVER_WRONG)
-    for (message, damage, _), ending in zip(made, endings, strict=True):
+    results = resume_each(subject, cases, lambda result: judge(result, legal) in NEVER_WRONG)
+    for (message, damage, _), result in zip(made, results, strict=True):
         subject.judge(
-            ending,
+            result,
             legal,
             NEVER_WRONG,
             message,
@@ -114,10 +114,10 @@ def test_a_dcp_directory_with_a_hole_or_a_stale_shard_is_refused(subject: Subjec
     if not metadata:
         raise NotApplicable("no file is the metadata of a DCP directory")
     subject.lay_out(golden)
-    ending = subject.life({"op": "probe", "probe": HOLE, "args": {"file": metadata[0]}})
-    done = Damage(**ending.result("probe").get("value", NOTHING))
+    result = subject.life({"op": "probe", "probe": HOLE, "args": {"file": metadata[0]}})
+    done = Damage(**result.result("probe").get("value", NOTHING))
     if done.before == done.after:
-        raise Unknown(f"the hole was not made: {done.detail or subject.tell(ending)}")
+        raise Unknown(f"the hole was not made: {done.detail or subject.tell(result)}")
     folder = subject.scratch / "hole"
     trees.copy(subject.root, folder)
     made = [(f"half of a tensor is in no chunk of {metadata[0]}", done, Case(folder))]

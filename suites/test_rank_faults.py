@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
     from ckpt_conformance.subject.subject import Subject
-    from ckpt_conformance.subject.worlds import Layout, WorldEnding
+    from ckpt_conformance.subject.worlds import Layout, WorldResult
 
 TWO: Layout = {"fsdp": 2}
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
@@ -39,8 +39,8 @@ class Struck:
     """A save that was struck, and how a new world resumed from what it left."""
 
     points: tuple[RankPoint, ...]
-    ending: WorldEnding
-    resumed: WorldEnding
+    result: WorldResult
+    resumed: WorldResult
 
     @property
     def name(self) -> str:
@@ -67,17 +67,17 @@ def _until_hung(struck: Iterator[Struck]) -> list[Struck]:
     taken: list[Struck] = []
     for one in struck:
         taken.append(one)
-        if hung(one.ending):
+        if hung(one.result):
             break
     return taken
 
 
 def _kill(subject: Subject, points: tuple[RankPoint, ...]) -> Struck:
     faults = [point.spec("kill") for point in points]
-    ending = patiently(subject, partial(rank_points.save, subject, TWO, faults))
-    if not rank_points.fired(ending):
-        raise Unknown(f"the kill of {points[0].name} did not fire: {subject.tell(ending)}")
-    return Struck(points, ending, worlds.resume(subject, TWO))
+    result = patiently(subject, partial(rank_points.save, subject, TWO, faults))
+    if not rank_points.fired(result):
+        raise Unknown(f"the kill of {points[0].name} did not fire: {subject.tell(result)}")
+    return Struck(points, result, worlds.resume(subject, TWO))
 
 
 def failed(subject: Subject) -> list[Struck]:
@@ -94,17 +94,17 @@ def _fail(subject: Subject, point: RankPoint) -> Struck:
     fault = point.spec("raise", error="ENOSPC", persistent=True)
     lives_on = [{"op": "probe", "probe": LINGER}]
     given = {"continue": True, "then": lives_on}
-    ending = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
-    if not rank_points.fired(ending):
-        raise Unknown(f"the error of {point.name} did not fire: {subject.tell(ending)}")
-    return Struck((point,), ending, ending)
+    result = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
+    if not rank_points.fired(result):
+        raise Unknown(f"the error of {point.name} did not fire: {subject.tell(result)}")
+    return Struck((point,), result, result)
 
 
 def ended(subject: Subject) -> Iterator[Struck]:
     """Give the failed saves in which every rank had an end; raises Unknown if one had none."""
     waiting = ""
     for struck in failed(subject):
-        if hung(struck.ending):
+        if hung(struck.result):
             waiting = struck.name
         else:
             yield struck
@@ -112,19 +112,20 @@ def ended(subject: Subject) -> Iterator[Struck]:
         raise control_failed(f"{waiting} fails, and a rank waits for ever", "CKC-RANK-004")
 
 
-def hung(ending: WorldEnding) -> list[int]:
+def hung(result: WorldResult) -> list[int]:
     """Name the ranks that had no end, but for those that only waited for the others at theirs."""
     return [
         rank
-        for rank, one in enumerate(ending.ranks)
-        if one.how == "hang" and NEWEST not in one.steps_of("failed") + one.steps_of("acknowledged")
+        for rank, one in enumerate(result.ranks)
+        if one.exit_kind == "hang"
+        and NEWEST not in one.steps_of("failed") + one.steps_of("acknowledged")
     ]
 
 
-def patiently(subject: Subject, make: Callable[..., WorldEnding]) -> WorldEnding:
+def patiently(subject: Subject, make: Callable[..., WorldResult]) -> WorldResult:
     """Give ranks that had no end a second try with more time: a busy machine is nobody's fault."""
-    ending = make()
-    return make(deadline=subject.deadline) if hung(ending) else ending
+    result = make()
+    return make(deadline=subject.deadline) if hung(result) else result
 
 
 @check("CKC-RANK-001")
@@ -137,10 +138,10 @@ def test_no_rank_waits_for_ever_for_one_that_died(subject: Subject) -> None:
     """
     subject.need("ranks")
     for struck in killed(subject):
-        if ranks := hung(struck.ending):
+        if ranks := hung(struck.result):
             raise Violation(
                 f"{struck.name} dies: rank {ranks[0]} waits for ever",
-                evidence={"ranks": worlds.told(subject, struck.ending)},
+                evidence={"ranks": worlds.told(subject, struck.result)},
             )
 
 
@@ -161,15 +162,15 @@ def test_a_killed_rank_costs_at_most_the_step_that_was_saved(subject: Subject) -
             WHOLE,
             f"{struck.name} died",
             newest=NEWEST,
-            acknowledged=struck.ending.steps_of("acknowledged") or (OLDER,),
-            save=worlds.told(subject, struck.ending),
+            acknowledged=struck.result.steps_of("acknowledged") or (OLDER,),
+            save=worlds.told(subject, struck.result),
         )
 
 
 def _rank_of(subject: Subject, struck: Struck, legal: dict[int, dict[str, Any]]) -> int:
     """Order what was struck by how bad it is: the worst is what a report shows."""
     worst = [Outcome.SILENT_WRONG, Outcome.COLD_START, Outcome.LOST_STEP]
-    acknowledged = struck.ending.steps_of("acknowledged") or (OLDER,)
+    acknowledged = struck.result.steps_of("acknowledged") or (OLDER,)
     found = subject.classify(struck.resumed, legal, newest=NEWEST, acknowledged=acknowledged)
     return worst.index(found) if found in worst else len(worst)
 
@@ -184,8 +185,8 @@ def test_an_error_of_one_rank_fails_the_save_on_all(subject: Subject) -> None:
     """
     subject.need("ranks")
     for struck in ended(subject):
-        saves = [one.steps_of("acknowledged").count(NEWEST) for one in struck.ending.ranks]
-        tried = [one.steps_of("failed").count(NEWEST) for one in struck.ending.ranks]
+        saves = [one.steps_of("acknowledged").count(NEWEST) for one in struck.result.ranks]
+        tried = [one.steps_of("failed").count(NEWEST) for one in struck.result.ranks]
         if any(tried) and not all(tried):
             raise Violation(
                 f"{struck.name} fails: not every rank is told",
@@ -194,7 +195,7 @@ def test_an_error_of_one_rank_fails_the_save_on_all(subject: Subject) -> None:
         if not any(tried):
             raise Violation(
                 f"{struck.name} fails: no rank is told",
-                evidence={"ranks": worlds.told(subject, struck.ending)},
+                evidence={"ranks": worlds.told(subject, struck.result)},
             )
 
 
@@ -207,10 +208,10 @@ def test_no_rank_waits_for_ever_for_one_that_failed(subject: Subject) -> None:
     """
     subject.need("ranks")
     for struck in failed(subject):
-        if ranks := hung(struck.ending):
+        if ranks := hung(struck.result):
             raise Violation(
                 f"{struck.name} fails: rank {ranks[0]} waits for ever",
-                evidence={"ranks": worlds.told(subject, struck.ending)},
+                evidence={"ranks": worlds.told(subject, struck.result)},
             )
 
 
@@ -228,11 +229,11 @@ def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
         fault = struck.points[0].spec("raise", error="ENOSPC")
         again = [{"op": "save", "step": NEWEST}]
         given = {"continue": True, "then": again}
-        ending = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
-        if not rank_points.fired(ending):
-            raise Unknown(f"the error of {struck.name} did not fire: {subject.tell(ending)}")
-        second = [one.result("save") for one in ending.ranks]
-        if hung(ending) or not all(second) or any("error" in one for one in second):
+        result = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
+        if not rank_points.fired(result):
+            raise Unknown(f"the error of {struck.name} did not fire: {subject.tell(result)}")
+        second = [one.result("save") for one in result.ranks]
+        if hung(result) or not all(second) or any("error" in one for one in second):
             raise Violation(
                 f"{struck.name} failed once: the next save does not succeed",
                 evidence={"ranks": [one.get("error", "saved") for one in second]},
@@ -263,10 +264,10 @@ def test_ranks_that_see_different_files_agree(subject: Subject) -> None:
     for rank, lookups in itertools.product((1, 0), (False, True)):
         subject.lay_out(gold)
         faults = [_hide(gold, rank, lookups=lookups)]
-        ending = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
-        looked.append(rank_points.fired(ending))
+        result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
+        looked.append(rank_points.fired(result))
         if looked[-1]:  # a rank that never looks can't see anything else than the others
-            _agree(subject, ending, legal, f"rank {rank} does not see the newest step")
+            _agree(subject, result, legal, f"rank {rank} does not see the newest step")
     if not any(looked):
         raise Unknown("no rank was seen to look for files: its calls are native")
 
@@ -286,12 +287,12 @@ def test_no_rank_waits_for_ever_in_a_load(subject: Subject) -> None:
         for at in _reads(subject, rank):
             subject.lay_out(gold)
             faults = [_read_fault(rank, at, "kill")]
-            ending = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
-            if not rank_points.fired(ending):
+            result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
+            if not rank_points.fired(result):
                 raise Unknown(f"the kill of rank {rank} at its read {at} did not fire")
             where = f"rank {rank} dies at its read {at}"
-            if ranks := hung(ending):
-                evidence = {"ranks": worlds.told(subject, ending)}
+            if ranks := hung(result):
+                evidence = {"ranks": worlds.told(subject, result)}
                 raise Violation(f"{where}: rank {ranks[0]} waits for ever", evidence=evidence)
             subject.judge(
                 worlds.resume(subject, TWO),
@@ -318,10 +319,10 @@ def test_an_error_of_one_rank_refuses_the_load_on_all(subject: Subject) -> None:
         for at in _reads(subject, rank):
             subject.lay_out(gold)
             faults = [_read_fault(rank, at, "raise")]
-            ending = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
-            if not rank_points.fired(ending):
+            result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
+            if not rank_points.fired(result):
                 raise Unknown(f"the error of rank {rank} at its read {at} did not fire")
-            _agree(subject, ending, legal, f"rank {rank} cannot read, from its read {at} on")
+            _agree(subject, result, legal, f"rank {rank} cannot read, from its read {at} on")
 
 
 @check("CKC-RANK-010")
@@ -335,11 +336,11 @@ def test_what_a_rank_is_told_is_a_documented_error(subject: Subject) -> None:
     subject.need("ranks")
     for struck in [*killed(subject), *failed(subject)]:
         victims = {point.rank for point in struck.points}
-        for rank, one in enumerate(struck.ending.ranks):
+        for rank, one in enumerate(struck.result.ranks):
             if rank not in victims and one.error and not one.error["typed"]:
                 raise Violation(
                     f"{struck.name} is struck: rank {rank} gets an error that is not documented",
-                    evidence={"ranks": worlds.told(subject, struck.ending)},
+                    evidence={"ranks": worlds.told(subject, struck.result)},
                 )
 
 
@@ -357,15 +358,15 @@ def _hide(gold: Any, rank: int, *, lookups: bool) -> dict[str, Any]:  # noqa: AN
 
 
 def _agree(
-    subject: Subject, ending: WorldEnding, legal: dict[int, dict[str, Any]], message: str
+    subject: Subject, result: WorldResult, legal: dict[int, dict[str, Any]], message: str
 ) -> None:
     """Raise Violation unless all ranks serve one legal step, or all refuse."""
-    if ending.split or hung(ending):
-        what = "a rank waits for ever" if hung(ending) else "the ranks do not agree"
-        evidence = {"ranks": worlds.told(subject, ending)}
+    if result.split or hung(result):
+        what = "a rank waits for ever" if hung(result) else "the ranks do not agree"
+        evidence = {"ranks": worlds.told(subject, result)}
         raise Violation(f"{message}: {what}", evidence=evidence)
     allowed = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
-    subject.judge(ending, legal, allowed, message, newest=NEWEST, acknowledged=(OLDER, NEWEST))
+    subject.judge(result, legal, allowed, message, newest=NEWEST, acknowledged=(OLDER, NEWEST))
 
 
 def _reads(subject: Subject, rank: int) -> Sequence[int]:
@@ -373,8 +374,8 @@ def _reads(subject: Subject, rank: int) -> Sequence[int]:
     if "rank reads" not in subject.notes:
         subject.lay_out(worlds.golden(subject, TWO))
         fault = fault_injectors.spec("file-read")
-        ending = worlds.resume(subject, TWO, faults=[fault])
-        counted = [one.result("run").get("faults", [{"calls": 0}]) for one in ending.ranks]
+        result = worlds.resume(subject, TWO, faults=[fault])
+        counted = [one.result("run").get("faults", [{"calls": 0}]) for one in result.ranks]
         subject.notes["rank reads"] = [sum(each["calls"] for each in one) for one in counted]
     found: list[int] = subject.notes["rank reads"]
     if not any(found):

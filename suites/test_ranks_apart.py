@@ -33,17 +33,17 @@ def test_a_rank_that_writes_elsewhere_is_no_part_of_a_save(subject: Subject) -> 
     trees.clear(subject.root)
     # A manager may wait for what a slow directory shows late, so the ranks have a life's time.
     given = {"roots": {1: str(own)}, "deadline": subject.deadline}
-    ending = worlds.run(subject, TWO, STEP, (STEP,), **given)
-    told = [one.steps_of("acknowledged").count(STEP) for one in ending.ranks]
-    if ending.how == "hang" and not all(told):
-        raise control_failed(f"{WHERE}: the save has no end: {subject.tell(ending)}")
+    result = worlds.run(subject, TWO, STEP, (STEP,), **given)
+    told = [one.steps_of("acknowledged").count(STEP) for one in result.ranks]
+    if result.exit_kind == "hang" and not all(told):
+        raise control_failed(f"{WHERE}: the save has no end: {subject.tell(result)}")
     if not any(told):
-        if ending.how != "ended" or not ending.error:
-            raise control_failed(f"{WHERE}: no rank refuses the save: {subject.tell(ending)}")
+        if result.exit_kind != "ended" or not result.error:
+            raise control_failed(f"{WHERE}: no rank refuses the save: {subject.tell(result)}")
         return
     evidence = {"elsewhere": sorted(path.name for path in own.rglob("*"))[:8]}
     if not all(told):
-        evidence["ranks"] = worlds.told(subject, ending)
+        evidence["ranks"] = worlds.told(subject, result)
         raise Violation(f"{WHERE}: not every rank is told the same", evidence=evidence)
     subject.judge(
         worlds.resume(subject, TWO),

@@ -58,8 +58,8 @@ def test_the_data_position_follows_the_declared_policy(subject: Subject) -> None
         saved, state = pair(subject, old, new)
         found = differs(saved, state, ["loader"], lambda path: path.startswith("global."))
         demand(found, f"from {name(old)} to {name(new)}: the global position is another")
-        ending = arrived(subject, worlds.golden(subject, old), new)
-        wanted, got = batches(worlds.golden(subject, old).records), batches(records(ending))
+        result = arrived(subject, worlds.golden(subject, old), new)
+        wanted, got = batches(worlds.golden(subject, old).records), batches(records(result))
         wrong = [f"step {step}: {got[step]}" for step in got if got[step] != wanted.get(step)]
         demand(wrong, f"from {name(old)} to {name(new)}: the ranks read other samples")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.points import Point
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Golden, Subject
 
 ASK = [{"op": "steps"}]
@@ -34,24 +34,24 @@ def rotating(
     save_at: tuple[int, ...],
     keep: int,
     **given: Any,  # noqa: ANN401  of a run
-) -> Ending:
+) -> ProcessResult:
     """Train with saves of which `keep` shall stay, then ask for the steps."""
     return subject.run(until, save_at, options={"keep_last": keep}, **{"then": ASK, **given})
 
 
-def left(subject: Subject, ending: Ending) -> list[int]:
+def left(subject: Subject, result: ProcessResult) -> list[int]:
     """Give the steps that a rotating run left; raises Unknown if it did not end well."""
-    found = ending.result("steps").get("value")
-    if ending.how != "ended" or found is None:
-        raise trouble(subject, ending)
+    found = result.result("steps").get("value")
+    if result.exit_kind != "ended" or found is None:
+        raise trouble(subject, result)
     return sorted(found)
 
 
-def trouble(subject: Subject, ending: Ending) -> Unknown:
+def trouble(subject: Subject, result: ProcessResult) -> Unknown:
     """Make the Unknown of a check whose run without faults does not end well."""
     return smoke.trouble(
         subject,
-        ending,
+        result,
         smoke.test_each_declared_capability_works,
         discovery.test_steps_names_what_loads,
         discovery.test_foreign_names_disturb_nothing,
@@ -93,16 +93,16 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
         fresh(subject)
         more = {"error": "ENOSPC", "persistent": True} if mode == "raise" else {}
         faults = [point.spec(mode, **more)]
-        ending = rotating(subject, 4, (2, 4), 1, faults=faults, fault_step=4, then=[])
-        if not any(event["event"] == "fired" for event in ending.events):
+        result = rotating(subject, 4, (2, 4), 1, faults=faults, fault_step=4, then=[])
+        if not any(event["event"] == "fired" for event in result.events):
             raise Unknown(f"the fault did not fire: {mode} {point.name}")
-        acknowledged = set(ending.steps_of("acknowledged"))
+        acknowledged = set(result.steps_of("acknowledged"))
         message = f"a {mode} during a rotating save leaves nothing that loads"
         given: dict[str, Any] = {"newest": 4, "acknowledged": acknowledged}
         subject.judge(subject.resume(), legal, EITHER, message, **given, struck=point.name)
 
 
-def struck(subject: Subject, counted: Ending) -> list[Point]:
+def struck(subject: Subject, counted: ProcessResult) -> list[Point]:
     """Choose points of a counted save, the most dangerous ones first."""
     logs = counted.result("run").get("faults", [])
     calls = sorted((call for each in logs for call in each["log"]), key=lambda one: one["order"])
@@ -203,9 +203,9 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
     planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     before = {name: _stamp(subject.root / name) for name in planted}
-    ending = rotating(subject, 6, (2, 4, 6), 1, then=[{"op": "close"}])
-    if ending.error or ending.how != "ended":
-        raise trouble(subject, ending)
+    result = rotating(subject, 6, (2, 4, 6), 1, then=[{"op": "close"}])
+    if result.error or result.exit_kind != "ended":
+        raise trouble(subject, result)
     gone = [name for name in planted if before[name] != _stamp(subject.root / name)]
     if gone:
         raise Violation("foreign files were deleted or changed", evidence={"names": gone[:8]})
@@ -258,18 +258,18 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     fresh(subject)
     counting = [fault_injectors.spec("unlink")]
     counted = subject.run(4, (2, 4), faults=counting, fault_step=4)
-    if counted.error or counted.how != "ended":
+    if counted.error or counted.exit_kind != "ended":
         raise trouble(subject, counted)
     own = sum(each["calls"] for each in counted.result("run")["faults"])
     fresh(subject)
     fault = fault_injectors.spec("unlink", at=own + 1, persistent=True, error="EACCES")
     saves = (2, 4, 6)
-    ending = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[{"op": "close"}])
-    if not any(event["event"] == "fired" for event in ending.events):
+    result = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[{"op": "close"}])
+    if not any(event["event"] == "fired" for event in result.events):
         raise Unknown("the fault did not fire: no deletion of the rotation was seen")
-    if ending.steps_of("acknowledged") != [2, 4, 6]:
+    if result.steps_of("acknowledged") != [2, 4, 6]:
         message = "an error while deleting an old checkpoint fails the save"
-        raise Violation(message, evidence=subject.evidence(ending))
+        raise Violation(message, evidence=subject.evidence(result))
     message = "after an error while deleting, the new checkpoint does not load"
     given: dict[str, Any] = {"newest": 6, "acknowledged": {2, 4, 6}}
     subject.judge(subject.resume(), legal, {Outcome.NEW}, message, **given)
@@ -284,11 +284,11 @@ def test_a_finished_run_can_be_launched_again(subject: Subject) -> None:
     """
     golden = subject.golden()
     first = subject.run(4, (2, 4), then=[{"op": "close"}])
-    if first.error or first.how != "ended":
+    if first.error or first.exit_kind != "ended":
         raise trouble(subject, first)
     before = injector.fingerprint(subject.root)
     again = subject.run(4, (2, 4), resume=True, then=[{"op": "close"}])
-    if again.error or again.how != "ended":
+    if again.error or again.exit_kind != "ended":
         raise Violation("a finished run does not end well again", evidence=subject.evidence(again))
     mine = tuple(found.path for step in (2, 4) for found in names.of_step(golden, step))
     after = injector.fingerprint(subject.root)
@@ -310,9 +310,9 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     subject.lay_out(golden)
     for step in (6, 8):
         names.plant_incomplete(subject.root, found, step)
-    ending = rotating(subject, 10, (10,), 2, then=[{"op": "close"}])
-    if ending.error or ending.how != "ended":
-        raise trouble(subject, ending)
+    result = rotating(subject, 10, (10,), 2, then=[{"op": "close"}])
+    if result.error or result.exit_kind != "ended":
+        raise trouble(subject, result)
     lost = [step for step in (4, 10) if not set(paths(golden, step)) & set(there(subject))]
     stay = subject.steps()
     lost += [step for step in (4, 10) if step not in stay and step not in lost]
@@ -342,9 +342,9 @@ def test_checkpoints_of_another_run_stay(subject: Subject) -> None:
     names.require_step_names(golden, 4)
     only_steps(subject, golden)
     before = trees.listing(subject.root)
-    ending = rotating(subject, 8, (6, 8), 1, then=[{"op": "close"}])
-    if ending.error or ending.how != "ended":
-        raise trouble(subject, ending)
+    result = rotating(subject, 8, (6, 8), 1, then=[{"op": "close"}])
+    if result.error or result.exit_kind != "ended":
+        raise trouble(subject, result)
     after = trees.listing(subject.root)
     gone = [name for name in before if name not in after]
     if gone:

@@ -101,11 +101,11 @@ def test_hyper_parameters_are_the_saved_ones(subject: Subject) -> None:
     message = "a hyper-parameter is not the saved one"
     resumption.identity(subject, "optimizer", message, _is_group)
     subject.lay_out(subject.golden())
-    ending = subject.resume(variant="drift")
-    step, arrived = oracle.arrival(ending)
+    result = subject.resume(variant="drift")
+    step, arrived = oracle.arrival(result)
     if step is None:
-        if ending.how != "ended":
-            raise Violation(message, evidence=subject.evidence(ending))
+        if result.exit_kind != "ended":
+            raise Violation(message, evidence=subject.evidence(result))
         return
     found = resumption.differing(saved, arrived, "optimizer", _is_group)
     if found:
@@ -178,11 +178,11 @@ def test_moments_follow_the_name(subject: Subject) -> None:
     golden = subject.golden()
     subject.lay_out(golden)
     until = SAVES[-1] + resumption.AFTER
-    ending = subject.run(until, resume=True, seed=OTHER_SEED, variant="reordered")
-    step, _ = oracle.arrival(ending)
-    if step is None and ending.how == "ended":
+    result = subject.run(until, resume=True, seed=OTHER_SEED, variant="reordered")
+    step, _ = oracle.arrival(result)
+    if step is None and result.exit_kind == "ended":
         return
-    resumption.follow(subject, golden, ending, resumption.AFTER, "moments went to other parameters")
+    resumption.follow(subject, golden, result, resumption.AFTER, "moments went to other parameters")
 
 
 # -- scheduler, generators, scaler, EMA, loader, extra, gradients ---------------------------------

@@ -18,7 +18,7 @@ from ckpt_conformance.suites import test_smoke as smoke
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 DEADLINE = 8.0  # seconds; the gate's patience is 30
@@ -43,38 +43,38 @@ def mirror_of(subject: Subject) -> Path:
     return subject.scratch / "mirror"
 
 
-def mirrored(subject: Subject, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  of a life
+def mirrored(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a life
     """Run operations with a mirror, two steps to keep and a deadline."""
     options = {"keep_last": 2, "mirror": str(mirror_of(subject))}
     return subject.life(*ops, options=options, deadline=DEADLINE, **given)
 
 
-def prompt(subject: Subject, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  of a life
+def prompt(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a life
     """Run them; raises Unknown if a save waits for an upload, which is not waited for twice."""
     if not subject.notes.get(WAITS):
-        ending = mirrored(subject, *ops, **given)
-        subject.notes[WAITS] = ending.how == "hang"
-        if ending.how != "hang":
-            return ending
+        result = mirrored(subject, *ops, **given)
+        subject.notes[WAITS] = result.exit_kind == "hang"
+        if result.exit_kind != "hang":
+            return result
     raise resumption.blame(subject, WAITS, test_a_save_does_not_wait_for_its_upload)
 
 
-def trouble(subject: Subject, ending: Ending) -> Unknown:
+def trouble(subject: Subject, result: ProcessResult) -> Unknown:
     """Make the Unknown of a check whose run with a mirror does not end well."""
     return smoke.trouble(
         subject,
-        ending,
+        result,
         smoke.test_each_declared_capability_works,
         discovery.test_steps_names_what_loads,
     )
 
 
-def steps_left(subject: Subject, ending: Ending) -> list[int]:
+def steps_left(subject: Subject, result: ProcessResult) -> list[int]:
     """Give the steps that are there; raises Unknown if the life did not end well."""
-    found = ending.result("steps").get("value")
-    if ending.how != "ended" or found is None:
-        raise trouble(subject, ending)
-    if not all(one["value"] for one in ending.results if one["op"] == "gate"):
+    found = result.result("steps").get("value")
+    if result.exit_kind != "ended" or found is None:
+        raise trouble(subject, result)
+    if not all(one["value"] for one in result.results if one["op"] == "gate"):
         raise Unknown("the fault did not fire: no upload came to the gate")
     return sorted(found)
 
@@ -93,14 +93,14 @@ def test_a_save_does_not_wait_for_its_upload(subject: Subject) -> None:
     Why: rotation joined the upload's thread, up to 300 s for each, in the training step (MX7, C16).
     How: shut the gate, save four steps with two to keep, under a deadline.
     """
-    ending = mirrored(subject, gate("shut"), save(2, 4, 6, 8), AWAIT)
-    if ending.how == "hang":
+    result = mirrored(subject, gate("shut"), save(2, 4, 6, 8), AWAIT)
+    if result.exit_kind == "hang":
         subject.notes[WAITS] = True
-        told = {"acknowledged": ending.steps_of("acknowledged"), "deadline": DEADLINE}
+        told = {"acknowledged": result.steps_of("acknowledged"), "deadline": DEADLINE}
         raise Violation("a save waits for an upload", evidence=told)
-    if ending.how != "ended" or ending.error:
-        raise trouble(subject, ending)
-    if not ending.result("gate").get("value"):
+    if result.exit_kind != "ended" or result.error:
+        raise trouble(subject, result)
+    if not result.result("gate").get("value"):
         raise Unknown("the fault did not fire: no upload came to the gate")
 
 
@@ -117,8 +117,8 @@ def test_no_step_is_deleted_before_its_upload_is_finished(subject: Subject) -> N
         trees.clear(subject.root)
         trees.clear(mirror_of(subject))
         ops = [gate("shut", after=after), save(2), AWAIT, save(4, 6, 8), ASK]
-        ending = prompt(subject, *ops)
-        found = steps_left(subject, ending)
+        result = prompt(subject, *ops)
+        found = steps_left(subject, result)
         expect(found, {2, 4, 6, 8}, "rotation deletes a step whose upload is not finished")
 
 
@@ -131,8 +131,8 @@ def test_a_failed_upload_keeps_the_local_copy(subject: Subject) -> None:
     How: let uploads fail, save two steps, wait until they have failed, save two more, ask.
     """
     failed = {**AWAIT, "count": 2}
-    ending = prompt(subject, gate("fail"), save(2, 4), failed, save(6, 8), ASK)
-    found = steps_left(subject, ending)
+    result = prompt(subject, gate("fail"), save(2, 4), failed, save(6, 8), ASK)
+    found = steps_left(subject, result)
     expect(found, {2, 4, 6, 8}, "rotation deletes a step whose upload has failed")
 
 
@@ -148,9 +148,9 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     golden = subject.golden()
     legal = subject.legal(golden, 4)
     trees.clear(subject.root)
-    ending = prompt(subject, save(2, 4), CLOSE)
-    if ending.how != "ended" or ending.error:
-        raise trouble(subject, ending)
+    result = prompt(subject, save(2, 4), CLOSE)
+    if result.exit_kind != "ended" or result.error:
+        raise trouble(subject, result)
     _compare(subject, legal)
     if subject.info.shape == "manager":
         trees.clear(subject.root)
@@ -180,10 +180,10 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
 def _compare(subject: Subject, legal: dict[int, Any]) -> None:
     """Load from the mirror while the original is out of the way."""
     away = subject.root.rename(subject.root.with_name("away"))
-    ending = subject.resume(root=mirror_of(subject))
+    result = subject.resume(root=mirror_of(subject))
     away.rename(subject.root)
     message = "the mirror does not load like the original"
-    subject.judge(ending, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
+    subject.judge(result, legal, {Outcome.NEW}, message, newest=4, acknowledged={4})
 
 
 @check("CKC-MIRR-005")
@@ -199,8 +199,8 @@ def test_a_restart_does_not_finish_an_upload(subject: Subject) -> None:
         told = "a pending upload does not protect"
         about = test_no_step_is_deleted_before_its_upload_is_finished
         raise resumption.blame(subject, told, about)
-    ending = prompt(subject, gate("shut"), save(8, 10, resume=True), AWAIT, ASK)
-    found = steps_left(subject, ending)
+    result = prompt(subject, gate("shut"), save(8, 10, resume=True), AWAIT, ASK)
+    found = steps_left(subject, result)
     expect(found, {2, 4, 6}, "a restart lets rotation delete what was never uploaded")
 
 
@@ -225,10 +225,10 @@ def test_half_a_mirrored_step_is_never_served(subject: Subject) -> None:
             raise resumption.blame(subject, subject.tell(control), about)
         ops = [gate("shut", after=after), save(4, resume=True), AWAIT, ASK]
         steps_left(subject, prompt(subject, *ops))
-        ending = subject.resume(root=mirror_of(subject))
+        result = subject.resume(root=mirror_of(subject))
         message = f"a mirror that got {after} files of step 4 does not serve step 2"
         allowed = {Outcome.NEW, Outcome.PREVIOUS}
-        subject.judge(ending, legal, allowed, message, newest=4, acknowledged={2})
+        subject.judge(result, legal, allowed, message, newest=4, acknowledged={2})
 
 
 @check("CKC-MIRR-007")

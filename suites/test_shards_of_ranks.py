@@ -67,12 +67,12 @@ def never_served(subject: Subject, gold: Golden, cases: Sequence[Case]) -> None:
     legal = worlds.legal(subject, gold, TWO)
     for case in cases:
         trees.lay_out(case.folder, subject.root)
-        ending = worlds.resume(subject, TWO)
-        evidence = {"damage": case.damage.to_json(), "ranks": worlds.told(subject, ending)}
-        if ending.split:
+        result = worlds.resume(subject, TWO)
+        evidence = {"damage": case.damage.to_json(), "ranks": worlds.told(subject, result)}
+        if result.split:
             raise Violation(f"{case.message}: the ranks do not agree", evidence=evidence)
         subject.judge(
-            ending,
+            result,
             legal,
             NEVER_WRONG,
             case.message,
@@ -247,10 +247,10 @@ def indexed(subject: Subject, gold: Golden, name: str, fault: str) -> Case:
     trees.lay_out(gold.snapshot(NEWEST), folder)
     before = at_rest.digest(folder / name)
     args = {"path": str(folder / name), "fault": fault}
-    ending = subject.life({"op": "probe", "probe": dcp_metadata.EDIT, "args": args})
-    tensor = ending.result("probe").get("value")
+    result = subject.life({"op": "probe", "probe": dcp_metadata.EDIT, "args": args})
+    tensor = result.result("probe").get("value")
     if tensor is None:
-        raise Unknown(f"the index {name} could not be edited: {subject.tell(ending)}")
+        raise Unknown(f"the index {name} could not be edited: {subject.tell(result)}")
     if not tensor:
         raise NotApplicable(f"{name} tells of no tensor in several parts")
     damage = at_rest.prove(fault, folder, name, before, detail=tensor)
@@ -276,9 +276,9 @@ def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
         damage = at_rest.truncate(folder, name)
         trees.lay_out(folder, subject.root)
         load = {"op": "load", "continue": True}
-        ending = worlds.life(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
-        refused = refused or any("error" in one.result("load") for one in ending.ranks)
-        for rank, one in enumerate(ending.ranks):
+        result = worlds.life(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
+        refused = refused or any("error" in one.result("load") for one in result.ranks)
+        for rank, one in enumerate(result.ranks):
             before, after = one.result("leaves", 0), one.result("leaves", 1)
             if "error" in one.result("load") and after and before["value"] != after["value"]:
                 was, now = before["value"], after["value"]
@@ -306,17 +306,17 @@ def test_replicas_that_differ_are_not_made_one(subject: Subject) -> None:
     worlds.golden(subject, TWO)
     change = {"op": "probe", "probe": UNEQUAL}
     ops = ({"op": "run", "until": 2}, change, {"op": "save"}, {"op": "leaves"}, {"op": "close"})
-    ending = worlds.life(subject, TWO, *ops)
-    if not all(one.result("probe") for one in ending.ranks):
-        raise control_failed(f"the ranks do not come to their save: {subject.tell(ending)}")
-    if any("error" in one.result("save") for one in ending.ranks):
+    result = worlds.life(subject, TWO, *ops)
+    if not all(one.result("probe") for one in result.ranks):
+        raise control_failed(f"the ranks do not come to their save: {subject.tell(result)}")
+    if any("error" in one.result("save") for one in result.ranks):
         return
-    if not all(one.result("leaves") for one in ending.ranks):
-        raise control_failed(f"the save of unequal replicas has no end: {subject.tell(ending)}")
+    if not all(one.result("leaves") for one in result.ranks):
+        raise control_failed(f"the save of unequal replicas has no end: {subject.tell(result)}")
     resumed = worlds.resume(subject, TWO)
     if oracle.arrival(resumed)[0] != 2:  # noqa: PLR2004  the step that was saved
         raise control_failed(f"what was saved does not load: {subject.tell(resumed)}")
-    for rank, (one, now) in enumerate(zip(ending.ranks, resumed.ranks, strict=True)):
+    for rank, (one, now) in enumerate(zip(result.ranks, resumed.ranks, strict=True)):
         wanted = one.result("leaves").get("value", {}).get("model", {}).get("constant")
         found: Any = now.result("run").get("states", {}).get("2", {}).get("model", {})
         if found.get("constant") != wanted:

@@ -16,7 +16,7 @@ from ckpt_conformance.suites import test_smoke as smoke
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Golden, Subject
 
 ARRIVE = {"op": "run", "until": None, "stop_after": 0}
@@ -29,17 +29,17 @@ def _probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plai
     return {"op": "probe", "probe": f"ckpt_conformance.subject.observing:{name}", "args": args}
 
 
-def _ended(subject: Subject, ending: Ending, what: str) -> Ending:
-    if ending.how != "ended" or ending.error:
-        told = f"{what} does not end well: {subject.tell(ending)}"
+def _ended(subject: Subject, result: ProcessResult, what: str) -> ProcessResult:
+    if result.exit_kind != "ended" or result.error:
+        told = f"{what} does not end well: {subject.tell(result)}"
         raise resumption.blame(subject, told, smoke.test_a_new_process_loads_what_was_saved)
-    return ending
+    return result
 
 
 # -- a save changes nothing of the run -----------------------------------------------------------
 
 
-def _difference(plain: Ending, saved: Ending) -> dict[str, Any]:
+def _difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, Any]:
     """Name what differs between a run without saves and one with them."""
     found: dict[str, Any] = {}
     pairs = zip(plain.result("run")["records"], saved.result("run")["records"], strict=False)
@@ -107,8 +107,8 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
         subject.reset()
         change = _probe("change_entry", how=how)
         runs = [{"op": "run", "until": step, "save_at": [step]} for step in (2, 3)]
-        ending = subject.life(runs[0], change, runs[1], LEAVES, CLOSE)
-        wanted = ending.result("leaves").get("value", {}).get("model")
+        result = subject.life(runs[0], change, runs[1], LEAVES, CLOSE)
+        wanted = result.result("leaves").get("value", {}).get("model")
         resumed = subject.life(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
         step, state = oracle.arrival(resumed)
         if wanted and step == 3 and state["model"] == wanted:  # noqa: PLR2004  the second save
@@ -116,7 +116,7 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
         _control_of_change(subject, change)
         raise Violation(
             f"an entry was {how} between two saves, and the second save does not show it",
-            evidence=subject.evidence(resumed, saved=subject.tell(ending)),
+            evidence=subject.evidence(resumed, saved=subject.tell(result)),
         )
 
 
@@ -146,11 +146,11 @@ def test_loading_changes_no_file(subject: Subject) -> None:
     golden = subject.golden()
     subject.lay_out(golden)
     before = fingerprint(subject.root)
-    ending = subject.run(6, resume=True, seed=OTHER_SEED, then=[CLOSE])
-    _ended(subject, ending, "a resume without faults")
+    result = subject.run(6, resume=True, seed=OTHER_SEED, then=[CLOSE])
+    _ended(subject, result, "a resume without faults")
     changed = _changed(before, fingerprint(subject.root))
     if changed:
-        raise Violation("a load changes files", evidence=subject.evidence(ending, files=changed))
+        raise Violation("a load changes files", evidence=subject.evidence(result, files=changed))
 
 
 @check("CKC-SIDE-004")
@@ -164,9 +164,11 @@ def test_loading_leaves_the_parameters_of_a_live_job_as_saved(subject: Subject) 
     """
     load: list[dict[str, Any]] = [{"op": "load"}, LEAVES]
     fresh = {"op": "fresh", "job": {"seed": OTHER_SEED}}
-    ending = subject.run(3, (3,), then=[LEAVES, {"op": "perturb"}, *load, fresh, *load])
-    _ended(subject, ending, "a load without faults")
-    states = [result["value"]["model"] for result in ending.results if result["op"] == "leaves"]
+    process_result = subject.run(3, (3,), then=[LEAVES, {"op": "perturb"}, *load, fresh, *load])
+    _ended(subject, process_result, "a load without faults")
+    states = [
+        result["value"]["model"] for result in process_result.results if result["op"] == "leaves"
+    ]
     if states[2] != states[0]:
         raise bit_exact.model_trouble(subject)
     if states[1] != states[0]:
@@ -197,8 +199,8 @@ def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
     """
     folder = subject.scratch / "snapshots"
     folder.mkdir()
-    ending = subject.run(5, (2,), snapshots=str(folder), then=[CLOSE])
-    _ended(subject, ending, "a run with one save")
+    result = subject.run(5, (2,), snapshots=str(folder), then=[CLOSE])
+    _ended(subject, result, "a run with one save")
     before, after = fingerprint(folder / "2"), fingerprint(subject.root)
     changed = [name for name, digest in before.items() if after.get(name) != digest]
     if changed:
@@ -232,9 +234,9 @@ def test_files_are_as_large_as_the_state(subject: Subject) -> None:
     """
     golden = subject.golden()
     plain = _size(golden.snapshot(2))
-    ending = subject.life(_probe("add_view"), {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
-    _ended(subject, ending, "a save of a view")
-    hidden = ending.result("probe")["value"]
+    result = subject.life(_probe("add_view"), {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    _ended(subject, result, "a save of a view")
+    hidden = result.result("probe")["value"]
     grown = _size(subject.root) - plain
     if grown > SLACK:
         raise Violation(
@@ -259,8 +261,8 @@ def test_nothing_is_written_elsewhere(subject: Subject) -> None:
     folder = subject.scratch / "elsewhere"
     folder.mkdir()
     move = _probe("move_in", folder=str(folder))
-    ending = subject.life(move, {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
-    _ended(subject, ending, "a save from another working directory")
+    result = subject.life(move, {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    _ended(subject, result, "a save from another working directory")
     resumed = subject.life(move, {**ARRIVE, "resume": True}, CLOSE, seed=OTHER_SEED)
     left = [path.relative_to(folder).as_posix() for path in folder.glob("*/**/*")]
     left += [path.name for path in subject.root.parent.iterdir() if path != subject.root]
@@ -281,11 +283,11 @@ def test_two_managers_in_one_process_do_not_mix(subject: Subject) -> None:
     """
     other = subject.scratch / "other"
     other.mkdir()
-    ending = subject.life(_probe("two_managers", other=str(other), kind="conv"))
-    states = ending.result("probe").get("value")
+    result = subject.life(_probe("two_managers", other=str(other), kind="conv"))
+    states = result.result("probe").get("value")
     if states is None:
         _control_of_two(subject)
-        raise Violation("two managers do not save", evidence=subject.evidence(ending))
+        raise Violation("two managers do not save", evidence=subject.evidence(result))
     here = subject.resume()
     there = subject.resume(kind="conv", root=str(other), seed=OTHER_SEED + 1)
     for name, step, resumed in (("here", 4, here), ("there", 3, there)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.points import Point
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
@@ -38,13 +38,16 @@ class Crash:
 
     point: Point
     folder: Path
-    resumed: Ending
+    resumed: ProcessResult
     acknowledged: tuple[int, ...] = ()
 
     @property
     def is_usable(self) -> bool:
         """Whether a resume works at all; if not, that is the finding of CKC-ATOM-001."""
-        return self.resumed.how == "ended" and oracle.arrival(self.resumed)[0] in (OLDER, NEWEST)
+        return self.resumed.exit_kind == "ended" and oracle.arrival(self.resumed)[0] in (
+            OLDER,
+            NEWEST,
+        )
 
 
 def crashes(subject: Subject, name: str) -> list[Crash]:
@@ -61,8 +64,8 @@ def crashes(subject: Subject, name: str) -> list[Crash]:
         folders = [struck_save.crash_state(subject, name, point) for point in chosen]
         distinct = list(dict.fromkeys(folders))  # calls that change nothing leave the same one
         screened = screening.screen(subject, [Case(folder) for folder in distinct])
-        endings = dict(zip(distinct, screened, strict=True))
-        made = [(point, at, endings[at]) for point, at in zip(chosen, folders, strict=True)]
+        results = dict(zip(distinct, screened, strict=True))
+        made = [(point, at, results[at]) for point, at in zip(chosen, folders, strict=True)]
         new = struck_save.overwritten(subject) if name.startswith("same") else None
         good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
         whole = {crash.point for crash in good}
@@ -80,25 +83,25 @@ def crashes(subject: Subject, name: str) -> list[Crash]:
     return kept
 
 
-def is_whole(subject: Subject, ending: Ending, new: dict[str, Any] | None) -> bool:
+def is_whole(subject: Subject, result: ProcessResult, new: dict[str, Any] | None) -> bool:
     """Tell whether a resume gives a whole step that it may give; `new`: the second save of 4."""
-    step, state = oracle.arrival(ending)
+    step, state = oracle.arrival(result)
     if new is not None and step == NEWEST and oracle.same(state, new, subject.holds):
         return True
     legal = subject.legal(subject.golden())
     acknowledged = (OLDER,) if new is None else (OLDER, NEWEST)
-    return subject.classify(ending, legal, newest=NEWEST, acknowledged=acknowledged) in WHOLE
+    return subject.classify(result, legal, newest=NEWEST, acknowledged=acknowledged) in WHOLE
 
 
 def _kill(subject: Subject, point: Point, name: str) -> Crash:
     """Die by a real SIGKILL at a point, and resume."""
-    ending = struck_save.save(subject, name, [point.spec("kill")])
-    if ending.how != "killed" or not [e for e in ending.events if e["event"] == "fired"]:
-        raise Unknown(f"the kill {point.name} did not fire: {subject.tell(ending)}")
+    result = struck_save.save(subject, name, [point.spec("kill")])
+    if result.exit_kind != "killed" or not [e for e in result.events if e["event"] == "fired"]:
+        raise Unknown(f"the kill {point.name} did not fire: {subject.tell(result)}")
     named = f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
     folder = subject.folder / "crashes" / named
     trees.lay_out(subject.root, folder)
-    return Crash(point, folder, subject.resume(), tuple(ending.steps_of("acknowledged")))
+    return Crash(point, folder, subject.resume(), tuple(result.steps_of("acknowledged")))
 
 
 @check("CKC-ATOM-001")
@@ -205,13 +208,13 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
 def goes_on(subject: Subject) -> tuple[str, dict[str, Any]]:
     """Resume, save the struck step again and a later one, restart; say what does not work."""
     again = subject.run(7, (NEWEST, LATER), resume=True, watch=True)
-    if again.how != "ended" or again.error:
+    if again.exit_kind != "ended" or again.error:
         return "the next save fails", subject.evidence(again)
     lived = again.result("run")["states"].get(str(LATER), {})
-    ending = subject.resume()
-    step, state = oracle.arrival(ending)
+    result = subject.resume()
+    step, state = oracle.arrival(result)
     if step != LATER or faithful(subject, state) != faithful(subject, lived):
-        return "the next save does not load", subject.evidence(ending, lived)
+        return "the next save does not load", subject.evidence(result, lived)
     return "", {}
 
 
@@ -307,10 +310,10 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
         raise NotApplicable("no killed save leaves a file that the next one could forget")
     trees.lay_out(crash.folder, subject.root)
     subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
-    ending = subject.run(NEWEST, (NEWEST,))
-    if ending.how != "ended" or ending.error:
+    result = subject.run(NEWEST, (NEWEST,))
+    if result.exit_kind != "ended" or result.error:
         about = test_a_job_goes_on_saving_after_a_kill
-        raise resumption.blame(subject, subject.tell(ending), about)
+        raise resumption.blame(subject, subject.tell(result), about)
     extra = left_over(subject.root, known)
     if len(extra) > len(left):
         told = {"after one dead save": left, "after two dead ones and a good one": extra}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
     from ckpt_conformance.subject.subject import Subject
-    from ckpt_conformance.subject.worlds import WorldEnding
+    from ckpt_conformance.subject.worlds import WorldResult
 
 TWO = rank_faults.TWO
 LIVES_ON = [{"op": "probe", "probe": rank_faults.LINGER}]
@@ -30,7 +30,7 @@ class Held:
     """A save in which one rank was held: how it ended, and how things stood meanwhile."""
 
     point: RankPoint
-    ending: WorldEnding
+    result: WorldResult
     others: dict[str, str]  # rank -> acknowledged, failed, gone or waits
     meanwhile: Path  # a copy of the directory while it was held
     after: Path  # and after the save
@@ -50,21 +50,21 @@ def hold(subject: Subject, point: RankPoint, number: int) -> Held:
     """Hold a rank at a point of its save until the others do nothing more, then let it go."""
     copies = [subject.scratch / f"{what}-{number}" for what in ("meanwhile", "after")]
 
-    def make(**given: Any) -> WorldEnding:  # noqa: ANN401  fields of a program
+    def make(**given: Any) -> WorldResult:  # noqa: ANN401  fields of a program
         trees.clear(copies[0])
         faults = rank_points.slow(subject, TWO, point, copies[0])
         given |= {"continue": True, "then": LIVES_ON}
         return rank_points.save(subject, TWO, faults, **given)
 
-    ending = rank_faults.patiently(subject, make)
-    found = [event for event in ending.events if event["event"] == "released"]
+    result = rank_faults.patiently(subject, make)
+    found = [event for event in result.events if event["event"] == "released"]
     if not found:
-        raise Unknown(f"{point.name} was not held: {subject.tell(ending)}")
+        raise Unknown(f"{point.name} was not held: {subject.tell(result)}")
     if not found[0]["settled"]:
         told = ", ".join(f"rank {rank} {what}" for rank, what in found[0]["others"].items())
         raise Unknown(f"{point.name} is slow, and the others do not come to rest: {told}")
     trees.copy(subject.root, copies[1])
-    return Held(point, ending, found[0]["others"], *copies)
+    return Held(point, result, found[0]["others"], *copies)
 
 
 def chosen(subject: Subject) -> list[RankPoint]:
@@ -118,12 +118,12 @@ def nothing_is_announced_early(
     told = [rank for rank, what in held.others.items() if what == "acknowledged"]
     trees.lay_out(held.meanwhile, subject.root)
     asks = ASKS if "steps" in subject.info.capabilities else []
-    ending = worlds.resume(subject, TWO, then=asks)
-    if not told and not oracle.arrival(ending)[0]:  # what was there before is another matter
-        raise control_failed(f"{held.name}: {subject.tell(ending)}", "CKC-RANK-002")
+    result = worlds.resume(subject, TWO, then=asks)
+    if not told and not oracle.arrival(result)[0]:  # what was there before is another matter
+        raise control_failed(f"{held.name}: {subject.tell(result)}", "CKC-RANK-002")
     message = f"{held.name}, and rank {told[0]} is told that it is saved" if told else held.name
     outcome = subject.judge(
-        ending,
+        result,
         legal,
         {Outcome.NEW} if told else rank_faults.WHOLE,
         f"{message}; a resume meanwhile",
@@ -131,7 +131,7 @@ def nothing_is_announced_early(
         acknowledged=(OLDER, NEWEST) if told else (OLDER,),
         **held.evidence,
     )
-    names: list[int] = ending.result("steps").get("value", []) if asks else []
+    names: list[int] = result.result("steps").get("value", []) if asks else []
     if NEWEST in names and outcome is not Outcome.NEW:
         found = f"discovery names step {NEWEST}, and a load gives step {OLDER}"
         raise Violation(f"{held.name}: {found}", evidence=held.evidence)
@@ -139,20 +139,20 @@ def nothing_is_announced_early(
 
 def all_are_told_alike(subject: Subject, held: Held) -> None:
     """Raise Violation unless every rank saved the step, or got an error that is documented."""
-    evidence = {**held.evidence, "ranks": worlds.told(subject, held.ending)}
-    if waits := rank_faults.hung(held.ending):
+    evidence = {**held.evidence, "ranks": worlds.told(subject, held.result)}
+    if waits := rank_faults.hung(held.result):
         raise Violation(f"{held.name}: rank {waits[0]} waits for ever", evidence=evidence)
-    saved = [NEWEST in one.steps_of("acknowledged") for one in held.ending.ranks]
+    saved = [NEWEST in one.steps_of("acknowledged") for one in held.result.ranks]
     if any(saved) and not all(saved):
         raise Violation(f"{held.name}: not every rank is told the same", evidence=evidence)
-    errors = [one.error for one in held.ending.ranks]
+    errors = [one.error for one in held.result.ranks]
     if not any(saved) and not all(error and error["typed"] for error in errors):
         raise Violation(f"{held.name}: an error is not documented", evidence=evidence)
 
 
 def is_there(subject: Subject, held: Held, legal: dict[int, dict[str, Any]]) -> None:
     """Raise Violation unless a new world gets what the ranks were told."""
-    saved = bool(held.ending.steps_of("acknowledged").count(NEWEST))
+    saved = bool(held.result.steps_of("acknowledged").count(NEWEST))
     trees.lay_out(held.after, subject.root)
     subject.judge(
         worlds.resume(subject, TWO),

@@ -12,7 +12,7 @@ from ckpt_conformance.subject.checks import check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 CLOSE = {"op": "close"}
@@ -38,10 +38,10 @@ def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
     """
     resumption.control(test_a_save_that_returned_is_there, subject, "CKC-SMOK-004")
     trees.clear(subject.root)
-    ending = subject.run(4, (2, 4), then=[{"op": "steps"}, CLOSE])
-    live = ending.result("steps").get("value")
+    result = subject.run(4, (2, 4), then=[{"op": "steps"}, CLOSE])
+    live = result.result("steps").get("value")
     if live is None:
-        raise Violation("discovery does not answer", evidence=subject.evidence(ending))
+        raise Violation("discovery does not answer", evidence=subject.evidence(result))
     for asked, found in (("the live manager", live), ("a new process", subject.steps())):
         if 4 not in found:  # noqa: PLR2004  the step that was saved last
             raise Violation(f"step 4 was acknowledged; {asked} lists {found}")
@@ -75,55 +75,55 @@ def test_a_save_that_returned_is_there(subject: Subject) -> None:
     How: copy the directory at the moment the save returned; resume from the copy.
     """
     resumption.control(test_a_new_process_loads_what_was_saved, subject, "CKC-SMOK-001")
-    ending = resumption.resumed(subject, subject.golden())
-    step, _ = oracle.arrival(ending)
+    result = resumption.resumed(subject, subject.golden())
+    step, _ = oracle.arrival(result)
     if step != 4:  # noqa: PLR2004  the step whose save had returned
         raise Violation(
             "a step whose save has returned does not load before close()",
-            evidence=subject.evidence(ending),
+            evidence=subject.evidence(result),
         )
 
 
-def trouble(subject: Subject, ending: Ending, *more: resumption.Check) -> Unknown:
+def trouble(subject: Subject, result: ProcessResult, *more: resumption.Check) -> Unknown:
     """Make the Unknown of a check whose life without faults does not end well."""
     checks = (test_a_new_process_loads_what_was_saved, test_a_save_that_returned_is_there)
-    return resumption.blame(subject, subject.tell(ending), *checks, *more)
+    return resumption.blame(subject, subject.tell(result), *checks, *more)
 
 
-def _fail(subject: Subject, capability: str, found: object, ending: Ending) -> None:
+def _fail(subject: Subject, capability: str, found: object, result: ProcessResult) -> None:
     raise Violation(
         f"{capability} is declared and does not work: it gives {found}",
-        evidence=subject.evidence(ending),
+        evidence=subject.evidence(result),
     )
 
 
 def _explicit_step(subject: Subject) -> None:
-    ending = subject.resume(2)
-    if subject.tell(ending) != "step 2":
-        _fail(subject, "explicit_step", subject.tell(ending), ending)
+    result = subject.resume(2)
+    if subject.tell(result) != "step 2":
+        _fail(subject, "explicit_step", subject.tell(result), result)
 
 
 def _retention(subject: Subject) -> None:
     trees.clear(subject.root)
-    ending = subject.run(6, (2, 4, 6), options={"keep_last": 2}, then=[CLOSE])
+    result = subject.run(6, (2, 4, 6), options={"keep_last": 2}, then=[CLOSE])
     found = subject.steps() if "steps" in subject.info.capabilities else [4, 6]
-    if ending.error or found != [4, 6]:
-        _fail(subject, "retention", f"steps {found} with keep_last=2", ending)
+    if result.error or found != [4, 6]:
+        _fail(subject, "retention", f"steps {found} with keep_last=2", result)
 
 
 def _mirror(subject: Subject) -> None:
     trees.clear(subject.root)
     mirror = subject.scratch / "mirror"
     mirror.mkdir()
-    ending = subject.run(2, (2,), options={"mirror": str(mirror)}, then=[CLOSE])
-    if ending.error or not trees.files(mirror):
-        _fail(subject, "mirror", f"{len(trees.files(mirror))} files in the mirror", ending)
+    result = subject.run(2, (2,), options={"mirror": str(mirror)}, then=[CLOSE])
+    if result.error or not trees.files(mirror):
+        _fail(subject, "mirror", f"{len(trees.files(mirror))} files in the mirror", result)
 
 
 def _reference(subject: Subject) -> None:
-    ending = subject.resume(str(subject.root))
-    if subject.tell(ending) != "step 4":
-        _fail(subject, "reference", subject.tell(ending), ending)
+    result = subject.resume(str(subject.root))
+    if subject.tell(result) != "step 4":
+        _fail(subject, "reference", subject.tell(result), result)
 
 
 def _kinds(subject: Subject) -> None:
@@ -132,24 +132,24 @@ def _kinds(subject: Subject) -> None:
         for kind in ("model", "dcp")
         for verb in ("save", "load")
     ]
-    ending = subject.life(*ops)
-    found = [result.get("value") for result in ending.results]
+    process_result = subject.life(*ops)
+    found = [result.get("value") for result in process_result.results]
     if found[1::2] != [6, 6]:
-        _fail(subject, "kinds", found, ending)
+        _fail(subject, "kinds", found, process_result)
 
 
 def _export(subject: Subject) -> None:
     target = subject.scratch / "export"
-    ending = subject.life(_call("export", 4, str(target)))
-    if ending.error or not (target.is_file() or trees.files(target)):
-        _fail(subject, "export", ending.result("call").get("value"), ending)
+    result = subject.life(_call("export", 4, str(target)))
+    if result.error or not (target.is_file() or trees.files(target)):
+        _fail(subject, "export", result.result("call").get("value"), result)
 
 
 def _cold_start(subject: Subject) -> None:
-    ending = subject.life(_call("load_without", "$job", 4, "optimizer"))
-    found = ending.result("call").get("value")
+    result = subject.life(_call("load_without", "$job", 4, "optimizer"))
+    found = result.result("call").get("value")
     if found != 4:  # noqa: PLR2004  the step that was asked for
-        _fail(subject, "cold_start", found, ending)
+        _fail(subject, "cold_start", found, result)
 
 
 def _ranks(subject: Subject) -> None:
@@ -164,19 +164,21 @@ def _by_ranks(subject: Subject, capability: str, layout: worlds.Layout) -> None:
     """Save with two ranks, load with others."""
     trees.clear(subject.root)
     saved = worlds.run(subject, {"fsdp": 2}, 2, (2,), then=[CLOSE])
-    ending = worlds.resume(subject, layout) if saved.how == "ended" and not saved.error else saved
-    step, _ = oracle.arrival(ending)
+    result = (
+        worlds.resume(subject, layout) if saved.exit_kind == "ended" and not saved.error else saved
+    )
+    step, _ = oracle.arrival(result)
     if step != 2:  # noqa: PLR2004  the step that was saved
-        found, evidence = subject.tell(ending), subject.evidence(ending)
+        found, evidence = subject.tell(result), subject.evidence(result)
         told = f"{capability} is declared and does not work: two ranks save, then: {found}"
         raise Violation(told, evidence=evidence)
 
 
 def _plant(subject: Subject) -> None:
-    ending = subject.life(_call("plant", 8), {"op": "steps"})
-    found = ending.result("steps").get("value", [])
+    result = subject.life(_call("plant", 8), {"op": "steps"})
+    found = result.result("steps").get("value", [])
     if 8 not in found:  # noqa: PLR2004  the step that was planted
-        _fail(subject, "plant", found, ending)
+        _fail(subject, "plant", found, result)
 
 
 def _call(method: str, *args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plain arguments

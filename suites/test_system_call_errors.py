@@ -14,7 +14,7 @@ from ckpt_conformance.subject.screening import Case, resume_each
 
 if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.struck_calls import Trial
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
@@ -77,15 +77,15 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
         chosen = subject.sample(sorted(left), LATER)
         newest, state = max(struck_calls.legal(subject, what).items())
 
-        def is_new(ending: Ending, newest: int = newest, state: Any = state) -> bool:  # noqa: ANN401
-            step, served = oracle.arrival(ending)
+        def is_new(result: ProcessResult, newest: int = newest, state: Any = state) -> bool:  # noqa: ANN401
+            step, served = oracle.arrival(result)
             return step == newest and oracle.same(served, state, subject.holds)
 
-        endings = resume_each(subject, [Case(folder / name) for name in chosen], is_new)
-        for name, ending in zip(chosen, endings, strict=True):
-            if not is_new(ending):
+        results = resume_each(subject, [Case(folder / name) for name in chosen], is_new)
+        for name, result in zip(chosen, results, strict=True):
+            if not is_new(result):
                 message = f"the save after {left[name].name} does not load"
-                raise Violation(message, evidence=subject.evidence(ending, state))
+                raise Violation(message, evidence=subject.evidence(result, state))
 
 
 @check("CKC-IOER-006")
@@ -132,20 +132,20 @@ def require_kept(subject: Subject) -> None:
     chosen = subject.sample(sorted(alike), LATER)
     state = struck_calls.legal(subject, "rotation")[kept]
 
-    def is_kept(ending: Ending) -> bool:
-        step, served = oracle.arrival(ending)
+    def is_kept(result: ProcessResult) -> bool:
+        step, served = oracle.arrival(result)
         return step == kept and oracle.same(served, state, subject.holds)
 
     unharmed = struck_calls.control_folder(subject, "rotation")
     cases = [Case(folder, {"step": kept}) for folder in (unharmed, *chosen)]
-    control, *endings = resume_each(subject, cases, is_kept)
+    control, *results = resume_each(subject, cases, is_kept)
     if not is_kept(control):
         told = f"after a rotation without any fault step {kept} gives {subject.tell(control)}"
         raise control_failed(told)
-    for folder, ending in zip(chosen, endings, strict=True):
-        if not is_kept(ending):
+    for folder, result in zip(chosen, results, strict=True):
+        if not is_kept(result):
             message = f"step {kept} is not kept after {alike[folder].name}"
-            raise Violation(message, evidence=subject.evidence(ending, state))
+            raise Violation(message, evidence=subject.evidence(result, state))
 
 
 @check("CKC-IOER-008")

@@ -14,18 +14,18 @@ from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Golden, Subject
 
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
 ARRIVE = {"op": "run", "until": None, "stop_after": 0}
 
 
-def _refused(ending: Ending) -> bool:
-    return ending.how == "ended" and ending.error is not None
+def _refused(result: ProcessResult) -> bool:
+    return result.exit_kind == "ended" and result.error is not None
 
 
-def _misfit(subject: Subject, variant: str) -> Ending:
+def _misfit(subject: Subject, variant: str) -> ProcessResult:
     """Load the newest step into a job whose model was altered; any refusal is right."""
     golden = subject.golden()
     subject.served(golden, 4)
@@ -33,9 +33,9 @@ def _misfit(subject: Subject, variant: str) -> Ending:
     return subject.resume(variant=variant)
 
 
-def _altered(subject: Subject, ending: Ending, entries: Sequence[str]) -> dict[str, Any]:
+def _altered(subject: Subject, result: ProcessResult, entries: Sequence[str]) -> dict[str, Any]:
     """Give the named model entries that arrived otherwise than they were saved."""
-    _, state = oracle.arrival(ending)
+    _, state = oracle.arrival(result)
     saved = subject.golden().at[4]["model"]
     served = subject.golden().served[4]["model"]
     arrived = state.get("model", {})
@@ -51,10 +51,10 @@ def _altered(subject: Subject, ending: Ending, entries: Sequence[str]) -> dict[s
 def _no_misfit(subject: Subject, cases: Mapping[str, tuple[str, ...]], message: str) -> None:
     """Raise Violation if an altered destination is filled in another way than it was saved."""
     for variant, entries in cases.items():
-        ending = _misfit(subject, variant)
-        wrong = {} if _refused(ending) else _altered(subject, ending, entries)
-        if wrong or ending.how != "ended":
-            evidence = subject.evidence(ending, destination=variant, entries=wrong)
+        result = _misfit(subject, variant)
+        wrong = {} if _refused(result) else _altered(subject, result, entries)
+        if wrong or result.exit_kind != "ended":
+            evidence = subject.evidence(result, destination=variant, entries=wrong)
             raise Violation(message, evidence=evidence)
 
 
@@ -103,13 +103,13 @@ def _no_hole(subject: Subject, message: str) -> None:
         subject.lay_out(golden)
         args = {"file": name, "tensor": "model.inner.weight"}
         probe = {"op": "probe", "probe": HOLE, "args": args}
-        ending = subject.life(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
-        hole = ending.result("probe").get("value", {})
+        result = subject.life(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+        hole = result.result("probe").get("value", {})
         fired = hole.get("before") != hole.get("after")
-        if fired and oracle.arrival(ending)[0] == 4:  # noqa: PLR2004  the newest step
-            wrong = _altered(subject, ending, ["inner.weight"])
+        if fired and oracle.arrival(result)[0] == 4:  # noqa: PLR2004  the newest step
+            wrong = _altered(subject, result, ["inner.weight"])
             if wrong:
-                evidence = subject.evidence(ending, hole=hole["detail"], entries=wrong)
+                evidence = subject.evidence(result, hole=hole["detail"], entries=wrong)
                 raise Violation(message, evidence=evidence)
 
 
@@ -134,11 +134,11 @@ def test_an_entry_that_the_job_lacks_is_refused_or_reported(subject: Subject) ->
     in what the process printed.
     """
     for variant, entry in (("unexpected-buffer", "constant"), ("unexpected", "lazy")):
-        ending = _misfit(subject, variant)
-        if not _refused(ending) and entry not in ending.output:
+        result = _misfit(subject, variant)
+        if not _refused(result) and entry not in result.output:
             raise Violation(
                 f"the saved entry {entry!r} has no destination and is dropped in silence",
-                evidence=subject.evidence(ending, destination=variant),
+                evidence=subject.evidence(result, destination=variant),
             )
 
 
@@ -156,8 +156,8 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
     for name in subject.sample(_changed_files(golden), quick=4):
         subject.lay_out(golden)
         (subject.root / name).unlink()
-        ending = subject.resume()
-        step, state = oracle.arrival(ending)
+        result = subject.resume()
+        step, state = oracle.arrival(result)
         if step is None or state.get("model") != wanted["model"]:
             continue
         cold = [
@@ -165,11 +165,11 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
             for part, leaves in oracle.held(wanted, subject.holds).items()
             if state.get(part) != leaves
         ]
-        told = name.rpartition("/")[2] in ending.output or all(
-            part in ending.output for part in cold
+        told = name.rpartition("/")[2] in result.output or all(
+            part in result.output for part in cold
         )
         if cold and not told:
             raise Violation(
                 f"{name} is missing: trained weights with cold {', '.join(cold)}, in silence",
-                evidence=subject.evidence(ending, wanted),
+                evidence=subject.evidence(result, wanted),
             )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 RESUME = {"op": "run", "until": None, "stop_after": 0, "resume": True, "continue": True}
@@ -58,17 +58,17 @@ def _load_each(subject: Subject, folders: Iterable[Path], **given: Any) -> list[
     ops: list[dict[str, Any]] = []
     for folder in chosen:
         ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
-    ending = subject.life(*ops, seed=OTHER_SEED, **given)
-    found = [result for result in ending.results if result["op"] == "run"]
-    if ending.how != "ended" or len(found) < len(chosen):
+    process_result = subject.life(*ops, seed=OTHER_SEED, **given)
+    found = [result for result in process_result.results if result["op"] == "run"]
+    if process_result.exit_kind != "ended" or len(found) < len(chosen):
         return [_alone(subject, folder, **given) for folder in chosen]
     return found
 
 
 def _alone(subject: Subject, folder: Path, **given: Any) -> dict[str, Any]:  # noqa: ANN401
     trees.lay_out(folder, subject.root)
-    ending = subject.resume(**given)
-    return {**ending.result("run"), "how": ending.how}
+    result = subject.resume(**given)
+    return {**result.result("run"), "exit_kind": result.exit_kind}
 
 
 def _arrived(result: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -250,22 +250,22 @@ def _stays_small(
         return
     for what, folder in folders.items():
         trees.lay_out(folder, subject.root)
-        ending = subject.resume(memory=GIB, deadline=DEADLINE)
-        if not _is_small(ending):
-            grown = max(0, ending.peak_kib - ending.baseline_kib) >> 10
-            evidence = subject.evidence(ending, crafted=what, grown=f"{grown} MiB")
+        result = subject.resume(memory=GIB, deadline=DEADLINE)
+        if not _is_small(result):
+            grown = max(0, result.peak_kib - result.baseline_kib) >> 10
+            evidence = subject.evidence(result, crafted=what, grown=f"{grown} MiB")
             raise Violation(message, evidence=evidence)
 
 
-def _series(subject: Subject, folders: Sequence[Path]) -> Ending:
+def _series(subject: Subject, folders: Sequence[Path]) -> ProcessResult:
     ops: list[dict[str, Any]] = []
     for folder in folders:
         ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
     return subject.life(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)
 
 
-def _is_small(ending: Ending) -> bool:
-    return ending.how == "ended" and ending.peak_kib - ending.baseline_kib <= GIB >> 10
+def _is_small(result: ProcessResult) -> bool:
+    return result.exit_kind == "ended" and result.peak_kib - result.baseline_kib <= GIB >> 10
 
 
 @check("CKC-SECU-004")
@@ -321,9 +321,9 @@ def test_a_fifo_does_not_stop_the_load(subject: Subject) -> None:
         path.unlink()
         os.mkfifo(path)
         try:
-            ending = subject.resume(deadline=BLOCKED)
+            result = subject.resume(deadline=BLOCKED)
         finally:
             with suppress(OSError):
                 path.unlink()
-        if ending.how != "ended":
-            raise Violation("a load waits for a FIFO", evidence=subject.evidence(ending, fifo=name))
+        if result.exit_kind != "ended":
+            raise Violation("a load waits for a FIFO", evidence=subject.evidence(result, fifo=name))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ckpt_conformance.subject.subject import Golden, Subject
-    from ckpt_conformance.subject.worlds import Layout, WorldEnding
+    from ckpt_conformance.subject.worlds import Layout, WorldResult
     from ckpt_conformance.suites.drawn_layouts import Drawn
 
 FIRST, NEWEST = 2, 4
@@ -36,23 +36,23 @@ def pairs(subject: Subject, quick: int) -> list[tuple[Layout, Layout]]:
     return subject.sample([(old, new) for old, new in found if worlds.size_of(old) > 1], quick)
 
 
-def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) -> WorldEnding:
+def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) -> WorldResult:
     """Resume from an undamaged directory in a layout, and train on for four steps; once each."""
     key = f"arrived {sorted(layout.items())} {step}"
     if key not in gold.memo:
         subject.lay_out(gold, step)
         gold.memo[key] = worlds.resume(subject, layout, stop_after=4)
-    found: WorldEnding = gold.memo[key]
+    found: WorldResult = gold.memo[key]
     return found
 
 
 def pair(subject: Subject, old: Layout, new: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
     """Give the global states: as saved in one layout, as arrived in another."""
     gold = worlds.golden(subject, old)
-    ending = arrived(subject, gold, new)
-    step, state = oracle.arrival(ending)
+    result = arrived(subject, gold, new)
+    step, state = oracle.arrival(result)
     if step != NEWEST:
-        told = f"saved by {name(old)}, a load by {name(new)} gives {subject.tell(ending)}"
+        told = f"saved by {name(old)}, a load by {name(new)} gives {subject.tell(result)}"
         raise control_failed(told, "CKC-SHRD-004" if old == new else "CKC-SHRD-007")
     return gold.at[NEWEST], state
 
@@ -79,11 +79,11 @@ def differs(
 def weights_arrive(subject: Subject, old: Layout, new: Layout) -> None:
     """Raise Violation unless ranks in one layout get the weights that another one saved."""
     gold = worlds.golden(subject, old)
-    ending = arrived(subject, gold, new)
-    step, state = oracle.arrival(ending)
+    result = arrived(subject, gold, new)
+    step, state = oracle.arrival(result)
     if step != NEWEST:
         told = f"saved by {name(old)}: {name(new)} cannot load it"
-        raise Violation(told, evidence=subject.evidence(ending))
+        raise Violation(told, evidence=subject.evidence(result))
     parts = [part for part in ("model", "ema") if part in subject.holds]
     found = differs(gold.at[NEWEST], state, parts, is_tensor)
     demand(found, f"saved by {name(old)}: {name(new)} gets other weights")
@@ -224,11 +224,11 @@ def _state_arrives(subject: Subject, drawn: Drawn) -> None:
     """Raise Violation unless ranks in one layout get the state that another one saved."""
     gold = worlds.golden(subject, drawn.old, (FIRST,), tensors=drawn.tensors)
     subject.lay_out(gold, FIRST)
-    ending = worlds.resume(subject, drawn.new, tensors=drawn.tensors)
+    result = worlds.resume(subject, drawn.new, tensors=drawn.tensors)
     told = f"saved by {name(drawn.old)}: {name(drawn.new)}"
-    step, state = oracle.arrival(ending)
+    step, state = oracle.arrival(result)
     if step != FIRST:
-        message = f"{told} gives {subject.tell(ending)}; the model: {drawn.model}"
+        message = f"{told} gives {subject.tell(result)}; the model: {drawn.model}"
         raise control_failed(message, "CKC-SHRD-007")
     saved = gold.at[FIRST]
     found = differs(saved, state, ["model"], is_tensor)
@@ -251,16 +251,16 @@ def test_ranks_that_cannot_load_are_told(subject: Subject) -> None:
         raise NotApplicable("the adapter declares reshard: see CKC-SHRD-007")
     gold = worlds.golden(subject, TWO)
     for new in ({"fsdp": 3}, {"fsdp": 4}, {"fsdp": 1}):
-        ending = arrived(subject, gold, new)
-        if ending.split:
+        result = arrived(subject, gold, new)
+        if result.split:
             told = f"saved by {name(TWO)}: of {name(new)} some load and some do not"
-            raise Violation(told, evidence={"ranks": [subject.tell(one) for one in ending.ranks]})
-        step, state = oracle.arrival(ending)
-        if step is None and ending.how == "ended":
+            raise Violation(told, evidence={"ranks": [subject.tell(one) for one in result.ranks]})
+        step, state = oracle.arrival(result)
+        if step is None and result.exit_kind == "ended":
             continue
         if step != NEWEST:
-            told = f"saved by {name(TWO)}: a load by {name(new)} ends as {subject.tell(ending)}"
-            raise Violation(told, evidence=subject.evidence(ending))
+            told = f"saved by {name(TWO)}: a load by {name(new)} ends as {subject.tell(result)}"
+            raise Violation(told, evidence=subject.evidence(result))
         found = differs(gold.at[NEWEST], state, ["model"], is_tensor)
         if "optimizer" in subject.holds:
             found += differs(gold.at[NEWEST], state, optimizers(subject, state), is_moment)
@@ -313,9 +313,9 @@ def test_other_ranks_go_on_as_if_unbroken(subject: Subject) -> None:
 # -- what they share --------------------------------------------------------------------------
 
 
-def records(ending: WorldEnding) -> list[dict[str, Any]]:
+def records(result: WorldResult) -> list[dict[str, Any]]:
     """Give the records of all ranks."""
-    found: list[dict[str, Any]] = ending.result("run").get("records", [])
+    found: list[dict[str, Any]] = result.result("run").get("records", [])
     return found
 
 

@@ -33,11 +33,11 @@ class ServerError(RuntimeError):
     """The server did not start, or went away; the message says why."""
 
 
-class Ended(Protocol):
+class Finished(Protocol):
     """What the oracles read: how one life ended, or all ranks of a world together."""
 
     @property
-    def how(self) -> str:
+    def exit_kind(self) -> str:
         """The way: ended, killed, hang, memory, crashed."""
         ...
 
@@ -67,10 +67,10 @@ class Ended(Protocol):
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessResult:
     """How a life ended and what it left: results of its operations, journal, output."""
 
-    how: str  # ended, killed, hang, memory, crashed
+    exit_kind: str  # ended, killed, hang, memory, crashed
     results: list[dict[str, Any]]
     events: list[dict[str, Any]]
     output: str
@@ -191,12 +191,12 @@ class Client:
         self.reader.close()
         self.socket.close()
 
-    def run(self, program: dict[str, Any]) -> Ending:
+    def run(self, program: dict[str, Any]) -> ProcessResult:
         """Run a life and wait for its end; the result file is read and removed."""
         skip = self.send(program)
         return self.receive(program, skip)
 
-    def run_together(self, programs: list[dict[str, Any]]) -> list[Ending]:
+    def run_together(self, programs: list[dict[str, Any]]) -> list[ProcessResult]:
         """Run one life of each rank at the same time and wait for the end of all."""
         while len(self.peers) < len(programs) - 1:
             self.peers.append(Client(self.path))
@@ -205,7 +205,7 @@ class Client:
         sent = zip(clients, programs, skips, strict=False)
         return [client.receive(program, skip) for client, program, skip in sent]
 
-    def run_crew(self, program: dict[str, Any]) -> list[Ending]:
+    def run_crew(self, program: dict[str, Any]) -> list[ProcessResult]:
         """Run a life that forks its ranks; give the ending of each, as if it were a life."""
         skip = self.send(program)
         answer = self._answer()
@@ -213,11 +213,13 @@ class Client:
         codes: dict[str, int] = json.loads(path.read_text())["codes"] if path.exists() else {}
         path.unlink(missing_ok=True)
         text = _tail(Path(program["output"]))
-        found: list[Ending] = []
+        found: list[ProcessResult] = []
         for rank, one in enumerate(program["crew"]):
-            ending = _ending(one, answer | {"code": codes.get(str(rank), answer["code"])}, skip)
-            mine = [event for event in ending.events if event.get("rank") == rank]
-            found.append(replace(ending, events=mine, output=ending.output + text))
+            result = _process_result(
+                one, answer | {"code": codes.get(str(rank), answer["code"])}, skip
+            )
+            mine = [event for event in result.events if event.get("rank") == rank]
+            found.append(replace(result, events=mine, output=result.output + text))
         return found
 
     def send(self, program: dict[str, Any]) -> int:
@@ -227,9 +229,9 @@ class Client:
         self.socket.sendall(json.dumps(program).encode() + b"\n")
         return skip
 
-    def receive(self, program: dict[str, Any], skip: int) -> Ending:
+    def receive(self, program: dict[str, Any], skip: int) -> ProcessResult:
         """Wait for the end of the life that was sent; `skip` is what `send` gave."""
-        return _ending(program, self._answer(), skip)
+        return _process_result(program, self._answer(), skip)
 
     def _answer(self) -> dict[str, Any]:
         answer = _parse(self.reader.readline())
@@ -239,13 +241,13 @@ class Client:
         return answer
 
 
-def _ending(program: dict[str, Any], answer: dict[str, Any], skip: int) -> Ending:
+def _process_result(program: dict[str, Any], answer: dict[str, Any], skip: int) -> ProcessResult:
     path = Path(program["result"])
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     path.unlink(missing_ok=True)
     text = _tail(Path(program["output"]))
-    return Ending(
-        how=_how(answer, report, text),
+    return ProcessResult(
+        exit_kind=_exit_kind(answer, report, text),
         results=report.get("results", []),
         events=journal.read(Path(program["journal"]), skip),
         output=text,
@@ -268,7 +270,7 @@ def _tail(path: Path, size: int = 4000) -> str:
         return file.read().decode(errors="replace")
 
 
-def _how(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:
+def _exit_kind(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:
     """Name the way a life ended; out of memory shows as an exception or a failed allocation."""
     if answer["hang"] and not report:  # a rank that has reported only waits for the others
         return "hang"

@@ -46,10 +46,10 @@ def _known(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
 
 def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
     """Ask for an adapter's facts; raises Unknown if even that fails."""
-    ending = client.run(_program(name, folder, "ckpt_conformance.harness.facts:probe"))
-    value = ending.result("probe").get("value")
+    result = client.run(_program(name, folder, "ckpt_conformance.harness.facts:probe"))
+    value = result.result("probe").get("value")
     if value is None:
-        reason = ending.error["message"] if ending.error else ending.output[-500:]
+        reason = result.error["message"] if result.error else result.output[-500:]
         msg = f"adapter {name!r} does not say what it is: {reason}"
         raise Unknown(msg)
     return registry.AdapterInfo(**value)
@@ -60,8 +60,8 @@ def check_device(socket: str, name: str, folder: Path, device: str) -> None:
     if device == devices.CUDA:
         program = _program(name, folder, "ckpt_conformance.workload.devices:count")
         with contextlib.closing(Client(socket)) as client:
-            ending = client.run(program | {"isolation": "spawn", "device": device})
-        devices.check(ending.result("probe").get("value", 0))
+            result = client.run(program | {"isolation": "spawn", "device": device})
+        devices.check(result.result("probe").get("value", 0))
 
 
 def _program(name: str, folder: Path, probe: str) -> dict[str, Any]:

@@ -46,18 +46,18 @@ def run(work: Callable[[Put], None], deadline: float) -> Iterator[Line]:
         os.close(read)
         _work(work, write)
     os.close(write)
-    how = "hang"
+    exit_kind = "hang"
     for line in _lines(read, pid, deadline):
         told: Line = json.loads(line)
-        how = told.get("end", how)
+        exit_kind = told.get("end", exit_kind)
         if "end" not in told:
             yield told
     os.close(read)
     _kill(pid)  # and what it started: loader workers
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if how == "died":
-        how = "killed" if code == -signal.SIGKILL else "crashed"
-    yield {"end": how}
+    if exit_kind == "died":
+        exit_kind = "killed" if code == -signal.SIGKILL else "crashed"
+    yield {"end": exit_kind}
 
 
 def _work(work: Callable[[Put], None], write: int) -> None:

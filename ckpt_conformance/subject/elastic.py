@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import journal
-from ckpt_conformance.harness.client import FIXED_MACHINE, Ending
+from ckpt_conformance.harness.client import FIXED_MACHINE, ProcessResult
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED
 from ckpt_conformance.workload import devices
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.subject.subject import Subject
-    from ckpt_conformance.subject.worlds import WorldEnding
+    from ckpt_conformance.subject.worlds import WorldResult
 
 DEADLINE = 120.0  # seconds for all attempts: each starts a new interpreter for every rank
 
 
 def launch(
     subject: Subject, layout: Mapping[str, int], attempts: Sequence[Sequence[dict[str, Any]]]
-) -> list[WorldEnding]:
+) -> list[WorldResult]:
     """Run the operations of each attempt under torchrun; give how the ranks of each ended.
 
     An attempt that was not reached has ranks that did nothing. Whatever is left of torchrun at the
@@ -44,7 +44,7 @@ def launch(
     (folder / "attempts").write_text(json.dumps(found))
     code, output = _torchrun(size, len(attempts) - 1, folder)
     return [
-        worlds.WorldEnding(tuple(_ending(one, code, output) for one in ranks), ranks[0])
+        worlds.WorldResult(tuple(_process_result(one, code, output) for one in ranks), ranks[0])
         for ranks in found
     ]
 
@@ -65,9 +65,9 @@ def _programs(
     return [{**one, **names} for one, names in zip(made, named, strict=True)]
 
 
-def began(ending: WorldEnding) -> bool:
+def began(result: WorldResult) -> bool:
     """Tell whether every rank of an attempt came as far as its journal."""
-    return all(Path(one.program["journal"]).exists() for one in ending.ranks)
+    return all(Path(one.program["journal"]).exists() for one in result.ranks)
 
 
 def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:
@@ -104,12 +104,12 @@ def end_all(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def _ending(program: dict[str, Any], code: int, output: str) -> Ending:
+def _process_result(program: dict[str, Any], code: int, output: str) -> ProcessResult:
     path = Path(program["result"])
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     hang = not report and code == -signal.SIGALRM
-    return Ending(
-        how="ended" if report else "hang" if hang else "killed",
+    return ProcessResult(
+        exit_kind="ended" if report else "hang" if hang else "killed",
         results=report.get("results", []),
         events=journal.read(Path(program["journal"])),
         output=output,

@@ -9,7 +9,7 @@ from ckpt_conformance.contract.verdicts import Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ckpt_conformance.harness.client import Ended
+    from ckpt_conformance.harness.client import Finished
 
 State = dict[str, dict[str, str]]  # component -> leaf -> digest
 
@@ -34,15 +34,15 @@ def differences(
     return differing(flat_a, flat_b, limit)
 
 
-def arrival(ending: Ended) -> tuple[int | None, dict[str, Any]]:
+def arrival(result: Finished) -> tuple[int | None, dict[str, Any]]:
     """Give step and state at the first training step of a life; (None, {}) if it trained none."""
-    found = ending.result("run")
+    found = result.result("run")
     step = found.get("arrived", {}).get("step")
     return step, found.get("states", {}).get(str(step), {})
 
 
 def classify(
-    ending: Ended,
+    result: Finished,
     legal: Mapping[int, Mapping[str, Any]],
     *,
     holds: Collection[str],
@@ -60,11 +60,11 @@ def classify(
         "crashed": Outcome.CRASHED,
         "killed": Outcome.CRASHED,
     }
-    if ending.how in failed:
-        return failed[ending.how]
-    if ending.error is not None:
-        return Outcome.REFUSED_TYPED if ending.error["typed"] else Outcome.REFUSED_UNTYPED
-    step, state = arrival(ending)
+    if result.exit_kind in failed:
+        return failed[result.exit_kind]
+    if result.error is not None:
+        return Outcome.REFUSED_TYPED if result.error["typed"] else Outcome.REFUSED_UNTYPED
+    step, state = arrival(result)
     if not step:
         return Outcome.COLD_START
     if step not in legal or not same(state, legal[step], holds):

@@ -24,7 +24,7 @@ from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Golden, Subject
 
     Records = list[dict[str, Any]]
@@ -49,7 +49,7 @@ def every_leaf(_: str) -> bool:
 
 def resumed(
     subject: Subject, golden: Golden, step: int = SAVES[-1], *, realign: bool = False
-) -> Ending:
+) -> ProcessResult:
     """Give the life that resumed from the snapshot of `step`, into a job of another seed."""
     key = (step, realign)
     if key not in golden.resumed:
@@ -104,23 +104,23 @@ def _plain_trouble(subject: Subject) -> str:
 def loads_in_a_new_process(subject: Subject) -> None:
     """Save two steps, end, load the latest in a new process; raises Violation (CKC-SMOK-001)."""
     saved = subject.run(SAVES[-1], SAVES, then=[{"op": "close"}])
-    if saved.how != "ended" or saved.error:
+    if saved.exit_kind != "ended" or saved.error:
         raise Violation("a run without faults does not end well", evidence=subject.evidence(saved))
-    ending = subject.resume()
-    if subject.tell(ending) != f"step {SAVES[-1]}":
+    result = subject.resume()
+    if subject.tell(result) != f"step {SAVES[-1]}":
         raise Violation(
-            "the newest step does not load in a new process", evidence=subject.evidence(ending)
+            "the newest step does not load in a new process", evidence=subject.evidence(result)
         )
 
 
 def _arrive(subject: Subject, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     golden = subject.golden(kind=kind)
-    ending = resumed(subject, golden)
-    if ending.error and ending.error["type"] == "builtins.NotImplementedError":
-        raise NotApplicable(f"the adapter takes no job of kind {kind}: {subject.tell(ending)}")
-    step, state = oracle.arrival(ending)
+    result = resumed(subject, golden)
+    if result.error and result.error["type"] == "builtins.NotImplementedError":
+        raise NotApplicable(f"the adapter takes no job of kind {kind}: {subject.tell(result)}")
+    step, state = oracle.arrival(result)
     if step != SAVES[-1]:
-        raise Unknown(f"a job of kind {kind} does not come back: {subject.tell(ending)}")
+        raise Unknown(f"a job of kind {kind} does not come back: {subject.tell(result)}")
     return golden.at[step], state
 
 
@@ -210,16 +210,18 @@ def _tell(key: str, record: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
     return f"{key}: {str(record[key])[:60]} != {str(wanted.get(key))[:60]}"
 
 
-def records_of(ending: Ending) -> Records:
+def records_of(result: ProcessResult) -> Records:
     """Give the training records of a life's last operation."""
-    return ending.results[-1].get("records", []) if ending.results else []
+    return result.results[-1].get("records", []) if result.results else []
 
 
-def follow(subject: Subject, golden: Golden, ending: Ending, count: int, message: str) -> None:
+def follow(
+    subject: Subject, golden: Golden, result: ProcessResult, count: int, message: str
+) -> None:
     """Raise Violation unless the last operation made `count` records, those of the unbroken run."""
-    records = records_of(ending)
+    records = records_of(result)
     if len(records) != count:
-        evidence = subject.evidence(ending, records=len(records), expected=count)
+        evidence = subject.evidence(result, records=len(records), expected=count)
         raise Violation(f"{message}: it does not go on", evidence=evidence)
     found = divergence(golden, records)
     if found:
@@ -232,9 +234,9 @@ def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> Non
     Before a manager is blamed, the same state is tried once more in aligned storage: if that run is
     right, only the address of a tensor was at work, and the verdict is UNKNOWN.
     """
-    ending = resumed(subject, golden, step)
+    result = resumed(subject, golden, step)
     try:
-        follow(subject, golden, ending, AFTER, message)
+        follow(subject, golden, result, AFTER, message)
     except Violation as found:
         again = resumed(subject, golden, step, realign=True)
         records = records_of(again)

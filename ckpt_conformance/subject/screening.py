@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 AGAIN = 0.02  # of what was fine in a batch
@@ -33,31 +33,31 @@ class Case:
     given: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def alone(subject: Subject, case: Case) -> Ending:
+def alone(subject: Subject, case: Case) -> ProcessResult:
     """Resume from one directory in a life of its own."""
     trees.lay_out(case.folder, subject.root)
     return subject.resume(**case.given)
 
 
 def resume_each(
-    subject: Subject, cases: Sequence[Case], is_fine: Callable[[Ending], bool]
-) -> list[Ending]:
+    subject: Subject, cases: Sequence[Case], is_fine: Callable[[ProcessResult], bool]
+) -> list[ProcessResult]:
     """Resume from each directory; what `is_fine` does not accept was judged in its own life."""
     if len(cases) < 2:  # noqa: PLR2004  one needs no batch
         return [alone(subject, case) for case in cases]
     rng = random.Random(subject.seed)  # noqa: S311
-    endings: list[Ending] = []
+    results: list[ProcessResult] = []
     for case, screened in zip(cases, screen(subject, cases), strict=True):
         if screened is None or not is_fine(screened):
-            endings.append(alone(subject, case))
+            results.append(alone(subject, case))
         elif rng.random() < AGAIN and not is_fine(alone(subject, case)):
             raise Unknown(f"order dependence: {case.folder.name} is fine in a batch, and not alone")
         else:
-            endings.append(screened)
-    return endings
+            results.append(screened)
+    return results
 
 
-def screen(subject: Subject, cases: Sequence[Case]) -> list[Ending | None]:
+def screen(subject: Subject, cases: Sequence[Case]) -> list[ProcessResult | None]:
     """Resume from all in one life, which is no judgement; None for what it did not reach."""
     ops: list[dict[str, Any]] = []
     for case in cases:
@@ -65,11 +65,11 @@ def screen(subject: Subject, cases: Sequence[Case]) -> list[Ending | None]:
         given = {"resume": case.given.get("step") or True, **case.given}
         given.pop("step", None)
         ops += [{"op": "lay_out", "tree": str(case.folder)}, {"op": "fresh"}, {**run, **given}]
-    ending = subject.life(*ops, seed=OTHER_SEED, deadline=STEP_DEADLINE * len(cases))
-    runs = [result for result in ending.results if result["op"] == "run"]
-    if ending.how != "ended":
+    process_result = subject.life(*ops, seed=OTHER_SEED, deadline=STEP_DEADLINE * len(cases))
+    runs = [result for result in process_result.results if result["op"] == "run"]
+    if process_result.exit_kind != "ended":
         return [None] * len(cases)
-    found: list[Ending | None] = [replace(ending, results=[run]) for run in runs]
+    found: list[ProcessResult | None] = [replace(process_result, results=[run]) for run in runs]
     return found + [None] * (len(cases) - len(found))
 
 
@@ -81,7 +81,9 @@ def steps_each(subject: Subject, folders: Sequence[Path]) -> list[dict[str, Any]
     found = [result for result in subject.life(*ops).results if result["op"] == "steps"]
     for folder in folders[len(found) :]:
         trees.lay_out(folder, subject.root)
-        ending = subject.life({"op": "steps"})
-        told = {"error": {"type": ending.how, "message": subject.tell(ending)}}
-        found.append(ending.result("steps") or told)
+        process_result = subject.life({"op": "steps"})
+        told = {
+            "error": {"type": process_result.exit_kind, "message": subject.tell(process_result)}
+        }
+        found.append(process_result.result("steps") or told)
     return found

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract.registry import AdapterInfo
-    from ckpt_conformance.harness.client import Client, Ended, Ending
+    from ckpt_conformance.harness.client import Client, Finished, ProcessResult
 
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
@@ -51,7 +51,9 @@ class Golden:
     ties: list[list[str]]
     needles: dict[int, list[dict[str, Any]]]
     served: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
-    resumed: dict[tuple[int, bool], Ending] = field(default_factory=dict[tuple[int, bool], Any])
+    resumed: dict[tuple[int, bool], ProcessResult] = field(
+        default_factory=dict[tuple[int, bool], Any]
+    )
     memo: dict[str, Any] = field(default_factory=dict[str, Any])  # what suites find out once
 
     def snapshot(self, step: int) -> Path:
@@ -126,7 +128,7 @@ class Subject:
         self.programs.clear()
         self.remarks.clear()
 
-    def life(self, *ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401  program fields
+    def life(self, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  program fields
         """Run operations in one fresh life; a crash of the harness itself is UNKNOWN.
 
         Fields: kind, seed, variant (of the job), options, deadline (s), memory (bytes), snapshots.
@@ -160,30 +162,30 @@ class Subject:
             **given,
         }
 
-    def send(self, programs: list[dict[str, Any]]) -> list[Ending]:
+    def send(self, programs: list[dict[str, Any]]) -> list[ProcessResult]:
         """Run one life of each program, all at the same time."""
         self.lives += len(programs)
         self.programs += programs
-        endings = self.client.run_together(programs)
-        self.left += [left for ending in endings for left in ending.left]
-        return endings
+        results = self.client.run_together(programs)
+        self.left += [left for result in results for left in result.left]
+        return results
 
-    def send_crew(self, program: dict[str, Any]) -> list[Ending]:
+    def send_crew(self, program: dict[str, Any]) -> list[ProcessResult]:
         """Run one life that forks its ranks, and is recorded; give how each rank ended."""
         self.lives += 1
         self.programs.append(program)
-        endings = self.client.run_crew(program)
-        self.left += endings[0].left
-        return endings
+        results = self.client.run_crew(program)
+        self.left += results[0].left
+        return results
 
-    def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> Ending:  # noqa: ANN401
+    def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> ProcessResult:  # noqa: ANN401
         """Train to a step with saves; the fields of the operation are `RUN_FIELDS`."""
         op = {"op": "run", "until": until, "save_at": list(save_at)}
         op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
         tail = given.pop("then", [])
         return self.life(op, *tail, **given)
 
-    def resume(self, step: int | str | None = None, **given: Any) -> Ending:  # noqa: ANN401
+    def resume(self, step: int | str | None = None, **given: Any) -> ProcessResult:  # noqa: ANN401
         """Load into a job of another seed and digest at its first training step."""
         given = {"seed": OTHER_SEED, "stop_after": 0, **given}
         return self.run(None, resume=True if step is None else step, **given)
@@ -191,10 +193,10 @@ class Subject:
     def steps(self, **given: Any) -> list[int]:  # noqa: ANN401
         """Ask discovery in a fresh life; raises Violation if it raises."""
         self.need("steps")
-        ending = self.life({"op": "steps"}, **given)
-        if "value" not in ending.result("steps"):
-            raise Violation("discovery does not answer", evidence=self.evidence(ending))
-        found: list[int] = ending.result("steps")["value"]
+        result = self.life({"op": "steps"}, **given)
+        if "value" not in result.result("steps"):
+            raise Violation("discovery does not answer", evidence=self.evidence(result))
+        found: list[int] = result.result("steps")["value"]
         return found
 
     # -- golden runs and controls -----------------------------------------------------------
@@ -211,7 +213,7 @@ class Subject:
         folder = self.folder / "golden" / str(len(self.goldens))
         trees.clear(folder)
         trees.clear(self.root)
-        ending = self.run(
+        result = self.run(
             max(saves) + 4,
             saves,
             kind=kind,
@@ -220,13 +222,13 @@ class Subject:
             then=[{"op": "needles"}, {"op": "close"}],
             **given,
         )
-        if ending.error and ending.error["type"] == "builtins.NotImplementedError":
-            raise NotApplicable(f"the adapter takes no job of kind {kind}: {self.tell(ending)}")
-        if ending.how != "ended" or ending.error:
-            raise control_failed(f"a run without faults does not end well: {self.tell(ending)}")
-        found = ending.result("run")
+        if result.error and result.error["type"] == "builtins.NotImplementedError":
+            raise NotApplicable(f"the adapter takes no job of kind {kind}: {self.tell(result)}")
+        if result.exit_kind != "ended" or result.error:
+            raise control_failed(f"a run without faults does not end well: {self.tell(result)}")
+        found = result.result("run")
         at = {int(step): state for step, state in found["states"].items()}
-        found_needles = ending.result("needles").get("value", {})
+        found_needles = result.result("needles").get("value", {})
         needles = {int(step): each for step, each in found_needles.items()}
         return Golden(saves, kind, folder, at, found["records"], found["arrived"]["ties"], needles)
 
@@ -234,10 +236,10 @@ class Subject:
         """Give what an undamaged load of `step` gives: the control of every fault check."""
         if step not in golden.served:
             self.lay_out(golden, step)
-            ending = self.resume(kind=golden.kind, **given)
-            arrived, state = oracle.arrival(ending)
+            result = self.resume(kind=golden.kind, **given)
+            arrived, state = oracle.arrival(result)
             if arrived != step:
-                told = self.tell(ending)
+                told = self.tell(result)
                 raise control_failed(f"an undamaged load of step {step} gives {told}")
             golden.served[step] = state
         return golden.served[step]
@@ -254,7 +256,7 @@ class Subject:
 
     def classify(
         self,
-        ending: Ended,
+        result: Finished,
         legal: Mapping[int, Any],
         *,
         newest: int,
@@ -262,35 +264,35 @@ class Subject:
     ) -> Outcome:
         """Classify a resume on the held components."""
         return oracle.classify(
-            ending, legal, holds=self.holds, newest=newest, acknowledged=acknowledged
+            result, legal, holds=self.holds, newest=newest, acknowledged=acknowledged
         )
 
-    def tell(self, ending: Ended) -> str:
+    def tell(self, result: Finished) -> str:
         """Say in one line how a life ended."""
-        if ending.how == "hang":
-            return f"hang (no end within {ending.program.get('deadline', 0):g} s)"
-        if ending.error:
-            what = "out of memory: " if ending.how == "memory" else ""
-            return f"{what}{ending.error['type']}: {ending.error['message'][:200]}"
-        if ending.how != "ended":
-            last = ending.output.strip().splitlines()[-1:] or [""]
-            return f"{ending.how} (exit code {ending.code}) {last[0][:200]}".strip()
-        step, _ = oracle.arrival(ending)
+        if result.exit_kind == "hang":
+            return f"hang (no end within {result.program.get('deadline', 0):g} s)"
+        if result.error:
+            what = "out of memory: " if result.exit_kind == "memory" else ""
+            return f"{what}{result.error['type']}: {result.error['message'][:200]}"
+        if result.exit_kind != "ended":
+            last = result.output.strip().splitlines()[-1:] or [""]
+            return f"{result.exit_kind} (exit code {result.code}) {last[0][:200]}".strip()
+        step, _ = oracle.arrival(result)
         return f"step {step}" if step is not None else "no training step"
 
     def evidence(
         self,
-        ending: Ended,
+        result: Finished,
         state: Mapping[str, Any] | None = None,
         **more: Any,  # noqa: ANN401  further evidence
     ) -> dict[str, Any]:
         """Collect what a reader needs: how the life ended, the error, the leaves that differ."""
-        found: dict[str, Any] = {"life": self.tell(ending), **more}
-        if ending.error:
-            found["where"] = ending.error["where"]
+        found: dict[str, Any] = {"life": self.tell(result), **more}
+        if result.error:
+            found["where"] = result.error["where"]
         if self.left:
             found["left behind"] = self.left[-3:]
-        step, arrived = oracle.arrival(ending)
+        step, arrived = oracle.arrival(result)
         if state is not None and arrived:
             found["step"] = step
             found["differs"] = oracle.differences(arrived, state, self.holds)
@@ -298,7 +300,7 @@ class Subject:
 
     def judge(  # noqa: PLR0913  what a verdict needs
         self,
-        ending: Ended,
+        result: Finished,
         legal: Mapping[int, Any],
         allowed: Collection[Outcome],
         message: str,
@@ -308,14 +310,14 @@ class Subject:
         **more: Any,  # noqa: ANN401  further evidence
     ) -> Outcome:
         """Raise Violation unless the outcome is allowed; give the outcome."""
-        outcome = self.classify(ending, legal, newest=newest, acknowledged=acknowledged)
+        outcome = self.classify(result, legal, newest=newest, acknowledged=acknowledged)
         if outcome in REFUSALS and not REFUSALS & set(allowed):
             outcome = Outcome.LOST_ALL
         if outcome not in allowed:
-            step, _ = oracle.arrival(ending)
+            step, _ = oracle.arrival(result)
             wanted = legal.get(step or 0)
             raise Violation(
                 f"{message}: {outcome}",
-                evidence=self.evidence(ending, wanted, outcome=str(outcome), **more),
+                evidence=self.evidence(result, wanted, outcome=str(outcome), **more),
             )
         return outcome

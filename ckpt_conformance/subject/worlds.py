@@ -21,7 +21,7 @@ from ckpt_conformance.workload import devices, joining
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 Layout = dict[str, int]  # fsdp, tp, replicate, dim: the fields of `sharded.Layout`
@@ -48,10 +48,10 @@ def most(subject: Subject) -> int:
     if subject.budget != "full":
         return USUAL
     if "most ranks" not in subject.notes:
-        ending = life(subject, {"fsdp": 2}, {"op": "run", "until": 1})
-        if ending.how != "ended" or ending.error:
-            raise control_failed(f"two ranks do not train: {subject.tell(ending)}")
-        wanted = MANY * max(one.peak_kib for one in ending.ranks)
+        result = life(subject, {"fsdp": 2}, {"op": "run", "until": 1})
+        if result.exit_kind != "ended" or result.error:
+            raise control_failed(f"two ranks do not train: {subject.tell(result)}")
+        wanted = MANY * max(one.peak_kib for one in result.ranks)
         subject.notes["most ranks"] = fit(wanted, available_kib())
     found, remark = subject.notes["most ranks"]
     subject.remarks["ranks"] = remark
@@ -73,17 +73,17 @@ def available_kib() -> int:
 
 
 @dataclass(frozen=True)
-class WorldEnding:
+class WorldResult:
     """How the ranks of a world ended; reads like the ending of one life."""
 
-    ranks: tuple[Ending, ...]
+    ranks: tuple[ProcessResult, ...]
     program: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
-    def how(self) -> str:
+    def exit_kind(self) -> str:
         """The worst end of a rank: hang, memory, crashed, killed; else ended."""
-        found = {rank.how for rank in self.ranks}
-        return next((how for how in WORST if how in found), "ended")
+        found = {rank.exit_kind for rank in self.ranks}
+        return next((exit_kind for exit_kind in WORST if exit_kind in found), "ended")
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -154,7 +154,7 @@ def life(
     layout: Mapping[str, int],
     *ops: dict[str, Any],
     **given: Any,  # noqa: ANN401
-) -> WorldEnding:
+) -> WorldResult:
     """Run operations on every rank of a world; an operation or a fault with `ranks` on these only.
 
     Fields: seed, variant, tensors (the fields of `sharded.Tensors`), options, deadline (s),
@@ -162,7 +162,7 @@ def life(
     is not that of the others).
     """
     made = programs(subject, layout, ops, given)
-    return WorldEnding(tuple(subject.send(made)), made[0])
+    return WorldResult(tuple(subject.send(made)), made[0])
 
 
 def recorded(
@@ -172,7 +172,7 @@ def recorded(
     folder: Path | None = None,
     stops: Sequence[Mapping[str, Any]] = (),
     **given: Any,  # noqa: ANN401
-) -> WorldEnding:
+) -> WorldResult:
     """Run operations on every rank of a world in one life, which is recorded into a folder.
 
     With `stops` all are killed when each rank has done so many operations on the directory.
@@ -184,7 +184,7 @@ def recorded(
     crew |= {"record": str(folder)} if folder else {"stops": list(stops)}
     crew |= {key: made[0][key] for key in ("isolation", "device") if key in made[0]}
     own = {name: f"{crew[name]}-crew" for name in ("result", "output")}
-    return WorldEnding(tuple(subject.send_crew(crew | own)), made[0])
+    return WorldResult(tuple(subject.send_crew(crew | own)), made[0])
 
 
 def programs(
@@ -227,8 +227,8 @@ def _have_gpus(subject: Subject, size: int) -> None:
     """Raise Unknown if ranks are more than GPUs: NCCL takes no two ranks on one."""
     if "gpus" not in subject.notes:
         op = {"op": "probe", "probe": "ckpt_conformance.workload.devices:count"}
-        ending = subject.life(op, isolation="spawn", device=devices.CUDA)
-        subject.notes["gpus"] = ending.result("probe").get("value", 0)
+        result = subject.life(op, isolation="spawn", device=devices.CUDA)
+        subject.notes["gpus"] = result.result("probe").get("value", 0)
     if size > subject.notes["gpus"]:
         raise Unknown(
             f"this machine has {subject.notes['gpus']} GPUs for {size} ranks on cuda, and NCCL "
@@ -255,7 +255,7 @@ def run(
     until: int | None,
     save_at: Sequence[int] = (),
     **given: Any,  # noqa: ANN401  fields of the operation and of the program
-) -> WorldEnding:
+) -> WorldResult:
     """Train to a step with saves, on every rank."""
     op = {"op": "run", "until": until, "save_at": list(save_at)}
     op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
@@ -269,7 +269,7 @@ def resume(
     layout: Mapping[str, int],
     step: int | str | None = None,
     **given: Any,  # noqa: ANN401
-) -> WorldEnding:
+) -> WorldResult:
     """Load into a job of another seed on every rank, and digest at the first training step."""
     given = {"seed": OTHER_SEED, "stop_after": 0, **given}
     return run(subject, layout, None, resume=True if step is None else step, **given)
@@ -295,7 +295,7 @@ def _record(
     folder = subject.folder / "golden" / str(len(subject.goldens))
     trees.clear(folder)
     trees.clear(subject.root)
-    ending = run(
+    result = run(
         subject,
         layout,
         max(saves) + 4,
@@ -305,10 +305,10 @@ def _record(
         then=[{"op": "close"}],
         **given,
     )
-    if ending.how != "ended" or ending.error:
-        told = subject.tell(ending)
+    if result.exit_kind != "ended" or result.error:
+        told = subject.tell(result)
         raise control_failed(f"a run of {size_of(layout)} ranks does not end well: {told}")
-    found = ending.result("run")
+    found = result.result("run")
     at = {int(step): state for step, state in found["states"].items()}
     return Golden(saves, "sharded", folder, at, found["records"], found["arrived"]["ties"], {})
 
@@ -318,10 +318,10 @@ def served(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int)
     key = f"served {sorted(layout.items())} {step}"
     if key not in gold.memo:
         subject.lay_out(gold, step)
-        ending = resume(subject, layout)
-        arrived, state = oracle.arrival(ending)
+        result = resume(subject, layout)
+        arrived, state = oracle.arrival(result)
         if arrived != step:
-            told = subject.tell(ending)
+            told = subject.tell(result)
             raise control_failed(f"an undamaged load of step {step} gives {told}")
         gold.memo[key] = state
     found: dict[str, Any] = gold.memo[key]
@@ -348,6 +348,6 @@ def of_rank(component: Mapping[str, str], rank: int) -> dict[str, str]:
     return found
 
 
-def told(subject: Subject, ending: WorldEnding) -> list[str]:
+def told(subject: Subject, result: WorldResult) -> list[str]:
     """Say of each rank how it ended."""
-    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(ending.ranks)]
+    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(result.ranks)]

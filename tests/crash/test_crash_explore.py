@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.crash.explore.exploration import Exploration
-    from ckpt_conformance.harness.client import Ending
+    from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 PER_STEP, IN_PLACE = "torch-save-atomic-per-step", "torch-save-inplace"
@@ -63,8 +63,8 @@ def test_a_recording_that_failed_can_be_made_again(
     subject = subjects(PER_STEP)
     live = subject.life
 
-    def fail(*ops: dict[str, Any], **given: Any) -> Ending:  # noqa: ANN401
-        return replace(live(*ops, **given), how="crashed")
+    def fail(*ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401
+        return replace(live(*ops, **given), exit_kind="crashed")
 
     with monkeypatch.context() as patch:
         patch.setattr(subject, "life", fail)

@@ -58,9 +58,9 @@ def test_what_a_real_kill_leaves_is_a_state_of_the_model(
     recipe: str, client: Client, tmp_path: Path
 ) -> None:
     record = str(tmp_path / "record")
-    ending = live(client, tmp_path / "whole", recipe, {"at": 0}, record=record)
-    assert (ending.how, ending.error) == ("ended", None), ending.output
-    calls = ending.result("run")["faults"][0]["log"]
+    result = live(client, tmp_path / "whole", recipe, {"at": 0}, record=record)
+    assert (result.exit_kind, result.error) == ("ended", None), result.output
+    calls = result.result("run")["faults"][0]["log"]
     recording = Recording.read(tmp_path / "record")
     states = list(Kill().states(recording, random.Random(0), 100_000))  # noqa: S311
     legal = laid_out(recording, states, tmp_path / "laid-out")
@@ -69,8 +69,8 @@ def test_what_a_real_kill_leaves_is_a_state_of_the_model(
     for at in random.Random(1).sample(range(1, len(calls) + 1), KILLS):  # noqa: S311
         for moment in ("before", "half", "after"):
             place = tmp_path / f"{at}-{moment}"
-            ending = live(client, place, recipe, {"at": at, "error": "kill", "moment": moment})
-            assert ending.how == "killed"
+            result = live(client, place, recipe, {"at": at, "error": "kill", "moment": moment})
+            assert result.exit_kind == "killed"
             found = tree(place / "root")
             assert found in legal, f"{moment} call {calls[at - 1]}"
             seen += [found] if found not in seen else []

@@ -38,9 +38,9 @@ def client(server: Server) -> Iterator[Client]:
 
 
 def test_a_recorded_life_has_its_marks_in_order(client: Client, tmp_path: Path) -> None:
-    ending = live(client, tmp_path, SAVE, record=str(tmp_path / "record"))
-    assert ending.how == "ended", ending.output
-    assert ending.error is None
+    result = live(client, tmp_path, SAVE, record=str(tmp_path / "record"))
+    assert result.exit_kind == "ended", result.output
+    assert result.error is None
     recording = Recording.read(tmp_path / "record")
     assert recording.unsupported == []
     shown = [(op.mark, op.step) for op in recording.operations if op.kind is Kind.MARK]
@@ -55,8 +55,8 @@ def test_a_recorded_life_has_its_marks_in_order(client: Client, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_recorded_byte_for_byte(name: str, client: Client, tmp_path: Path) -> None:
-    ending = live(client, tmp_path, SAVE, record=str(tmp_path / "record"), adapter=name)
-    assert (ending.how, ending.error) == ("ended", None), ending.output
+    result = live(client, tmp_path, SAVE, record=str(tmp_path / "record"), adapter=name)
+    assert (result.exit_kind, result.error) == ("ended", None), result.output
     recording = Recording.read(tmp_path / "record")
     assert recording.unsupported == []
     assert all(op.source for op in recording.operations if op.kind is not Kind.MARK)
@@ -66,8 +66,8 @@ def test_every_recipe_is_recorded_byte_for_byte(name: str, client: Client, tmp_p
 
 def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Path) -> None:
     record = str(tmp_path / "record")
-    ending = live(client, tmp_path, SAVE, record=record, isolation="spawn")
-    assert (ending.how, ending.error) == ("ended", None), ending.output
+    result = live(client, tmp_path, SAVE, record=record, isolation="spawn")
+    assert (result.exit_kind, result.error) == ("ended", None), result.output
     recording = Recording.read(tmp_path / "record")
     marks = [op.mark for op in recording.operations if op.kind is Kind.MARK]
     assert marks == ["begun", "acknowledged"] * 2
@@ -86,27 +86,27 @@ def test_each_call_of_a_save_is_counted_and_can_fail(client: Client, tmp_path: P
     assert counted["calls"] == len(counted["log"]) > 2
     assert counted["fired"] == 0
     for at in range(1, counted["calls"] + 1):
-        ending = struck(client, tmp_path / str(at), at=at, error="EIO")
-        found = ending.result("run")["faults"][0]
+        result = struck(client, tmp_path / str(at), at=at, error="EIO")
+        found = result.result("run")["faults"][0]
         assert (found["fired"], len(found["log"]) >= at) == (1, True)
-        assert ending.error is not None, (counted["log"][at - 1], ending.output)
-        assert ending.steps_of("acknowledged") == [2]
-        assert [event["call"] for event in ending.events if event["event"] == "fired"] == [at]
+        assert result.error is not None, (counted["log"][at - 1], result.output)
+        assert result.steps_of("acknowledged") == [2]
+        assert [event["call"] for event in result.events if event["event"] == "fired"] == [at]
 
 
 def test_a_kill_ends_the_life_as_a_real_one(client: Client, tmp_path: Path) -> None:
-    ending = struck(client, tmp_path, at=2, error="kill", moment="half")
-    assert ending.how == "killed"
-    assert [event["call"] for event in ending.events if event["event"] == "fired"] == [2]
-    assert ending.steps_of("acknowledged") == [2]
+    result = struck(client, tmp_path, at=2, error="kill", moment="half")
+    assert result.exit_kind == "killed"
+    assert [event["call"] for event in result.events if event["event"] == "fired"] == [2]
+    assert result.steps_of("acknowledged") == [2]
 
 
 def test_reads_of_a_load_can_fail(client: Client, tmp_path: Path) -> None:
     assert live(client, tmp_path, SAVE).error is None
     spec = {"injector": INJECTOR, "args": {"at": 1, "reading": True, "only": ["read"]}}
-    ending = live(client, tmp_path, {"op": "load", "faults": [spec]})
-    assert ending.result("load")["faults"][0]["fired"] == 1
-    assert ending.error is not None
+    result = live(client, tmp_path, {"op": "load", "faults": [spec]})
+    assert result.result("load")["faults"][0]["fired"] == 1
+    assert result.error is not None
 
 
 def test_without_a_supervisor_the_injector_says_so(tmp_path: Path) -> None:

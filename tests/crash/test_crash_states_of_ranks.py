@@ -31,7 +31,7 @@ from ckpt_conformance.trace.operations import Recording
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.harness.client import Ending, Server
+    from ckpt_conformance.harness.client import ProcessResult, Server
 
 TWO = {"fsdp": 2}
 RECIPES = ("dcp-per-step", "dcp-overwrite")
@@ -78,11 +78,11 @@ def test_the_last_state_is_what_stands_there(subjects: Callable[[str], Subject])
         assert not MODELS[model].illegal(recorded.recording, whole)
 
 
-def apart(store: Path, patience: float) -> Callable[[Subject, dict[str, Any]], list[Ending]]:
+def apart(store: Path, patience: float) -> Callable[[Subject, dict[str, Any]], list[ProcessResult]]:
     """Send a crew whose second rank looks for the others elsewhere."""
     honest = Subject.send_crew
 
-    def send(self: Subject, program: dict[str, Any]) -> list[Ending]:
+    def send(self: Subject, program: dict[str, Any]) -> list[ProcessResult]:
         for one in program["crew"]:
             one["world"]["timeout"] = patience
         program["crew"][1]["world"]["store"] = str(store)
@@ -109,8 +109,8 @@ def test_a_crew_past_its_deadline_is_ended_with_all_its_ranks(
 ) -> None:
     monkeypatch.setattr(Subject, "send_crew", apart(tmp_path / "store", 60.0))
     subject, train = new_subject("dcp-per-step"), {"op": "run", "until": 1}
-    ending = worlds.recorded(subject, TWO, train, folder=tmp_path / "record", deadline=2.0)
-    assert ending.how == "hang"
+    result = worlds.recorded(subject, TWO, train, folder=tmp_path / "record", deadline=2.0)
+    assert result.exit_kind == "hang"
     pid = server.process.pid
     assert not Path(f"/proc/{pid}/task/{pid}/children").read_text()
 

@@ -155,10 +155,10 @@ def test_the_others_wait_for_a_slow_rank(new_subject: Callable[..., Subject]) ->
     point = next(p for p in rank_points.points_of(subject, layout) if p.rank == 1)
     copy = subject.scratch / "copy"
     trees.clear(copy)
-    ending = rank_points.save(subject, layout, rank_points.slow(subject, layout, point, copy))
-    assert (ending.how, ending.error) == ("ended", None)
-    assert ending.steps_of("acknowledged") == [2, 4]
-    (released,) = [one for one in ending.events if one["event"] == "released"]
+    result = rank_points.save(subject, layout, rank_points.slow(subject, layout, point, copy))
+    assert (result.exit_kind, result.error) == ("ended", None)
+    assert result.steps_of("acknowledged") == [2, 4]
+    (released,) = [one for one in result.events if one["event"] == "released"]
     assert (released["rank"], released["others"], released["settled"]) == (1, {"0": "waits"}, True)
     assert list(copy.glob("*/.metadata")) == [copy / "step-2" / ".metadata"]
 

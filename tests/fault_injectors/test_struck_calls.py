@@ -12,7 +12,7 @@ from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.fault_injectors import struck_calls
 from ckpt_conformance.fault_injectors.advancing import KINDS, is_renewed
 from ckpt_conformance.fault_injectors.struck_calls import OPERATIONS, Trial
-from ckpt_conformance.harness.client import Ending
+from ckpt_conformance.harness.client import ProcessResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:
 def line(**more: Any) -> dict[str, Any]:  # noqa: ANN401
     args = {"at": 3, "error": "EIO", "persistent": False}
     call = {"what": "write", "path": "a", "call": 3}
-    told = {"kind": "EIO", "what": "save", "args": args, "how": "ended", "error": None}
+    told = {"kind": "EIO", "what": "save", "args": args, "exit_kind": "ended", "error": None}
     return {**told, "fired": 1, "calls": 9, "call": call, **more}
 
 
@@ -100,13 +100,13 @@ def test_a_point_that_never_fired_is_unknown() -> None:
 
 def test_writes_that_nobody_sees_are_unknown(quick: Subject) -> None:
     foreign = [{"call": "mmap", "path": "a.bin", "why": "not seen"}]
-    control = {"how": "ended", "error": None, "unsupported": foreign}
+    control = {"exit_kind": "ended", "error": None, "unsupported": foreign}
     with pytest.raises(Unknown, match=r"can't be made to fail: mmap of a\.bin"):
         struck_calls.require_control(quick, OPERATIONS["save"], control)
 
 
 def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
-    trial = Trial(line(how="crashed"))
+    trial = Trial(line(exit_kind="crashed"))
     assert trial.died
     assert trial.error
     assert trial.error["type"] == "crashed"
@@ -114,8 +114,8 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
 
 def test_where_nothing_can_be_struck_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
-    ending = Ending("crashed", [], [], output, code=70)
-    told = struck_calls.reason(quick, ending)
+    result = ProcessResult("crashed", [], [], output, code=70)
+    told = struck_calls.reason(quick, result)
     assert told.startswith("this machine can't make system calls fail")
 
 
@@ -148,5 +148,5 @@ def test_what_a_process_left_that_its_error_ended_is_resumed_from(tmp_path: Path
     names = {"base": str(tmp_path), "keep": str(tmp_path / "left"), "out": str(tmp_path / "out")}
     task = Task(what="save", step=4, holds=[], **names)
     told = Aborts(Life(), task, lambda _: None).trial("EIO", {"at": 1})
-    assert told["how"] == "crashed"
+    assert told["exit_kind"] == "crashed"
     assert (tmp_path / "left" / told["left"] / "half").read_bytes() == b"h"

@@ -38,25 +38,25 @@ def subject(new_subject: Callable[..., Subject]) -> Subject:
     return new_subject("dcp-per-step")
 
 
-def final(ending: worlds.WorldEnding) -> dict[str, dict[str, str]]:
-    assert ending.how == "ended", ending.output
-    assert ending.error is None
-    state: dict[str, dict[str, str]] = ending.result("run")["final"]
+def final(result: worlds.WorldResult) -> dict[str, dict[str, str]]:
+    assert result.exit_kind == "ended", result.output
+    assert result.error is None
+    state: dict[str, dict[str, str]] = result.result("run")["final"]
     return {name: leaves for name, leaves in state.items() if name not in ("rng", "loader")}
 
 
 @pytest.fixture(scope="module")
-def alone(subject: Subject) -> worlds.WorldEnding:
+def alone(subject: Subject) -> worlds.WorldResult:
     return worlds.life(subject, {"fsdp": 1}, TRAIN)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_trains_the_same_bits(
-    subject: Subject, alone: worlds.WorldEnding, layout: dict[str, int]
+    subject: Subject, alone: worlds.WorldResult, layout: dict[str, int]
 ) -> None:
-    ending = worlds.life(subject, layout, TRAIN)
-    assert final(ending) == final(alone)
-    first = [one for one in ending.result("run")["records"] if one["rank"] == 0]
+    result = worlds.life(subject, layout, TRAIN)
+    assert final(result) == final(alone)
+    first = [one for one in result.result("run")["records"] if one["rank"] == 0]
     wanted = alone.result("run")["records"]
     assert [one["loss"] for one in first] == [one["loss"] for one in wanted]
 
@@ -64,7 +64,7 @@ def test_every_layout_trains_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", drawn_layouts.layouts(worlds.MANY), ids=str)
 def test_every_layout_that_is_drawn_trains_the_same_bits(
-    subject: Subject, alone: worlds.WorldEnding, layout: dict[str, int]
+    subject: Subject, alone: worlds.WorldResult, layout: dict[str, int]
 ) -> None:
     assert final(worlds.life(subject, layout, TRAIN)) == final(alone)
 
@@ -79,17 +79,17 @@ def test_ranks_draw_apart_and_read_apart(subject: Subject) -> None:
 def test_a_rank_that_dies_leaves_the_others_an_end(subject: Subject) -> None:
     fault = {**fault_injectors.spec("file-write", at=1, mode="kill"), "ranks": [1]}
     trees.clear(subject.root)
-    ending = worlds.run(subject, {"fsdp": 2}, 2, (2,), faults=[fault])
-    assert [one.how for one in ending.ranks] == ["ended", "killed"]
-    assert "rank 0: " in str(ending.error and ending.error["message"])
-    assert ending.result("run") == {}
+    result = worlds.run(subject, {"fsdp": 2}, 2, (2,), faults=[fault])
+    assert [one.exit_kind for one in result.ranks] == ["ended", "killed"]
+    assert "rank 0: " in str(result.error and result.error["message"])
+    assert result.result("run") == {}
 
 
 def test_a_rank_that_hangs_ends_at_the_deadline(subject: Subject) -> None:
     stuck = {"op": "gate", "state": "await", "ranks": [1]}
-    ending = worlds.life(subject, {"fsdp": 2}, stuck, {"op": "leaves"}, deadline=2.0)
-    assert [one.how for one in ending.ranks] == ["ended", "hang"]
-    assert ending.how == "hang"
+    result = worlds.life(subject, {"fsdp": 2}, stuck, {"op": "leaves"}, deadline=2.0)
+    assert [one.exit_kind for one in result.ranks] == ["ended", "hang"]
+    assert result.exit_kind == "hang"
 
 
 def test_no_process_of_a_world_is_left(subject: Subject) -> None:
@@ -117,9 +117,9 @@ def test_ranks_at_different_steps_arrive_nowhere(subject: Subject) -> None:
     subject.lay_out(gold)
     hidden = ["step-4"]
     fault = {**fault_injectors.spec("stale-listing", hidden=hidden), "ranks": [1]}
-    ending = worlds.resume(subject, {"fsdp": 2}, faults=[fault])
-    assert ending.split
-    assert oracle.arrival(ending) == (-1, {})
+    result = worlds.resume(subject, {"fsdp": 2}, faults=[fault])
+    assert result.split
+    assert oracle.arrival(result) == (-1, {})
 
 
 # -- joining ----------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def work():
         files = {n: str(base / n) for n in ("root", "journal", "result", "output", "record")}
         op = {"op": "run", "until": 2, "save_at": [2]}
         program = {"adapter": "torch-save-atomic-per-step", "job": {"kind": "mixed", "seed": 1}}
-        ending = client.run({**program, **files, "ops": [op]})
-        print(json.dumps([ending.how, ending.error, ending.output]))
+        result = client.run({**program, **files, "ops": [op]})
+        print(json.dumps([result.exit_kind, result.error, result.output]))
 outer = recorder.Recorder(base / "elsewhere", None)
 outer.function(work)
 sys.exit(outer.code)
@@ -117,8 +117,8 @@ def test_what_others_write_is_named(tmp_path: Path) -> None:
 
 
 def test_where_calls_cannot_be_recorded_a_life_falls_back_and_says_why(tmp_path: Path) -> None:
-    how, error, output = json.loads(run(tmp_path, NESTED))
-    assert (how, error) == ("ended", None), output
+    exit_kind, error, output = json.loads(run(tmp_path, NESTED))
+    assert (exit_kind, error) == ("ended", None), output
     assert "Another supervisor listens already" in (tmp_path / "reason").read_text()
     assert "Recorded by patched entry points instead" in output
     recording = Recording.read(tmp_path / "record")

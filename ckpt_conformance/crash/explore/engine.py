@@ -152,7 +152,7 @@ class Explorer(Exploring):
         left = self.limits.alone
         for case, item in zip(cases, task.items, strict=True):
             visit = self.result.visits.get(case.content)
-            good = visit and visit.how == "ended" and set(visit.versions) & item.fine
+            good = visit and visit.exit_kind == "ended" and set(visit.versions) & item.fine
             if left and not good:
                 left -= 1
                 lines = live(subject, replace(task, items=[item]), self.recorded.options)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.judging import Visit
     from ckpt_conformance.crash.model.states import Content, State
     from ckpt_conformance.subject.subject import Subject
-    from ckpt_conformance.subject.worlds import WorldEnding
+    from ckpt_conformance.subject.worlds import WorldResult
 
 QUICK = Limits(candidates=500, visits=18, alone=2, rounds=1, onward=0)
 FULL = Limits(candidates=4000, visits=300, alone=24, rounds=2, onward=0)
@@ -108,17 +108,17 @@ class RanksExplorer(Explorer):
         while left:
             part = left[:CHUNK]
             task = self._task([items[number] for number in part])
-            lines, ending = visiting_ranks.live(
+            lines, result = visiting_ranks.live(
                 self.subject, self.layout, task, self.recorded.options
             )
-            self._seconds(ending)
+            self._seconds(result)
             if not self.known and not self._learn(visiting_ranks.known(lines), lines):
-                self.unknown(f"control failed: no world learns its steps: {_tell(self, ending)}")
+                self.unknown(f"control failed: no world learns its steps: {_tell(self, result)}")
                 return found
-            visits = visiting_ranks.visits(lines, ending)
+            visits = visiting_ranks.visits(lines, result)
             found |= {part[at]: visit for at, visit in visits.items()}
             if not visits:
-                self.unknown(f"a world that visits begins nothing: {_tell(self, ending)}")
+                self.unknown(f"a world that visits begins nothing: {_tell(self, result)}")
                 return found
             left = left[max(visits) + 1 :]
             self.on_progress(len(found), len(items), self.result.batch_seconds)
@@ -137,8 +137,8 @@ class RanksExplorer(Explorer):
         self.known = [{n: held for n, held in one.items() if held[0] == wanted[n]} for one in known]
         return True
 
-    def _seconds(self, ending: WorldEnding) -> None:
-        seconds = max(rank.seconds for rank in ending.ranks)
+    def _seconds(self, result: WorldResult) -> None:
+        seconds = max(rank.seconds for rank in result.ranks)
         self.result.seconds += seconds
         self.result.batch_seconds += seconds
 
@@ -154,7 +154,7 @@ class RanksExplorer(Explorer):
         for number in bad:
             visit = found[number]
             kind: Any = visit.error["type"] if visit.error else ""
-            first.setdefault((visit.how, visit.step, visit.versions, kind), number)
+            first.setdefault((visit.exit_kind, visit.step, visit.versions, kind), number)
         order = list(dict.fromkeys([*first.values(), *bad]))[: self.left]
         self.left -= len(order)
         return [*again, *order]
@@ -209,10 +209,10 @@ def _is_whole(state: State, before: Mapping[int, Content], after: Mapping[int, C
 
 
 def _is_suspect(item: Item, visit: Visit) -> bool:
-    if item.empty and visit.how == "ended" and not visit.error and not visit.step:
+    if item.empty and visit.exit_kind == "ended" and not visit.error and not visit.step:
         return False
-    return visit.how != "ended" or not set(visit.versions) & item.fine
+    return visit.exit_kind != "ended" or not set(visit.versions) & item.fine
 
 
-def _tell(explorer: RanksExplorer, ending: WorldEnding) -> str:
-    return explorer.subject.tell(ending)
+def _tell(explorer: RanksExplorer, result: WorldResult) -> str:
+    return explorer.subject.tell(result)

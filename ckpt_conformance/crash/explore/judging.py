@@ -97,7 +97,7 @@ class Visit:
     `older` lists versions that an explicit load still gives although the newest one is refused.
     """
 
-    how: str  # ended, or as `Ending.how`
+    exit_kind: str  # ended, or as `ProcessResult.exit_kind`
     step: int | None = None
     versions: tuple[int, ...] = ()
     error: Mapping[str, Any] | None = None
@@ -109,8 +109,8 @@ class Visit:
     @property
     def told(self) -> str:
         """Say in one line what it gave."""
-        if self.how != "ended":
-            return self.how
+        if self.exit_kind != "ended":
+            return self.exit_kind
         if self.error:
             return f"{self.error['type']}: {self.error['message'][:200]}"
         if self.said:
@@ -158,10 +158,10 @@ def facts_at(versions: Sequence[Version], point: int, cut: Sequence[int] = ()) -
 
 def judge(visit: Visit, facts: Facts) -> Outcome:
     """Classify one recovery (DESIGN section 2)."""
-    if visit.how == "ended" and visit.error is None and visit.step:
+    if visit.exit_kind == "ended" and visit.error is None and visit.step:
         return _served(set(visit.versions), facts)
-    if visit.how in DIED:
-        return DIED[visit.how]
+    if visit.exit_kind in DIED:
+        return DIED[visit.exit_kind]
     if visit.error is not None:
         if facts.floor is not None and not visit.older:
             return Outcome.LOST_ALL

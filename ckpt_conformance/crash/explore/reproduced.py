@@ -64,8 +64,8 @@ def is_left_by_ranks(explorer: Explorer, state: State, tries: int = TRIES) -> bo
     wanted = _wanted(explorer, state)
     stops = [_stop(explorer, done, rank) for rank in range(explorer.recording.ranks)]
     for _ in range(tries):
-        ending = workloads.stopped(explorer.subject, explorer.recorded, stops)
-        if ending.how == "killed" and _content(explorer.subject.root) == wanted:
+        result = workloads.stopped(explorer.subject, explorer.recorded, stops)
+        if result.exit_kind == "killed" and _content(explorer.subject.root) == wanted:
             return True
     return False
 
@@ -104,9 +104,9 @@ def _kill(explorer: Explorer, call: int) -> dict[str, bytes] | None:
     """Kill the workload before a call; give what it left, None if it was not killed."""
     subject = explorer.subject
     fault = {"injector": INJECTOR, "args": {"at": call, "error": "kill"}}
-    ending = workloads.again(subject, explorer.result.workload, [fault])
-    fired = any(event["event"] == "fired" for event in ending.events)
-    return _content(subject.root) if fired and ending.how == "killed" else None
+    result = workloads.again(subject, explorer.result.workload, [fault])
+    fired = any(event["event"] == "fired" for event in result.events)
+    return _content(subject.root) if fired and result.exit_kind == "killed" else None
 
 
 def _content(root: Path) -> dict[str, Any]:

@@ -131,9 +131,9 @@ class Visitor:
         arrived = found.get("arrived", {}).get("step")
         leaves = found.get("states", {}).get(str(arrived), {})
         error = found.get("error")
-        how = "memory" if error and error["memory"] else "ended"
+        exit_kind = "memory" if error and error["memory"] else "ended"
         return {
-            "how": how,
+            "exit_kind": exit_kind,
             "step": None if error else arrived,
             "error": error,
             "leaves": None if error else oracle.held(leaves, self.task.holds),
@@ -185,9 +185,9 @@ class Visitor:
         """Tell whether an answer is not one that may be."""
         number: int = told["item"]
         item = self.task.items[number]
-        if item.empty and told["how"] == "ended" and not told["step"]:
+        if item.empty and told["exit_kind"] == "ended" and not told["step"]:
             return False
-        return told["how"] != "ended" or not set(told["versions"]) & item.fine
+        return told["exit_kind"] != "ended" or not set(told["versions"]) & item.fine
 
     # -- going on after a recovery ----------------------------------------------------------
 
@@ -340,9 +340,9 @@ class Visitor:
         return [*again, *sorted(bad, key=lambda n: (rank[n], n))[: self.task.limit]]
 
 
-def _nothing(number: int, how: str, *, alone: bool = False) -> Line:
+def _nothing(number: int, exit_kind: str, *, alone: bool = False) -> Line:
     """Give the answer of a recovery that died."""
-    told: Line = {"item": number, "how": how, "alone": alone}
+    told: Line = {"item": number, "exit_kind": exit_kind, "alone": alone}
     return told | {"step": None, "error": None, "versions": [], "differs": []}
 
 
@@ -360,4 +360,4 @@ def _names(place: State | str) -> list[str]:
 
 def _kind(told: Line) -> str:
     error: dict[str, Any] = told["error"] or {}
-    return f"{told['how']} {told['step']} {error.get('type')} {sorted(told['versions'])}"
+    return f"{told['exit_kind']} {told['step']} {error.get('type')} {sorted(told['versions'])}"

@@ -29,14 +29,14 @@ def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[
         "args": {"task": str(path)},
     }
     deadline = DEADLINE * (len(task.items) + len(task.legal) + 2)
-    ending = subject.life(
+    result = subject.life(
         op, root=task.root, seed=OTHER_SEED, deadline=deadline, options=dict(options)
     )
     lines = [json.loads(line) for line in _whole_lines(out)]
-    value = ending.result("probe").get("value")
+    value = result.result("probe").get("value")
     if value is None and task.fork:
-        return [*lines, {"failed": f"the life that visits ends: {subject.tell(ending)}"}]
-    return [*_with_death(lines, ending.how), value or {}]
+        return [*lines, {"failed": f"the life that visits ends: {subject.tell(result)}"}]
+    return [*_with_death(lines, result.exit_kind), value or {}]
 
 
 def _whole_lines(path: Path) -> list[str]:
@@ -44,18 +44,18 @@ def _whole_lines(path: Path) -> list[str]:
     return text.rpartition("\n")[0].splitlines()
 
 
-def _with_death(lines: list[dict[str, Any]], how: str) -> list[dict[str, Any]]:
+def _with_death(lines: list[dict[str, Any]], exit_kind: str) -> list[dict[str, Any]]:
     """Name the item that a life without children died of."""
-    if how == "ended" or not lines or "begin" not in lines[-1]:
+    if exit_kind == "ended" or not lines or "begin" not in lines[-1]:
         return lines
-    dead = {"item": lines[-1]["begin"], "how": how, "step": None, "error": None}
+    dead = {"item": lines[-1]["begin"], "exit_kind": exit_kind, "step": None, "error": None}
     return [*lines, {**dead, "versions": [], "differs": [], "alone": False}]
 
 
 def visit_of(line: dict[str, Any]) -> Visit:
     """Read what a life said of one recovery."""
     return Visit(
-        line["how"],
+        line["exit_kind"],
         line["step"],
         tuple(line["versions"]),
         line["error"],
@@ -67,7 +67,7 @@ def visit_of(line: dict[str, Any]) -> Visit:
 
 def what_it_serves(visit: Visit) -> tuple[Any, ...]:
     """Give what must not depend on what was visited before."""
-    return visit.how, visit.step, visit.versions, visit.error is None
+    return visit.exit_kind, visit.step, visit.versions, visit.error is None
 
 
 def told_of(line: dict[str, Any]) -> str:

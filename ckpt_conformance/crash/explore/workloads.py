@@ -21,7 +21,7 @@ from ckpt_conformance.trace.operations import Recording
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.harness.client import Ended, Ending
+    from ckpt_conformance.harness.client import Finished, ProcessResult
     from ckpt_conformance.subject.subject import Golden, Subject
 
 STOPPED = 8.0  # seconds that ranks have to come to their stops
@@ -122,9 +122,9 @@ def _record(
     folder = subject.folder / "recorded" / (f"{work.name}-of-ranks" if work.layout else work.name)
     trees.clear(folder)  # a recording that failed before may be tried again
     before = _lay_out(subject, work)
-    ending = _live(subject, work, faults, step, record=str(folder))
-    if ending.how != "ended" or ending.error:
-        told = subject.tell(ending)
+    result = _live(subject, work, faults, step, record=str(folder))
+    if result.exit_kind != "ended" or result.error:
+        told = subject.tell(result)
         if faults:
             raise Unknown(f"a save that went on after a fault fails when it is recorded: {told}")
         _give_up(work, told)
@@ -134,14 +134,14 @@ def _record(
     return Recorded(work.name, recording, before, _options(work), final, work.layout)
 
 
-def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> Ending:
+def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> ProcessResult:
     """Run a workload once more, with faults; what it leaves stands in the subject's root."""
     _lay_out(subject, WORKLOADS[name])
-    ending: Any = _live(subject, WORKLOADS[name], faults)
-    return cast("Ending", ending)
+    result: Any = _live(subject, WORKLOADS[name], faults)
+    return cast("ProcessResult", result)
 
 
-def stopped(subject: Subject, recorded: Recorded, stops: Sequence[dict[str, Any]]) -> Ended:
+def stopped(subject: Subject, recorded: Recorded, stops: Sequence[dict[str, Any]]) -> Finished:
     """Run a workload of ranks once more; kill all when each has done so many operations."""
     work = replace(WORKLOADS[recorded.name], layout=recorded.layout)
     _lay_out(subject, work)
@@ -167,7 +167,7 @@ def _live(
     faults: Sequence[dict[str, Any]],
     step: int | None = None,
     record: str = "",
-) -> Ended:
+) -> Finished:
     ops = _ops(work, faults, step)
     given: dict[str, Any] = {"seed": work.seed, "options": _options(work)}
     if work.layout:

@@ -82,7 +82,7 @@ class ScriptExplorer(Exploring):
         outcome = judge(visit, facts)
         if is_fine(outcome, facts):
             return
-        self.hangs += visit.how == "hang"
+        self.hangs += visit.exit_kind == "hang"
         self.outputs[case.content] = line["output"]
         if not self._told_first:
             self._told_first = True
@@ -90,23 +90,23 @@ class ScriptExplorer(Exploring):
 
     def visit_of(self, line: Line, older: tuple[int, ...]) -> Visit:
         """Say what one run came to; `older` are versions that a refusal leaves whole."""
-        how = "crashed" if line["how"] == "killed" else str(line["how"])
-        if how != "ended":
-            return Visit(how, alone=True)
+        exit_kind = "crashed" if line["exit_kind"] == "killed" else str(line["exit_kind"])
+        if exit_kind != "ended":
+            return Visit(exit_kind, alone=True)
         if line["code"] != 0:
             what = f"exit status {line['code']}"
             error = {"type": what, "message": last_words(line), "typed": False}
-            return Visit(how, error=error, older=older, alone=True)
+            return Visit(exit_kind, error=error, older=older, alone=True)
         position = self.found.meter.position(line["output"], line["files"])
         version, began = self._version(position), self.found.meter.told(position)
         whole = self.found.results.get(version.number, "none") if version else "none"
         if not line["same"] and line["digest"] != whole:
             what = self.found.script.result_file or "the result"
             said = f"{began}, and {what} is wrong: {'; '.join(line['differs'][:2])}"
-            return Visit(how, -1, (), differs=tuple(line["differs"]), alone=True, said=said)
+            return Visit(exit_kind, -1, (), differs=tuple(line["differs"]), alone=True, said=said)
         if version is None:
-            return Visit(how, None, alone=True, said=began)
-        return Visit(how, version.step, (version.number,), alone=True, said=began)
+            return Visit(exit_kind, None, alone=True, said=began)
+        return Visit(exit_kind, version.step, (version.number,), alone=True, said=began)
 
     def _version(self, position: int | None) -> Version | None:
         """Give the newest promise that a position keeps; None for a cold start."""

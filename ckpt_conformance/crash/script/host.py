@@ -31,7 +31,7 @@ MOST = 1 << 20  # bytes of output that are read again
 class Ran:
     """How one run went. `files` are the names that got a new content below the directory."""
 
-    how: str  # ended, killed, hang
+    exit_kind: str  # ended, killed, hang
     code: int
     output: str
     seconds: float
@@ -103,7 +103,7 @@ class Host:
             child.execute(words)
 
         ran = self._run(work, deadline, "result", "errors")
-        return (ran.code if ran.how == "ended" else -1), ran.output
+        return (ran.code if ran.exit_kind == "ended" else -1), ran.output
 
     def _run(self, work: Callable[[], None], deadline: float, name: str, errors: str = "") -> Ran:
         path = self.folder / name
@@ -124,8 +124,8 @@ class Host:
         end_orphans()
         if timely is None:
             os._exit(0)
-        how = "hang" if not timely else "killed" if code < 0 else "ended"
-        return Ran(how, code, tail(path), time.monotonic() - begun)
+        exit_kind = "hang" if not timely else "killed" if code < 0 else "ended"
+        return Ran(exit_kind, code, tail(path), time.monotonic() - begun)
 
     def is_wanted(self) -> bool:
         """Tell whether anybody waits for an answer."""

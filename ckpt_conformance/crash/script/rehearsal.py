@@ -202,7 +202,7 @@ def _both(
 
 
 def _check_end(line: Line, what: str) -> None:
-    if line.get("how") == "hang":
+    if line.get("exit_kind") == "hang":
         raise Unknown(f"{what} did not end")
     if line["code"] != 0:
         raise Unknown(
@@ -365,7 +365,7 @@ def _check_regex(found: Rehearsal) -> None:
 
 def _promise(found: Rehearsal, mark: Operation, line: Line, best: int) -> int:
     """Take what a resume at a mark came to as what is promised from there on."""
-    if line.get("how") != "ended" or line.get("code") != 0:
+    if line.get("exit_kind") != "ended" or line.get("code") != 0:
         return best
     position = line["position"]
     if position and position > best:

@@ -178,7 +178,7 @@ class Worker:
 
     def _compare(self, ran: Ran, deadline: float) -> Line:
         """Compare the result with the expected one; only a run that ended well has one."""
-        if ran.how != "ended" or ran.code != 0 or self.expected_at is None:
+        if ran.exit_kind != "ended" or ran.code != 0 or self.expected_at is None:
             return {"same": False, "digest": "", "differs": []}
         if not (self.script.result_cmd or self.script.result_file):
             return {"same": True, "digest": "", "differs": []}  # nothing to compare: it is said
