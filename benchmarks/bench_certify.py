@@ -84,7 +84,7 @@ def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
 
 
 def main() -> None:
-    """Print the table. Core-seconds of the fork server's lives count once they are reaped."""
+    """Print the table. Core-seconds of the fork server's children count once they are reaped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     jobs = parser.parse_args().jobs

@@ -37,7 +37,7 @@ def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, floa
             "probe": "ckpt_conformance.crash.explore.visit:loads",
             "args": {"seconds": seconds},
         }
-        process_result = subject.life({"op": "load"}, probe)
+        process_result = subject.execute({"op": "load"}, probe)
         rate = process_result.result("probe")["value"]
         limits = engine.Limits(candidates=4000, visits=visits, alone=0, rounds=0)
         result = engine.explore(subject, recorded, MODELS, limits)

@@ -1,7 +1,7 @@
 """Fault injectors: one module per fault.
 
 Each says what it models, what it does not, and how it proves that it fired. Those at a call are
-installed in a life by `Life.arm`; `at_rest` damages files that nobody writes at the moment.
+installed in a child by `Child.arm`; `at_rest` damages files that nobody writes at the moment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FaultInfo:
 
 
 def spec(name: str, **args: object) -> dict[str, object]:
-    """Give the JSON that `Life.arm` takes for a fault at a call."""
+    """Give the JSON that `Child.arm` takes for a fault at a call."""
     return {"injector": f"{__name__}.{AT_CALL[name]}", "args": args}
 
 

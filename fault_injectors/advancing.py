@@ -1,6 +1,6 @@
 """Advances a fault over the system calls of a save, a load or a rotation; run by `op_probe`.
 
-Each trial is a child of one life: the directory as it was, one operation, one fault. So nothing in
+Each trial is a child of one child: the directory as it was, one operation, one fault. So nothing in
 memory of one trial reaches the next, and a writer that dies of its error ends its own trial only.
 With no sample the number of the call advances until the operation completes without a fault.
 """
@@ -34,7 +34,7 @@ MOST = 100_000  # calls of one operation, after which advancing gives up
 
 @dataclass(frozen=True)
 class Task:
-    """What one life does, in plain values.
+    """What one child does, in plain values.
 
     `what` is save, load or rotation; `base` the tree that each trial begins with; `step` the step
     that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
@@ -74,30 +74,30 @@ HARMLESS = ("EINTR", "short")  # what a kernel may do on a healthy disk, at all 
 NONE: dict[str, Any] = {"at": 0}
 
 
-def advance(life: Any, **task: Any) -> int:  # noqa: ANN401  a Life, and the fields of a Task
+def advance(child: Any, **task: Any) -> int:  # noqa: ANN401  a Child, and the fields of a Task
     """Run a task; results go line by line to its `out`, so that a death loses none."""
     given = Task(**task)
     with Path(given.out).open("a") as out:
-        return Advancer(life, given, children.put_into(out)).run()
+        return Advancer(child, given, children.put_into(out)).run()
 
 
 class Advancer:
     """Tries the faults of a task one after the other; `put` takes each result."""
 
-    def __init__(self, life: Any, task: Task, put: Put) -> None:  # noqa: ANN401  a Life
+    def __init__(self, child: Any, task: Task, put: Put) -> None:  # noqa: ANN401  a Child
         """Take the options of the task for the managers that are opened from now on."""
-        self.life, self.task, self.put = life, task, put
-        self.is_manager = life.adapter.shape == "manager"
+        self.child, self.task, self.put = child, task, put
+        self.is_manager = child.adapter.shape == "manager"
         self.count = 0
-        self.place = trees.Restorer(Path(task.base), life.root)
-        life.program["options"] = {"keep_last": task.keep_last} if task.keep_last else {}
+        self.place = trees.Restorer(Path(task.base), child.root)
+        child.program["options"] = {"keep_last": task.keep_last} if task.keep_last else {}
 
     def run(self) -> int:
         """Try the control, then the faults; give the number of trials."""
         if not self.task.sample:
             hugepages.collapse()  # many children will be forked
         if self.task.what != "load" and self.is_manager:
-            self.life.op_run({"until": self.task.step, "save_at": []}, {})
+            self.child.op_run({"until": self.task.step, "save_at": []}, {})
         control = self.trial("control", NONE)
         if control.get("error") or control["exit_kind"] != "ended":
             return self.count
@@ -145,7 +145,7 @@ class Advancer:
     # -- one trial ---------------------------------------------------------------------------
 
     def trial(self, kind: str, fault: dict[str, Any]) -> Line:
-        """Try one fault, in a child where the adapter lets a life fork."""
+        """Try one fault, in a child of its own where the adapter allows a fork."""
         key = f"{kind} {fault['at']} {'on' if fault.get('persistent') else 'once'}"
         if key in self.task.done:
             return {"exit_kind": "ended", "fired": 1, "log": []}
@@ -172,8 +172,8 @@ class Advancer:
 
     def once(self, fault: dict[str, Any]) -> Line:
         """Do the operation under the fault, and say what came of it."""
-        life, task = self.life, self.task
-        life.op_close({}, {})
+        child, task = self.child, self.task
+        child.op_close({}, {})
         more = {"reading": True} if task.reading else {}
         found = self.operate([{"injector": task.injector, "args": {**fault, **more}}])
         struck = (found.get("faults") or [{"calls": 0, "fired": 0, "log": []}])[0]
@@ -196,19 +196,19 @@ class Advancer:
 
     def operate(self, faults: list[Line]) -> Line:
         """Save or load once; a framework runs its loop up to there."""
-        task, life = self.task, self.life
+        task, child = self.task, self.child
         if task.what == "load":
-            life.op_fresh({}, {})
+            child.op_fresh({}, {})
             op: Line = {"op": "run", "until": None, "stop_after": 0, "resume": True}
         elif self.is_manager:
             op = {"op": "save", "step": task.step}
         else:
-            life.op_close({}, {})
-            life.op_fresh({}, {})
+            child.op_close({}, {})
+            child.op_fresh({}, {})
             resume = task.what == "rotation"
             op = {"op": "run", "until": task.step, "save_at": [task.step], "resume": resume}
             op["fault_step"] = task.step
-        done: Line = life.run_one({**op, "faults": faults})
+        done: Line = child.run_one({**op, "faults": faults})
         return done
 
     def arrived(self, found: Line) -> Line:
@@ -219,12 +219,12 @@ class Advancer:
 
     def left(self) -> str:
         """Copy what is left, each content once; names of temporary files are taken as equal."""
-        tree = fingerprint(self.life.root)
+        tree = fingerprint(self.child.root)
         alike = sorted((UNIQUE.sub("#", name), digest) for name, digest in tree.items())
         name = blake2b(repr(alike).encode(), digest_size=8).hexdigest()
         target = Path(self.task.keep) / name
         if not target.exists():
-            trees.copy(self.life.root, target)
+            trees.copy(self.child.root, target)
         return name
 
 

@@ -43,7 +43,7 @@ def whole_pickle(marker: Path) -> bytes:
     return b"\x80\x02" + canary(marker) + b"N."
 
 
-def fire(_life: Any, marker: str) -> bool:  # noqa: ANN401  a Life
+def fire(_child: Any, marker: str) -> bool:  # noqa: ANN401  a Child
     """Prove that the canary works: run it as a careless reader would."""
     pickle.loads(whole_pickle(Path(marker)))  # noqa: S301  our own bytes
     return Path(marker).exists()

@@ -5,7 +5,7 @@ Models: a rank whose part of the metadata never arrived: half of one tensor is i
 Does not model: metadata that does not unpickle (see at_rest).
 Proof: digests of the file before and after, and the tensor whose chunks were changed.
 
-It runs inside a life (`op_probe`), because reading `.metadata` needs torch and a pickle.
+It runs inside a child (`op_probe`), because reading `.metadata` needs torch and a pickle.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ckpt_conformance.fault_injectors import at_rest
 
 FAULTS = ("dcp-chunk-hole",)
 OF_RANKS = ("hole", "overlap")  # what `edit` does to a tensor of several chunks
-EDIT = f"{__name__}:edit"  # a probe of a life
+EDIT = f"{__name__}:edit"  # a probe of a child
 _MODULE = "torch.distributed.checkpoint.metadata"
 
 
-def punch_hole(life: Any, file: str, tensor: str = "") -> dict[str, Any]:  # noqa: ANN401  a Life
+def punch_hole(child: Any, file: str, tensor: str = "") -> dict[str, Any]:  # noqa: ANN401  a Child
     """Halve the first chunk of a tensor that has rows, the largest one if none is named.
 
     `file` is relative to the root.
     """
-    root = Path(life.root)
+    root = Path(child.root)
     path = root / file
     before = at_rest.digest(path)
     with path.open("rb") as stream:
@@ -65,7 +65,7 @@ def is_index(path: Path) -> bool:
     return head.startswith(b"\x80") and _MODULE.encode() in head
 
 
-def edit(_life: Any, path: str, fault: str) -> str:  # noqa: ANN401  a Life
+def edit(_child: Any, path: str, fault: str) -> str:  # noqa: ANN401  a Child
     """Edit the largest tensor that has several chunks; gives its name, empty if there is none.
 
     hole: the last chunk is taken out. overlap: one more chunk, a row before the last one, with the

@@ -1,6 +1,6 @@
 """What every fault at a call shares: counting, firing, the proof, and putting things back.
 
-`Life.arm` makes an injector with the manager's directory and the life's journal, installs it, and
+`Child.arm` makes an injector with the manager's directory and the child's journal, installs it, and
 removes it at the end of the operation. An injector counts the calls whose path lies below the
 directory; at the chosen one it raises, dies by a real SIGKILL, or is held (see `slow_disk`). A pass
 that only counts (`at=0`) says how many points there are; with `survey` each log entry also holds
@@ -29,7 +29,7 @@ from ckpt_conformance.contract import trees
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.contract.journal import LifeJournal
+    from ckpt_conformance.contract.journal import ChildJournal
 
 T = TypeVar("T")
 Mode = Literal["count", "raise", "kill", "hold"]
@@ -70,7 +70,7 @@ class Injector:
     def __init__(
         self,
         root: Path,
-        journal: LifeJournal,
+        journal: ChildJournal,
         **given: Any,  # noqa: ANN401  JSON-plain arguments of a program
     ) -> None:
         """Keep the arguments; raises TypeError for an unknown one."""

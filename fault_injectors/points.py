@@ -53,7 +53,7 @@ class Point:
     disk: tuple[str, str] = ("", "")  # names of the trees that were kept before and after the call
 
     def spec(self, mode: str, **more: object) -> dict[str, object]:
-        """Give the fault for `Life.arm`."""
+        """Give the fault for `Child.arm`."""
         args: dict[str, object] = {"at": self.at, "moment": self.moment, "mode": mode, **more}
         return fault_injectors.spec(self.fault, prefix=self.prefix, **args)
 

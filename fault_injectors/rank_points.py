@@ -51,7 +51,7 @@ class RankPoint:
         return self.rank, self.what, pattern(self.path), self.moment
 
     def spec(self, mode: str, **more: object) -> dict[str, object]:
-        """Give the fault for `Life.arm`, for this rank alone."""
+        """Give the fault for `Child.arm`, for this rank alone."""
         args: dict[str, object] = {"at": self.at, "moment": self.moment, "mode": mode, **more}
         return {**fault_injectors.spec(self.fault, **args), "ranks": [self.rank]}
 

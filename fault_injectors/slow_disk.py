@@ -22,7 +22,7 @@ from ckpt_conformance.contract import journal, trees
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from ckpt_conformance.contract.journal import LifeJournal
+    from ckpt_conformance.contract.journal import ChildJournal
     from ckpt_conformance.fault_injectors.injector import Injector
 
 FAULTS = ("slow-disk",)
@@ -40,7 +40,7 @@ class Peer:
 
     name = "slow-disk-peer"
 
-    def __init__(self, root: Path, journal: LifeJournal) -> None:
+    def __init__(self, root: Path, journal: ChildJournal) -> None:
         """Keep the journal."""
         del root
         self.journal = journal
@@ -58,8 +58,8 @@ class Peer:
 class SlowDisk:
     """Holds one call of this rank, once.
 
-    Arguments: `call` is the fault (for `Life.arm`, in mode hold) that counts the calls; `peers`
-    maps each other rank to its journal and the size that it had before these lives; `copy` is an
+    Arguments: `call` is the fault (for `Child.arm`, in mode hold) that counts the calls; `peers`
+    maps each other rank to its journal and the size that it had before these children; `copy` is an
     empty directory: what there is while the call is held is copied into it.
     """
 
@@ -68,7 +68,7 @@ class SlowDisk:
     def __init__(
         self,
         root: Path,
-        journal: LifeJournal,
+        journal: ChildJournal,
         **given: Any,  # noqa: ANN401  JSON-plain arguments of a program
     ) -> None:
         """Make the injector that counts."""

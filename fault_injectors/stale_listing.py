@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ckpt_conformance.contract.journal import LifeJournal
+    from ckpt_conformance.contract.journal import ChildJournal
 
 FAULTS = ("stale-listing",)
 
@@ -27,7 +27,7 @@ class StaleListing(Injector):
 
     name = "stale-listing"
 
-    def __init__(self, root: Path, journal: LifeJournal, **given: Any) -> None:  # noqa: ANN401
+    def __init__(self, root: Path, journal: ChildJournal, **given: Any) -> None:  # noqa: ANN401
         """Take the names (relative to the directory) that this rank does not see yet."""
         self.hidden = frozenset(given.pop("hidden"))
         self.lookups = bool(given.pop("lookups", False))

@@ -1,7 +1,7 @@
 """What comes of a fault at each system call of a save, a load and a rotation; once per adapter.
 
-The trials are made in one life for each operation (see `advancing`). What they leave is resumed
-from in batches, each content once; a trial that is to be blamed is made again alone, in a life of
+The trials are made in one child for each operation (see `advancing`). What they leave is resumed
+from in batches, each content once; a trial that is to be blamed is made again alone, in a child of
 its own.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SAVES = ("save", "rotation")
 AGAIN = 2  # of how many trials one is followed by the same save, at the quick budget
-FULL = 3600.0  # seconds that one life may take to try every call
+FULL = 3600.0  # seconds that one child may take to try every call
 LOADING = ("EIO", "EINTR", "ENOSPC", "EDQUOT")
 
 
@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def spec(self) -> dict[str, object]:
-        """The fault for `Life.arm`."""
+        """The fault for `Child.arm`."""
         return fault_injectors.spec("system-call", **self.args)
 
     @property
@@ -184,7 +184,7 @@ def require_control(subject: Subject, operation: Operation, control: Mapping[str
 def advance(
     subject: Subject, operation: Operation, sample: tuple[int, ...], *faults: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Run trials, in further lives where one dies of a trial; the first line is the control."""
+    """Run trials, in further children where one dies of a trial; the first line is the control."""
     golden = subject.golden()
     folder = subject.folder / "struck" / operation.what
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,16 +219,16 @@ def advance(
 
 
 def live(subject: Subject, task: Task, done: list[str]) -> ProcessResult:
-    """Run one life that tries faults."""
+    """Run one child that tries faults."""
     probe = "ckpt_conformance.fault_injectors.advancing:advance"
     op = {"op": "probe", "probe": probe, "args": {**asdict(task), "done": done}}
     seed = OTHER_SEED if task.what == "load" else JOB_SEED
     few = sum(task.sample) + len(task.trials)
-    return subject.life(op, seed=seed, deadline=DEADLINE * (few + 2) if few else FULL)
+    return subject.execute(op, seed=seed, deadline=DEADLINE * (few + 2) if few else FULL)
 
 
 def read(out: Path, result: ProcessResult) -> list[dict[str, Any]]:
-    """Read lines; one that was begun and has no end is that of a life which died of it."""
+    """Read lines; one that was begun and has no end is that of a child which died of it."""
     text = out.read_text() if out.exists() else ""
     lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
     found = [line for line in lines if not line.get("begin")]
@@ -244,7 +244,7 @@ def reason(subject: Subject, result: ProcessResult) -> str:
     told = subject.tell(result)
     if notify.NotAvailableError.__name__ in result.output:
         return f"this machine can't make system calls fail: {told}"
-    return f"control failed: the life that makes system calls fail ends: {told}"
+    return f"control failed: the child that makes system calls fail ends: {told}"
 
 
 # -- what is left ------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def resumed(subject: Subject, what: str, lines: list[dict[str, Any]]) -> list[Tr
 
 
 def screened(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
-    """Resume from each directory: in one life, or in a life of its own where that one died."""
+    """Resume from each directory: in one child, or in a child of its own where that one died."""
     found = screen(subject, [Case(folder) for folder in folders]) if folders else []
     results: list[ProcessResult] = []
     for folder, result in zip(folders, found, strict=True):
@@ -309,7 +309,7 @@ def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
 
 
 def again(subject: Subject, what: str, trial: Trial) -> Trial:
-    """Make a trial once more, in a life of its own; nothing that came before can matter."""
+    """Make a trial once more, in a child of its own; nothing that came before can matter."""
     fault = {"kind": trial.kind, "args": trial.args}
     found = advance(subject, OPERATIONS[what], (), fault)[-1]
     if found["kind"] == "control" or not (found.get("fired") or found["exit_kind"] != "ended"):

@@ -1,4 +1,4 @@
-"""System calls below the directory, of any language, counted over all processes of a life.
+"""System calls below the directory, of any language, counted over all processes of a child.
 
 Models: a full disk, a quota, a device error, an interrupted call, a really short write, a failing
 sync, and a kill, at the N-th call or from there on (`ckpt_conformance.trace.syscall_faults`).
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckpt_conformance.contract.journal import LifeJournal
+    from ckpt_conformance.contract.journal import ChildJournal
 
 
 class SystemCall:
-    """One fault at one call; the life's supervisor counts and strikes.
+    """One fault at one call; the child's supervisor counts and strikes.
 
     Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short or kill),
     persistent, only, reading, moment.
@@ -30,7 +30,7 @@ class SystemCall:
     def __init__(
         self,
         root: Path,
-        journal: LifeJournal,
+        journal: ChildJournal,
         **fault: Any,  # noqa: ANN401  JSON-plain arguments of a program
     ) -> None:
         """Keep the arguments; the supervisor knows the directory."""
@@ -59,7 +59,7 @@ class SystemCall:
             with open(self.report, encoding="utf-8") as file:  # noqa: PTH123
                 found: dict[str, Any] = json.load(file)
         except FileNotFoundError:
-            msg = "this life has no supervisor: faults at system calls need one (crash/supervised)"
+            msg = "this child has no supervisor: faults at system calls need one (crash/supervised)"
             raise RuntimeError(msg) from None
         os.unlink(self.report)  # noqa: PTH108
         return found

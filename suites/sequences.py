@@ -1,7 +1,7 @@
 """Scripts of operations on a manager, run against a model of what may come of them.
 
 A script is a list of rules, each a plain dict, so that it can be drawn, shortened, printed and run
-again. Consecutive rules of one process become one life. The model knows of each step whether it is
+again. Consecutive rules of one process become one child. The model knows of each step whether it is
 whole, damaged, or in doubt, and of which of two runs its state is; it never knows how.
 
 The model asks for what any manager must do: a load gives a step that may be there, in exactly the
@@ -66,11 +66,11 @@ class Execution:
     step: int = 0
     ops: list[Rule] = field(default_factory=list[Rule])
     seed: int = SEEDS["first"]
-    again: int = 0  # the step that a load in doubt has served, until another life ends
+    again: int = 0  # the step that a load in doubt has served, until another child ends
 
     @property
     def is_manager(self) -> bool:
-        """Whether loads in the middle of a life are possible."""
+        """Whether loads in the middle of a child are possible."""
         return self.subject.info.shape == "manager"
 
     def execute(self, script: Sequence[Rule]) -> None:
@@ -81,7 +81,7 @@ class Execution:
             getattr(self, f"do_{rule['rule']}")(**given)
         self.do_restart()
 
-    # -- rules: what happens inside a life --------------------------------------------------------
+    # -- rules: what happens inside a child --------------------------------------------------------
 
     def do_train(self) -> None:
         """Train to the next of `STEPS`."""
@@ -98,7 +98,7 @@ class Execution:
         self.log.append(f"train to step {self.step}")
 
     def do_save(self) -> None:
-        """Save; train first if this life has trained nothing since its last load or save."""
+        """Save; train first if this child has trained nothing since its last load or save."""
         if not self.can_save():
             self.do_train()
         if self.can_save():
@@ -107,7 +107,7 @@ class Execution:
             self.saved(self.step)
 
     def can_save(self) -> bool:
-        """Whether the last step of this life was trained in it and is not saved."""
+        """Whether the last step of this child was trained in it and is not saved."""
         if not self.ops:
             return False
         loaded = self.ops[-1].get("expects", [0])[0]
@@ -134,7 +134,7 @@ class Execution:
         op = {"op": "run", "until": self.step, "resume": resume, "save_at": [], "expects": expects}
         self.ops.append(op)
 
-    # -- rules: how a life ends -------------------------------------------------------------------
+    # -- rules: how a child ends -------------------------------------------------------------------
 
     def do_restart(self) -> None:
         """End the process in good order."""
@@ -169,7 +169,7 @@ class Execution:
             self.disk[step] = Entry("in doubt", before.runs | {run})
 
     def do_keep(self, number: int) -> None:
-        """From the next life on, let rotation keep so many steps."""
+        """From the next child on, let rotation keep so many steps."""
         self.do_restart()
         self.keep = number
         self.log.append(f"keep the last {number}")
@@ -177,7 +177,7 @@ class Execution:
     # -- rules: what happens to the files ---------------------------------------------------------
 
     def do_damage(self, pick: int, file: int, fault: str) -> None:
-        """Damage or delete one file of a step, between two lives."""
+        """Damage or delete one file of a step, between two children."""
         from ckpt_conformance.fault_injectors import at_rest
 
         self.do_restart()
@@ -233,16 +233,16 @@ class Execution:
             return set(self.disk), True
         return {newest} | doubtful | last, bool(doubtful)
 
-    # -- lives ------------------------------------------------------------------------------------
+    # -- children -----------------------------------------------------------------------------
 
     def live(self, *, may_die: bool = False) -> ProcessResult:
-        """Run what has been gathered in one life, and judge all but a last load in doubt."""
+        """Run what has been gathered in one child, and judge all but a last load in doubt."""
         ops, self.ops, self.again = self.ops, [], 0
         loads = [op for op in ops if op["op"] == "run"]
         if loads and loads[-1].get("expects", [None])[0] == loads[-1]["until"]:
             loads[-1] |= {"until": None, "stop_after": 0}  # a look at what was loaded, then the end
         options = {"keep_last": self.keep} if self.keep else {}
-        process_result = self.subject.life(*ops, seed=self.seed, options=options)
+        process_result = self.subject.execute(*ops, seed=self.seed, options=options)
         self.step, self.run = 0, next(run for run, seed in SEEDS.items() if seed == self.seed)
         if may_die and process_result.exit_kind == "killed":
             return process_result

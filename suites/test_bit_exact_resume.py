@@ -139,7 +139,7 @@ def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     subject.lay_out(subject.golden())
     ops = [{"op": "load"}, {"op": "leaves"}]
     ops += [{"op": "probe", "probe": "ckpt_conformance.harness.probes:scribble"}, {"op": "leaves"}]
-    result = subject.life(*ops, seed=OTHER_SEED)
+    result = subject.execute(*ops, seed=OTHER_SEED)
     before, after = (result.result("leaves", index).get("value") for index in (0, 1))
     if not result.result("probe").get("value"):
         raise Unknown(f"no byte was overwritten: {subject.tell(result)}")
@@ -162,7 +162,7 @@ def test_what_was_loaded_can_be_saved_again(subject: Subject) -> None:
     resumption.control(test_tied_parameters_are_still_tied, subject, "CKC-RTRP-005")
     _, wanted = resumption.arrive(subject)
     subject.lay_out(subject.golden())
-    saving = subject.life({"op": "load"}, {"op": "save"}, {"op": "close"}, seed=OTHER_SEED)
+    saving = subject.execute({"op": "load"}, {"op": "save"}, {"op": "close"}, seed=OTHER_SEED)
     if saving.exit_kind != "ended" or saving.error:
         raise Violation(
             "a job cannot save over the step it has just loaded", evidence=subject.evidence(saving)
@@ -236,7 +236,7 @@ def test_a_run_resumed_again_and_again_goes_on_as_if_unbroken(subject: Subject) 
     Why: a load that replaces an object leaves the manager with the old one, a counter that starts
     at the last resume counts from there: right once, wrong from the second resume on (H02, H13,
     H14, J03).
-    How: save at 2, resume and save at 3, resume and save at 4, resume and train on, each in a life
+    How: save at 2, resume and save at 3, resume and save at 4, resume and train on, each in a child
     of its own and from another seed; all breaks lie in one epoch.
     """
     resumption.needs_mid_epoch(subject)
@@ -271,7 +271,7 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
 
     Why: in a live job the optimizer has state, the iterator is under way and objects are shared: a
     load that was only tried on fresh ones leaves part of them as they are (H01, G03).
-    How: save at 4, train to 6, load, train on, all in one life.
+    How: save at 4, train to 6, load, train on, all in one child.
     """
     resumption.needs_mid_epoch(subject)
     result = subject.run(6, (NEWEST,), then=[{"op": "load"}, {"op": "train", "n": 4}])
@@ -290,7 +290,7 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
     subject.lay_out(subject.golden())
     load: dict[str, Any] = {"op": "load"}
     ops = [load, load, {"op": "train", "n": 4}]
-    result = subject.life(*ops, seed=OTHER_SEED)
+    result = subject.execute(*ops, seed=OTHER_SEED)
     _follow_ops(subject, result, "a job that was loaded twice leaves the unbroken run")
 
 

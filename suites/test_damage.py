@@ -275,7 +275,7 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
             spoil(golden, folder, each, cut=cut, rng=subject.rng)
         ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, {"op": "train", "n": 1}]
         ops += [{"op": "leaves"}, {"op": "load", "continue": True}, {"op": "leaves"}]
-    result = subject.life(*ops, seed=OTHER_SEED)
+    result = subject.execute(*ops, seed=OTHER_SEED)
     refused = 0
     for at, (name, _) in enumerate(tried):
         if "error" not in result.result("load", at):

@@ -37,7 +37,7 @@ WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digi
 
 
 def probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  plain values
-    """Give the operation that runs a function of `ckpt_conformance.harness.probes` in the life."""
+    """Give the operation that runs a function of `ckpt_conformance.harness.probes` in the child."""
     return {"op": "probe", "probe": f"ckpt_conformance.harness.probes:{name}", "args": args}
 
 
@@ -52,7 +52,7 @@ def test_the_newest_step_is_the_largest_number(subject: Subject) -> None:
     if subject.info.shape == "manager":
         steps = POWERS + WIDER
         ops = [op for step in steps for op in (probe("reach", step=step), {"op": "save"})]
-        result = subject.life(*ops, {"op": "close"})
+        result = subject.execute(*ops, {"op": "close"})
     else:
         result = subject.run(max(steps), steps, then=[{"op": "close"}])
     if result.exit_kind != "ended" or result.error:
@@ -228,11 +228,11 @@ def test_a_tree_resumes_from_another_place(subject: Subject) -> None:
     subject.root.mkdir()
     near = probe("enter", folder=str(subject.root.parent))
     save = {"op": "run", "until": 4, "save_at": [2, 4]}
-    subject.life(near, save, {"op": "close"}, root=subject.root.name)
+    subject.execute(near, save, {"op": "close"}, root=subject.root.name)
     there = subject.root.relative_to(subject.folder)
     load = {"op": "run", "until": None, "resume": True, "stop_after": 0}
     far = probe("enter", folder=str(subject.folder))
-    result = subject.life(far, load, root=there, seed=97)
+    result = subject.execute(far, load, root=there, seed=97)
     message = "a relative directory does not resume from another working directory"
     subject.judge(result, legal, {Outcome.NEW}, message, **given)
 
@@ -318,13 +318,13 @@ def test_the_last_save_of_a_step_is_served(subject: Subject) -> None:
     """
     twice = ({"op": "save", "step": 4}, {"op": "perturb"}, {"op": "save", "step": 4})
     train, close = {"op": "train", "n": 4}, {"op": "close"}
-    subject.life(train, {"op": "save", "step": 3}, *twice[1:], close)
+    subject.execute(train, {"op": "save", "step": 3}, *twice[1:], close)
     control = subject.resume()
     if subject.tell(control) != "step 4":
         raise smoke.trouble(subject, control, test_the_newest_step_is_the_largest_number)
     legal = {4: control.result("run")["states"]["4"]}
     subject.reset()
-    saved = subject.life(train, *twice, close)
+    saved = subject.execute(train, *twice, close)
     if saved.steps_of("acknowledged") != [4, 4]:
         raise NotApplicable(f"the manager saves no step a second time: {subject.tell(saved)}")
     message = "the second save of a step is not what is loaded"
@@ -348,7 +348,9 @@ def test_steps_names_what_loads(subject: Subject) -> None:
         elsewhere = subject.scratch / "elsewhere"
         elsewhere.mkdir()
         ops = [op for step in POWERS for op in (probe("reach", step=step), {"op": "save"})]
-        orders.append(subject.life(*ops, {"op": "steps"}, root=elsewhere).result("steps")["value"])
+        orders.append(
+            subject.execute(*ops, {"op": "steps"}, root=elsewhere).result("steps")["value"]
+        )
     for found in orders:
         if found != sorted(set(found)):
             raise Violation(f"steps() gives {found}: not ascending", evidence={"steps": found})
@@ -367,7 +369,7 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
 
     Why: a name from a counter that starts at 0 in each process wrote step 2200 over step 200
     (C14).
-    How: resume from step 4, save step 6 in that life; then ask for step 2 and for the latest.
+    How: resume from step 4, save step 6 in that child; then ask for step 2 and for the latest.
     """
     golden = subject.golden()
     legal = subject.legal(golden)

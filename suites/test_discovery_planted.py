@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def explore(subject: Subject, what: str, message: str, about: resumption.Check) -> None:
-    """Run an exploration of `subject/planted.py` in a life and judge what it found."""
+    """Run an exploration of `subject/planted.py` in a child and judge what it found."""
     args = {"seed": subject.seed, "budget": subject.budget}
     probe = {"op": "probe", "probe": f"ckpt_conformance.subject.planted:{what}", "args": args}
-    result = subject.life(probe, deadline=600.0)
+    result = subject.execute(probe, deadline=600.0)
     found = result.result("probe").get("value")
     if found is None:
         raise Unknown(f"the harness failed: {subject.tell(result)}")

@@ -122,7 +122,7 @@ def _save_two_kinds(subject: Subject, order: Sequence[str]) -> dict[str, _Saved]
         trees.clear(subject.root)
         change = [{"op": "perturb"}] if found else []
         save = _call("save_kind", 4, kind)
-        result = subject.life({"op": "train", "n": 4}, *change, save, LEAVES, CLOSE)
+        result = subject.execute({"op": "train", "n": 4}, *change, save, LEAVES, CLOSE)
         if result.error or result.exit_kind != "ended":
             raise control_failed(f"kind {kind} does not save: {subject.tell(result)}")
         names = {path.name for path in subject.root.iterdir()}
@@ -159,7 +159,7 @@ def test_an_explicit_kind_is_honoured_beside_its_sibling(subject: Subject) -> No
         subject.reset()
         saved = _save_two_kinds(subject, order)
         for kind in KINDS:
-            result = subject.life(_call("load_kind", 4, kind), ARRIVE, seed=OTHER_SEED)
+            result = subject.execute(_call("load_kind", 4, kind), ARRIVE, seed=OTHER_SEED)
             _, state = oracle.arrival(result)
             other = saved[KINDS[1 - KINDS.index(kind)]].state
             wrong = _taken_from(state, other, saved[kind].state)
@@ -175,7 +175,7 @@ def test_an_explicit_kind_is_honoured_beside_its_sibling(subject: Subject) -> No
 def _loads_alone(subject: Subject, kind: str) -> bool:
     """Verify that a kind loads where it is the only one; Unknown if it does not."""
     trees.lay_out(subject.scratch / kind, subject.root)
-    result = subject.life(_call("load_kind", 4, kind), seed=OTHER_SEED)
+    result = subject.execute(_call("load_kind", 4, kind), seed=OTHER_SEED)
     if result.error or result.exit_kind != "ended":
         raise control_failed(f"kind {kind} does not load: {subject.tell(result)}")
     return True
@@ -190,11 +190,11 @@ def test_a_kind_that_is_absent_is_refused_although_a_sibling_exists(subject: Sub
     """
     for kind in KINDS:
         subject.reset()
-        saved = subject.life({"op": "train", "n": 4}, _call("save_kind", 4, kind), CLOSE)
+        saved = subject.execute({"op": "train", "n": 4}, _call("save_kind", 4, kind), CLOSE)
         if saved.error:
             raise control_failed(f"kind {kind} does not save: {subject.tell(saved)}")
         other = KINDS[1 - KINDS.index(kind)]
-        result = subject.life(_call("load_kind", 4, other), ARRIVE, seed=OTHER_SEED)
+        result = subject.execute(_call("load_kind", 4, other), ARRIVE, seed=OTHER_SEED)
         if not _refused(result):
             raise Violation(
                 f"kind {other} was asked for, only {kind} is there, and the load does not refuse",
@@ -206,11 +206,11 @@ def test_a_kind_that_is_absent_is_refused_although_a_sibling_exists(subject: Sub
 
 
 def _load_paths(subject: Subject, paths: Sequence[Path]) -> dict[str, Any]:
-    """Load each path into a fresh job, in one life; give (step, model) of each, None if refused."""
+    """Load each path into a fresh job, in one child; give (step, model), None if refused."""
     ops: list[dict[str, Any]] = []
     for path in paths:
         ops += [{"op": "fresh"}, {"op": "load", "step": str(path), "continue": True}, LEAVES]
-    result = subject.life(*ops, seed=OTHER_SEED)
+    result = subject.execute(*ops, seed=OTHER_SEED)
     if result.exit_kind != "ended":
         raise Violation("a load of a path does not end", evidence=subject.evidence(result))
     found: dict[str, Any] = {}
@@ -294,7 +294,7 @@ def test_what_is_left_cold_on_request_is_the_only_thing(subject: Subject) -> Non
     wanted = subject.served(golden, 2)
     subject.lay_out(golden)
     load = _call("load_without", 2, "optimizer")
-    result = subject.life(LEAVES, load, ARRIVE, seed=OTHER_SEED)
+    result = subject.execute(LEAVES, load, ARRIVE, seed=OTHER_SEED)
     step, state = oracle.arrival(result)
     cold = result.result("leaves").get("value", {}).get("optimizer")
     moments = {name for name in state.get("optimizer", {}) if name.startswith("state.")}

@@ -89,7 +89,7 @@ def _in_one_life(subject: Subject, name: str, attempts: list[Attempt], *, again:
         each.again = next(saves, {}) if again and is_repeated(at) else {}
     if not attempts[-1].struck:
         told = subject.tell(process_result)
-        raise control_failed(f"the life with the failing saves ends: {told}")
+        raise control_failed(f"the child with the failing saves ends: {told}")
 
 
 def _in_many_lives(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
@@ -107,7 +107,7 @@ def is_repeated(at: int) -> bool:
 
 
 def _saved(result: ProcessResult) -> dict[str, Any]:
-    """Give the run of a life; one that did not end has an error that says how it ended."""
+    """Give the run of a child; one that did not end has an error that says how it ended."""
     if not result.results:
         return {"error": {"type": result.exit_kind, "message": result.output[-200:]}}
     return result.result("run")

@@ -114,7 +114,7 @@ def test_a_dcp_directory_with_a_hole_or_a_stale_shard_is_refused(subject: Subjec
     if not metadata:
         raise NotApplicable("no file is the metadata of a DCP directory")
     subject.lay_out(golden)
-    result = subject.life({"op": "probe", "probe": HOLE, "args": {"file": metadata[0]}})
+    result = subject.execute({"op": "probe", "probe": HOLE, "args": {"file": metadata[0]}})
     done = Damage(**result.result("probe").get("value", NOTHING))
     if done.before == done.after:
         raise Unknown(f"the hole was not made: {done.detail or subject.tell(result)}")

@@ -31,7 +31,7 @@ def test_a_rank_that_writes_elsewhere_is_no_part_of_a_save(subject: Subject) -> 
     own = subject.scratch / "not mounted"
     own.mkdir()
     trees.clear(subject.root)
-    # A manager may wait for what a slow directory shows late, so the ranks have a life's time.
+    # A manager may wait for what a slow directory shows late, so the ranks have a child's time.
     given = {"roots": {1: str(own)}, "deadline": subject.deadline}
     result = worlds.run(subject, TWO, STEP, (STEP,), **given)
     told = [one.steps_of("acknowledged").count(STEP) for one in result.ranks]

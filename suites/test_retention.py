@@ -127,7 +127,7 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     """After twelve saves with three to keep, exactly steps 10, 11 and 12 are there.
 
     Why: names sorted as text let step 10 go before step 2; a limit was not enforced (C08, VX10).
-    How: save twelve steps in one life, ask; compare the number of names with that of three saves.
+    How: save twelve steps in one child, ask; compare the number of names with that of three saves.
     """
     found = left(subject, rotating(subject, 12, tuple(range(1, 13)), 3))
     entries = len(trees.listing(subject.root))
@@ -235,13 +235,13 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     """After restarts as many checkpoints are kept as without.
 
     Why: a list of what may go that lives in memory is empty after a restart (C11, VX10).
-    How: save with two to keep, count; resume and save in two more lives, count again.
+    How: save with two to keep, count; resume and save in two more children, count again.
     """
     first = left(subject, rotating(subject, 3, (1, 2, 3), 2))
     rotating(subject, 5, (4, 5), 2, resume=True, then=[{"op": "close"}])
     last = left(subject, rotating(subject, 7, (6, 7), 2, resume=True))
     if len(last) != len(first):
-        told = {"in one life": first, "after two restarts": last}
+        told = {"in one child": first, "after two restarts": last}
         raise Violation("restarts change how many checkpoints are kept", evidence=told)
 
 

@@ -1,6 +1,6 @@
 """Rotation while checkpoints are uploaded: no only copy is deleted, the mirror is whole.
 
-Every life has a deadline well below the patience of a shut gate: a save that waits for its upload
+Every child has a deadline well below the patience of a shut gate: a save that waits for its upload
 is told by the deadline.
 """
 
@@ -43,13 +43,13 @@ def mirror_of(subject: Subject) -> Path:
     return subject.scratch / "mirror"
 
 
-def mirrored(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a life
+def mirrored(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a child
     """Run operations with a mirror, two steps to keep and a deadline."""
     options = {"keep_last": 2, "mirror": str(mirror_of(subject))}
-    return subject.life(*ops, options=options, deadline=DEADLINE, **given)
+    return subject.execute(*ops, options=options, deadline=DEADLINE, **given)
 
 
-def prompt(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a life
+def prompt(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a child
     """Run them; raises Unknown if a save waits for an upload, which is not waited for twice."""
     if not subject.notes.get(WAITS):
         result = mirrored(subject, *ops, **given)
@@ -70,7 +70,7 @@ def trouble(subject: Subject, result: ProcessResult) -> Unknown:
 
 
 def steps_left(subject: Subject, result: ProcessResult) -> list[int]:
-    """Give the steps that are there; raises Unknown if the life did not end well."""
+    """Give the steps that are there; raises Unknown if the child did not end well."""
     found = result.result("steps").get("value")
     if result.exit_kind != "ended" or found is None:
         raise trouble(subject, result)

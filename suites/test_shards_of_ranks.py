@@ -247,7 +247,7 @@ def indexed(subject: Subject, gold: Golden, name: str, fault: str) -> Case:
     trees.lay_out(gold.snapshot(NEWEST), folder)
     before = at_rest.digest(folder / name)
     args = {"path": str(folder / name), "fault": fault}
-    result = subject.life({"op": "probe", "probe": dcp_metadata.EDIT, "args": args})
+    result = subject.execute({"op": "probe", "probe": dcp_metadata.EDIT, "args": args})
     tensor = result.result("probe").get("value")
     if tensor is None:
         raise Unknown(f"the index {name} could not be edited: {subject.tell(result)}")
@@ -276,7 +276,7 @@ def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
         damage = at_rest.truncate(folder, name)
         trees.lay_out(folder, subject.root)
         load = {"op": "load", "continue": True}
-        result = worlds.life(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
+        result = worlds.execute(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
         refused = refused or any("error" in one.result("load") for one in result.ranks)
         for rank, one in enumerate(result.ranks):
             before, after = one.result("leaves", 0), one.result("leaves", 1)
@@ -306,7 +306,7 @@ def test_replicas_that_differ_are_not_made_one(subject: Subject) -> None:
     worlds.golden(subject, TWO)
     change = {"op": "probe", "probe": UNEQUAL}
     ops = ({"op": "run", "until": 2}, change, {"op": "save"}, {"op": "leaves"}, {"op": "close"})
-    result = worlds.life(subject, TWO, *ops)
+    result = worlds.execute(subject, TWO, *ops)
     if not all(one.result("probe") for one in result.ranks):
         raise control_failed(f"the ranks do not come to their save: {subject.tell(result)}")
     if any("error" in one.result("save") for one in result.ranks):

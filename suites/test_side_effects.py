@@ -85,8 +85,8 @@ def test_a_save_before_the_first_step_changes_nothing(subject: Subject) -> None:
     """
     around = _probe("surroundings")
     run = {"op": "run", "until": 2, "final": True}
-    plain = _ended(subject, subject.life(run, around), "a run without saves")
-    saved = subject.life({"op": "save", "step": 0, "continue": True}, run, around)
+    plain = _ended(subject, subject.execute(run, around), "a run without saves")
+    saved = subject.execute({"op": "save", "step": 0, "continue": True}, run, around)
     if "error" in saved.result("save"):
         reason = saved.result("save")["error"]["message"]
         raise NotApplicable(f"it refuses to save step 0: {reason}")
@@ -107,9 +107,9 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
         subject.reset()
         change = _probe("change_entry", how=how)
         runs = [{"op": "run", "until": step, "save_at": [step]} for step in (2, 3)]
-        result = subject.life(runs[0], change, runs[1], LEAVES, CLOSE)
+        result = subject.execute(runs[0], change, runs[1], LEAVES, CLOSE)
         wanted = result.result("leaves").get("value", {}).get("model")
-        resumed = subject.life(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+        resumed = subject.execute(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
         step, state = oracle.arrival(resumed)
         if wanted and step == 3 and state["model"] == wanted:  # noqa: PLR2004  the second save
             continue
@@ -123,8 +123,8 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
 def _control_of_change(subject: Subject, change: dict[str, Any]) -> None:
     """Verify that the changed job comes back when it is the only one that is saved."""
     subject.reset()
-    saved = subject.life(change, {"op": "run", "until": 3, "save_at": [3]}, LEAVES, CLOSE)
-    alone = subject.life(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+    saved = subject.execute(change, {"op": "run", "until": 3, "save_at": [3]}, LEAVES, CLOSE)
+    alone = subject.execute(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
     step, state = oracle.arrival(alone)
     wanted = saved.result("leaves").get("value", {}).get("model")
     if step != 3 or state["model"] != wanted:  # noqa: PLR2004  the step that was saved
@@ -234,7 +234,7 @@ def test_files_are_as_large_as_the_state(subject: Subject) -> None:
     """
     golden = subject.golden()
     plain = _size(golden.snapshot(2))
-    result = subject.life(_probe("add_view"), {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    result = subject.execute(_probe("add_view"), {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
     _ended(subject, result, "a save of a view")
     hidden = result.result("probe")["value"]
     grown = _size(subject.root) - plain
@@ -255,15 +255,15 @@ def test_nothing_is_written_elsewhere(subject: Subject) -> None:
 
     Why: a pointer that was written relative to the working directory is found from there only
     (B13); what is left in a temporary directory of the node fills it, step by step.
-    How: point working directory, home and temporary directory of the life to empty folders; save,
+    How: point working directory, home and temporary directory of the child to empty folders; save,
     restart, load; list the folders and the parent of the root.
     """
     folder = subject.scratch / "elsewhere"
     folder.mkdir()
     move = _probe("move_in", folder=str(folder))
-    result = subject.life(move, {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    result = subject.execute(move, {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
     _ended(subject, result, "a save from another working directory")
-    resumed = subject.life(move, {**ARRIVE, "resume": True}, CLOSE, seed=OTHER_SEED)
+    resumed = subject.execute(move, {**ARRIVE, "resume": True}, CLOSE, seed=OTHER_SEED)
     left = [path.relative_to(folder).as_posix() for path in folder.glob("*/**/*")]
     left += [path.name for path in subject.root.parent.iterdir() if path != subject.root]
     if left:
@@ -279,11 +279,11 @@ def test_two_managers_in_one_process_do_not_mix(subject: Subject) -> None:
 
     Why: a plan that is cached for the whole process made the second manager write the layout, or
     the contents, of the first one (J09).
-    How: open two managers in one life, save different jobs in turn; resume each in a new life.
+    How: open two managers in one child, save different jobs in turn; resume each in a new child.
     """
     other = subject.scratch / "other"
     other.mkdir()
-    result = subject.life(_probe("two_managers", other=str(other), kind="conv"))
+    result = subject.execute(_probe("two_managers", other=str(other), kind="conv"))
     states = result.result("probe").get("value")
     if states is None:
         _control_of_two(subject)

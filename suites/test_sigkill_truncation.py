@@ -53,7 +53,7 @@ class Crash:
 def crashes(subject: Subject, name: str) -> list[Crash]:
     """Resume from what kills leave, once per adapter; `name`: see `struck_save`.
 
-    The counting pass kept the directory at each point. All are resumed from in one life; where
+    The counting pass kept the directory at each point. All are resumed from in one child; where
     that does not go well, and at some other points, the process is killed for real.
     """
     key = f"crashes {name}"
@@ -225,7 +225,7 @@ def control(subject: Subject) -> None:
     if trouble:
         raise resumption.blame(
             subject,
-            f"without any kill {trouble}: {told['life']}",
+            f"without any kill {trouble}: {told['child']}",
             bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
             bit_exact.test_what_was_loaded_can_be_saved_again,
         )

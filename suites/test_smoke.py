@@ -85,7 +85,7 @@ def test_a_save_that_returned_is_there(subject: Subject) -> None:
 
 
 def trouble(subject: Subject, result: ProcessResult, *more: resumption.Check) -> Unknown:
-    """Make the Unknown of a check whose life without faults does not end well."""
+    """Make the Unknown of a check whose child without faults does not end well."""
     checks = (test_a_new_process_loads_what_was_saved, test_a_save_that_returned_is_there)
     return resumption.blame(subject, subject.tell(result), *checks, *more)
 
@@ -132,7 +132,7 @@ def _kinds(subject: Subject) -> None:
         for kind in ("model", "dcp")
         for verb in ("save", "load")
     ]
-    process_result = subject.life(*ops)
+    process_result = subject.execute(*ops)
     found = [result.get("value") for result in process_result.results]
     if found[1::2] != [6, 6]:
         _fail(subject, "kinds", found, process_result)
@@ -140,13 +140,13 @@ def _kinds(subject: Subject) -> None:
 
 def _export(subject: Subject) -> None:
     target = subject.scratch / "export"
-    result = subject.life(_call("export", 4, str(target)))
+    result = subject.execute(_call("export", 4, str(target)))
     if result.error or not (target.is_file() or trees.files(target)):
         _fail(subject, "export", result.result("call").get("value"), result)
 
 
 def _cold_start(subject: Subject) -> None:
-    result = subject.life(_call("load_without", "$job", 4, "optimizer"))
+    result = subject.execute(_call("load_without", "$job", 4, "optimizer"))
     found = result.result("call").get("value")
     if found != 4:  # noqa: PLR2004  the step that was asked for
         _fail(subject, "cold_start", found, result)
@@ -175,7 +175,7 @@ def _by_ranks(subject: Subject, capability: str, layout: worlds.Layout) -> None:
 
 
 def _plant(subject: Subject) -> None:
-    result = subject.life(_call("plant", 8), {"op": "steps"})
+    result = subject.execute(_call("plant", 8), {"op": "steps"})
     found = result.result("steps").get("value", [])
     if 8 not in found:  # noqa: PLR2004  the step that was planted
         _fail(subject, "plant", found, result)

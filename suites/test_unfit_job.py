@@ -103,7 +103,7 @@ def _no_hole(subject: Subject, message: str) -> None:
         subject.lay_out(golden)
         args = {"file": name, "tensor": "model.inner.weight"}
         probe = {"op": "probe", "probe": HOLE, "args": args}
-        result = subject.life(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+        result = subject.execute(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
         hole = result.result("probe").get("value", {})
         fired = hole.get("before") != hole.get("after")
         if fired and oracle.arrival(result)[0] == 4:  # noqa: PLR2004  the newest step

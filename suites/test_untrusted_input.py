@@ -50,15 +50,15 @@ def _tree(subject: Subject, name: str) -> Path:
 
 
 def _load_each(subject: Subject, folders: Iterable[Path], **given: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Resume from each folder in turn, in one life; give one result each.
+    """Resume from each folder in turn, in one child; give one result each.
 
-    A life that dies takes the rest with it: those folders are then loaded alone, one life each.
+    A child that dies takes the rest with it: those folders are then loaded alone, one child each.
     """
     chosen = list(folders)
     ops: list[dict[str, Any]] = []
     for folder in chosen:
         ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
-    process_result = subject.life(*ops, seed=OTHER_SEED, **given)
+    process_result = subject.execute(*ops, seed=OTHER_SEED, **given)
     found = [result for result in process_result.results if result["op"] == "run"]
     if process_result.exit_kind != "ended" or len(found) < len(chosen):
         return [_alone(subject, folder, **given) for folder in chosen]
@@ -136,7 +136,7 @@ def test_no_pickle_of_a_checkpoint_is_run(subject: Subject) -> None:
 
 def _canary_works(subject: Subject) -> None:
     marker = subject.scratch / "control"
-    subject.life({"op": "probe", "probe": FIRE, "args": {"marker": str(marker)}})
+    subject.execute({"op": "probe", "probe": FIRE, "args": {"marker": str(marker)}})
     if not marker.exists():
         raise control_failed("the canary does not run where a pickle is run")
 
@@ -261,7 +261,7 @@ def _series(subject: Subject, folders: Sequence[Path]) -> ProcessResult:
     ops: list[dict[str, Any]] = []
     for folder in folders:
         ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
-    return subject.life(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)
+    return subject.execute(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)
 
 
 def _is_small(result: ProcessResult) -> bool:

@@ -85,7 +85,7 @@ class Accelerate(Recipe):
     """Adapter of accelerate's documented way to save during training."""
 
     def preload(self) -> None:
-        """Import once, in the server: no life pays for it."""
+        """Import once, in the server: no child pays for it."""
         importlib.import_module("accelerate").Accelerator(cpu=True)
 
     def open(self, root: Path, options: OpenOptions) -> SaveState:

@@ -69,7 +69,7 @@ class Lightning(AdapterBase):
     """Adapter of what Lightning documents: keep the last K steps, resume from `last`."""
 
     def preload(self) -> None:
-        """Import Lightning once, before lives are forked."""
+        """Import Lightning once, before children are forked."""
         importlib.import_module(PARTS)
 
     def open(self, root: Path, options: OpenOptions) -> Any:  # noqa: ANN401  its fit takes a Job

@@ -60,7 +60,7 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
     from ckpt_conformance.subject.subject import Subject
 
     with (
-        # First, so that it goes last: a life that is still being killed may write there.
+        # First, so that it goes last: a child that is still being killed may write there.
         tempfile.TemporaryDirectory(prefix="ckc-explore-") as folder,
         facts.serve((adapter,), (adapter,)) as (server, infos),
         contextlib.closing(Client(server)) as client,

@@ -77,7 +77,7 @@ class TrainingJob(Protocol):
         ...
 
     def loss(self, batch: Any) -> Tensor:  # noqa: ANN401  what the loader yields
-        """Run the forward pass; the first call of a life records what was resumed."""
+        """Run the forward pass; the first call of a child records what was resumed."""
         ...
 
     def after_step(self, loss: Tensor) -> StepRecord:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract import StepRecord
 
 
-class LifeJournal:
-    """The journal of one life; hooks run after the event is written."""
+class ChildJournal:
+    """The journal of one child; hooks run after the event is written."""
 
     def __init__(self, path: Path, rank: int | None = None) -> None:
         """Open the file for appending; with `rank` every event says whose it is."""

@@ -1,4 +1,4 @@
-"""The harness's end of the fork server: start one, send programs, read how each life ended."""
+"""The harness's end of the fork server: start one, send programs, read how each child ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServerError(RuntimeError):
 
 
 class Finished(Protocol):
-    """What the oracles read: how one life ended, or all ranks of a world together."""
+    """What the oracles read: how one child ended, or all ranks of a world together."""
 
     @property
     def exit_kind(self) -> str:
@@ -68,7 +68,7 @@ class Finished(Protocol):
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """How a life ended and what it left: results of its operations, journal, output."""
+    """How a child ended and what it left: results of its operations, journal, output."""
 
     exit_kind: str  # ended, killed, hang, memory, crashed
     results: list[dict[str, Any]]
@@ -112,7 +112,7 @@ class Server:
             self.socket,
             *adapters,
         ]
-        temporary = self.folder / "tmp"  # what a killed life leaves in TMPDIR goes with the server
+        temporary = self.folder / "tmp"  # what a killed child leaves in TMPDIR goes with the server
         temporary.mkdir()
         environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(temporary)}
         environment |= devices.hidden(os.environ)
@@ -170,7 +170,7 @@ def _parse(line: str) -> dict[str, Any]:
 
 
 class Client:
-    """One connection; runs one life at a time, or one life of each rank of a world."""
+    """One connection; runs one child at a time, or one child of each rank of a world."""
 
     def __init__(self, path: str) -> None:
         """Connect; raises ServerError if nobody listens."""
@@ -192,12 +192,12 @@ class Client:
         self.socket.close()
 
     def run(self, program: dict[str, Any]) -> ProcessResult:
-        """Run a life and wait for its end; the result file is read and removed."""
+        """Run a child and wait for its end; the result file is read and removed."""
         skip = self.send(program)
         return self.receive(program, skip)
 
     def run_together(self, programs: list[dict[str, Any]]) -> list[ProcessResult]:
-        """Run one life of each rank at the same time and wait for the end of all."""
+        """Run one child of each rank at the same time and wait for the end of all."""
         while len(self.peers) < len(programs) - 1:
             self.peers.append(Client(self.path))
         clients = [self, *self.peers]
@@ -205,8 +205,8 @@ class Client:
         sent = zip(clients, programs, skips, strict=False)
         return [client.receive(program, skip) for client, program, skip in sent]
 
-    def run_crew(self, program: dict[str, Any]) -> list[ProcessResult]:
-        """Run a life that forks its ranks; give the ending of each, as if it were a life."""
+    def run_rank_group(self, program: dict[str, Any]) -> list[ProcessResult]:
+        """Run a child that forks its ranks; give the ending of each, as if it were a child."""
         skip = self.send(program)
         answer = self._answer()
         path = Path(program["result"])
@@ -214,7 +214,7 @@ class Client:
         path.unlink(missing_ok=True)
         text = _tail(Path(program["output"]))
         found: list[ProcessResult] = []
-        for rank, one in enumerate(program["crew"]):
+        for rank, one in enumerate(program["rank_group"]):
             result = _process_result(
                 one, answer | {"code": codes.get(str(rank), answer["code"])}, skip
             )
@@ -230,7 +230,7 @@ class Client:
         return skip
 
     def receive(self, program: dict[str, Any], skip: int) -> ProcessResult:
-        """Wait for the end of the life that was sent; `skip` is what `send` gave."""
+        """Wait for the end of the child that was sent; `skip` is what `send` gave."""
         return _process_result(program, self._answer(), skip)
 
     def _answer(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _process_result(program: dict[str, Any], answer: dict[str, Any], skip: int) 
 
 
 def _tail(path: Path, size: int = 4000) -> str:
-    """Read the end of what a life printed; it may have printed gigabytes."""
+    """Read the end of what a child printed; it may have printed gigabytes."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
@@ -271,7 +271,7 @@ def _tail(path: Path, size: int = 4000) -> str:
 
 
 def _exit_kind(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:
-    """Name the way a life ended; out of memory shows as an exception or a failed allocation."""
+    """Name the way a child ended; out of memory shows as an exception or a failed allocation."""
     if answer["hang"] and not report:  # a rank that has reported only waits for the others
         return "hang"
     if report:

@@ -1,4 +1,4 @@
-"""Facts of an adapter, read in a life: the pytest process imports no manager and no torch."""
+"""Facts of an adapter, read in a child: the pytest process imports no manager and no torch."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def check_device(socket: str, name: str, folder: Path, device: str) -> None:
 
 
 def _program(name: str, folder: Path, probe: str) -> dict[str, Any]:
-    """Make the program of a life that only answers a probe."""
+    """Make the program of a child that only answers a probe."""
     own = {one: str(folder / one) for one in ("journal", "result", "output")}
     job = {"kind": "mixed", "seed": 0}
     ops = [{"op": "probe", "probe": probe}]
     return {"adapter": name, "root": str(folder), **own, "job": job, "ops": ops}
 
 
-def probe(life: Any) -> dict[str, Any]:  # noqa: ANN401  a Life
-    """Run in the life: describe its adapter."""
-    return asdict(registry.describe(life.program["adapter"]))
+def probe(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
+    """Run in the child: describe its adapter."""
+    return asdict(registry.describe(child.program["adapter"]))

@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks, so that no life pays for it.
+"""What the fork server imports before it forks, so that no child pays for it.
 
 An adapter that misbehaves when it is imported must not take the others down. So a child tries
 first: it may raise, hang, end its process or start threads, and the server learns the reason.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PATIENCE = 60.0  # seconds for an import
-LATER = "later"  # starts threads and says so: every life imports it anew
+LATER = "later"  # starts threads and says so: every child imports it anew
 
 
 def preload(adapters: Sequence[str]) -> dict[str, str]:
@@ -41,10 +41,10 @@ def warm_up() -> None:
     for part in ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"):
         importlib.import_module(part)
     torch.set_num_threads(1)
-    from ckpt_conformance.harness import life
+    from ckpt_conformance.harness import child
     from ckpt_conformance.workload.job import Job
 
-    _ = life.MEMORY
+    _ = child.MEMORY
     for kind in ("mixed", "dtypes"):
         job = Job(kind, 0)
         job.train(2)
@@ -54,11 +54,11 @@ def warm_up() -> None:
 
 
 def import_named(program: Mapping[str, Any]) -> None:
-    """Import what a program names of this package: a life that imports an injector pays for it.
+    """Import what a program names of this package: a child that imports an injector pays for it.
 
-    What can't be imported is left to the life, which reports it.
+    What can't be imported is left to the child, which reports it.
     """
-    if "world" in program or "crew" in program:
+    if "world" in program or "rank_group" in program:
         importlib.import_module("ckpt_conformance.harness.ranks")
     for op in program["ops"]:
         named = [spec["injector"] for spec in op.get("faults", ())] + [op.get("probe", "")]
@@ -124,7 +124,7 @@ def _wait(pid: int) -> bool:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a life and the helpers it started; what has ended is no error."""
+    """Kill a child and the helpers it started; what has ended is no error."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Small things that a life does for a check, by `op_probe`."""
+"""Small things that a child does for a check, by `op_probe`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 from ckpt_conformance.contract import trees
 
 
-def enter(_life: Any, folder: str) -> None:  # noqa: ANN401  a Life
-    """Change the working directory of the life."""
+def enter(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child
+    """Change the working directory of the child."""
     os.chdir(folder)
 
 
-def reach(life: Any, step: int) -> None:  # noqa: ANN401  a Life
+def reach(child: Any, step: int) -> None:  # noqa: ANN401  a Child
     """Train one step and count as if `step` steps had been trained."""
-    life.job.train(1)
-    life.job.step = step
+    child.job.train(1)
+    child.job.step = step
 
 
-def scribble(life: Any) -> int:  # noqa: ANN401  a Life
+def scribble(child: Any) -> int:  # noqa: ANN401  a Child
     """Invert every byte of every file of the manager, in place; give how many bytes that were.
 
     Size and inode stay, so that a mapping of the file sees the new bytes and no signal.
     """
     total = 0
-    for path in trees.files(life.root):
+    for path in trees.files(child.root):
         with path.open("r+b", buffering=0) as file:
             data = file.read()
             file.seek(0)

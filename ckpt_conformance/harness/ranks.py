@@ -1,6 +1,6 @@
-"""A life as one rank of a world: it joins a group of its own, and leaves when all have ended.
+"""A child as one rank of a world: it joins a group of its own, and leaves when all have ended.
 
-Every life of a world is forked from the same clean server and meets the others through a file
+Every child of a world is forked from the same clean server and meets the others through a file
 (FileStore), so nothing of an older world is left, and no port is taken.
 """
 
@@ -63,17 +63,17 @@ def together() -> None:
     dist.barrier()
 
 
-def unequal(life: Any) -> int:  # noqa: ANN401  a Life
+def unequal(child: Any) -> int:  # noqa: ANN401  a Child
     """Give each rank another value of a buffer that all should have alike; the rank is given."""
     rank = dist.get_rank()
-    life.job.model.constant.add_(rank)
+    child.job.model.constant.add_(rank)
     return rank
 
 
-def linger(life: Any) -> None:  # noqa: ANN401  a Life
+def linger(child: Any) -> None:  # noqa: ANN401  a Child
     """Stay until every rank has come here, or the deadline ends it: a job that lives on."""
-    world = life.program["world"]
+    world = child.program["world"]
     store = PrefixStore("lingering", FileStore(world["store"], world["size"]))
     store.set(str(world["rank"]), "here")
     every = [str(rank) for rank in range(world["size"])]
-    store.wait(every, dt.timedelta(seconds=life.program["deadline"]))
+    store.wait(every, dt.timedelta(seconds=child.program["deadline"]))

@@ -1,7 +1,7 @@
-"""The fork server: imports once, asserts that it has one thread, forks every life.
+"""The fork server: imports once, asserts that it has one thread, forks every child.
 
 pytest never forks. The server is started by exec, listens on a Unix socket, takes one program per
-line and answers with one line when that life has ended. A life past its deadline is killed.
+line and answers with one line when that child has ended. A child past its deadline is killed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ckpt_conformance.workload import devices
 
 DEADLINE = 60.0  # seconds
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-MANY = 40  # lives after which huge pages are worth half a second of the server's time
+MANY = 40  # children after which huge pages are worth half a second of the server's time
 
 
 class Server:
-    """Serves lives to any number of clients from one thread."""
+    """Serves children to any number of clients from one thread."""
 
     def __init__(self, path: str, refused: dict[str, str]) -> None:
-        """Listen on a Unix socket; a life of a refused adapter ends with the reason."""
+        """Listen on a Unix socket; a child of a refused adapter ends with the reason."""
         self.refused = refused
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -44,7 +44,7 @@ class Server:
         self.buffers: dict[socket.socket, bytes] = {}
         self.deadlines: dict[int, tuple[float, int]] = {}  # pidfd -> (when, pid)
         self.owners: dict[int, tuple[socket.socket, int, dict[str, Any], float]] = {}
-        self.begun = 0  # lives, ever
+        self.begun = 0  # children, ever
         self.is_packed = False  # into huge pages
 
     def serve(self, watch: int) -> None:
@@ -95,7 +95,7 @@ class Server:
         self.selector.register(descriptor, selectors.EVENT_READ, self._ended)
 
     def _child(self, program: dict[str, Any]) -> None:
-        """Become the life; never returns."""
+        """Become the child; never returns."""
         code = 70
         try:
             orphans.mark(program["mark"])
@@ -116,11 +116,11 @@ class Server:
                 source.write_text(json.dumps(program))
                 os.execv(  # noqa: S606  our own interpreter
                     sys.executable,
-                    [sys.executable, "-m", "ckpt_conformance.harness.life", str(source)],
+                    [sys.executable, "-m", "ckpt_conformance.harness.child", str(source)],
                 )
-            from ckpt_conformance.harness import life
+            from ckpt_conformance.harness import child
 
-            life.live(program)
+            child.run_program(program)
             code = 0
         except BaseException:  # noqa: BLE001  a child must never return into the server's loop
             import traceback
@@ -141,7 +141,7 @@ class Server:
         kill_group(pid)
         others = self.owners.values()
         marks = [one["mark"] for _, _, one, _ in others]
-        left = orphans.sweep([pid, *(life for _, life, *_ in others)], pid, marks)
+        left = orphans.sweep([pid, *(child for _, child, *_ in others)], pid, marks)
         _, status, usage = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         answer = {
@@ -171,7 +171,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  the client prints it
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=channel, flush=True)
         sys.exit(1)
-    gc.freeze()  # a life's collector need not walk, and so copy, the pages of what was imported
+    gc.freeze()  # a child's collector need not walk, and so copy, the pages of what was imported
     gc.enable()
     print(json.dumps({"ready": os.getpid(), "refused": refused}), file=channel, flush=True)
     server.serve(os.getppid())

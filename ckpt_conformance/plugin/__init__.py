@@ -1,7 +1,7 @@
 """The pytest plugin: options, the `subject` fixture, verdicts.
 
 It stays light: `pytest --help` in a project that merely has the package installed imports no torch.
-The suites themselves import none either; lives are forked by the server (see `server.py`).
+The suites themselves import none either; children are forked by the server (see `server.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="seconds that one life may take before it counts as a hang",
+        help="seconds that one child may take before it counts as a hang",
     )
     add(
         "--ckpt-device",

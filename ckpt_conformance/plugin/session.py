@@ -35,7 +35,7 @@ class SessionOptions:
     only: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     budget: str = "quick"
-    deadline: float = 60.0  # seconds that one life may take
+    deadline: float = 60.0  # seconds that one child may take
     seed: int = 0
     device: str = "cpu"  # where ranks compute
     catalogue: int | None = None
@@ -101,7 +101,7 @@ class Collector:
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     """Give a folder for what a run leaves.
 
-    It must outlive the server of the run: a life that is still being killed may write there.
+    It must outlive the server of the run: a child that is still being killed may write there.
     """
     return tempfile.TemporaryDirectory(prefix="ckc-session-")
 

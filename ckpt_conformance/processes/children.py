@@ -1,4 +1,4 @@
-"""Children of one life: each does one thing, says so in lines, and may die of it."""
+"""Children of one process: each does one thing, says so in lines, and may die of it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _work(work: Callable[[Put], None], write: int) -> None:
         put = put_into(os.fdopen(write, "w"))
         work(put)
         put({"end": "ended"})
-    except BaseException:  # noqa: BLE001  a child must never return into the life
+    except BaseException:  # noqa: BLE001  a child must never return into its parent
         traceback.print_exc()
         code = 70
     with contextlib.suppress(Exception):

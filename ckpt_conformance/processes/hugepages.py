@@ -1,7 +1,7 @@
 """Put the memory of a server that forks often in huge pages.
 
 A fork copies page tables, and its child's end frees them: with torch imported that is 10 ms of CPU
-per life in 4 KiB pages and 3 ms in 2 MiB ones (Linux 6.18, measured). Where the kernel does not
+per child in 4 KiB pages and 3 ms in 2 MiB ones (Linux 6.18, measured). Where the kernel does not
 offer it, nothing changes.
 """
 

@@ -1,11 +1,11 @@
-"""What a life leaves running: daemons that left its session are adopted, ended and named.
+"""What a child leaves running: daemons that left its session are adopted, ended and named.
 
 A save that leaves a process behind which writes later would write into the directory of the next
-check. The group of a life is killed with it; a daemon has a group of its own. So the server is the
-parent of all orphans (PR_SET_CHILD_SUBREAPER), and each child that is no life is one.
+check. The group of a child is killed with it; a daemon has a group of its own. So the server is the
+parent of all orphans (PR_SET_CHILD_SUBREAPER): each of its children that it did not fork is one.
 
-Lives run side by side, so each has a mark that whatever it starts inherits, through fork, exec and
-setsid: its soft limit of POSIX message queues, in bytes. prlimit(2) reads it of any process.
+Children run side by side, so each has a mark that whatever it starts inherits, through fork, exec
+and setsid: its soft limit of POSIX message queues, in bytes. prlimit(2) reads it of any process.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def marked(number: int) -> int:
     return most - 1 - number % half if half else -1
 
 
-def sweep(lives: Collection[int], group: int, others: Collection[int] = ()) -> list[str]:
-    """Kill and reap every child that is no life; name those that had left the `group`.
+def sweep(running: Collection[int], group: int, others: Collection[int] = ()) -> list[str]:
+    """Kill and reap each child that is not `running`; name those that had left the `group`.
 
-    What carries the mark of one of the `others` is let live: it belongs to a life that goes on, or
-    will be asked about next.
+    What carries the mark of one of the `others` is left alone: it belongs to a child that goes on,
+    or will be asked about next.
     """
     named: list[str] = []
     foreign = {marked(number) for number in others}
-    while found := {pid for pid in children() - set(lives) if _mark_of(pid) not in foreign}:
+    while found := {pid for pid in children() - set(running) if _mark_of(pid) not in foreign}:
         for pid in found:
             if told := _describe(pid, group):
                 named.append(told)
@@ -86,7 +86,7 @@ def _mark_of(pid: int) -> int:
 
 
 def _describe(pid: int, group: int) -> str:
-    """Say what a process is; nothing of one that has ended, or dies with its life."""
+    """Say what a process is; nothing of one that has ended, or dies with its child."""
     status = _status(pid)
     if not status or status[0] == "Z" or int(status[2]) == group:
         return ""

@@ -1,9 +1,9 @@
 """Bundles: what is kept of a violation, so that others can look and run it again.
 
 A bundle is a folder: `violation.json` (the outcome and how the check was run), `programs.json`
-(the lives since the check last emptied the directory, in order; none where an earlier check had
-run them) and `checkpoints/` (the manager's directory as the last life left it). Where a check found
-a crash state, `crash/` is a bundle of that state alone: see `crash/bundles.py`.
+(of the children since the check last emptied the directory, in order; none where an earlier check
+had run them) and `checkpoints/` (the manager's directory as the last child left it). Where a check
+found a crash state, `crash/` is a bundle of that state alone: see `crash/explore/bundles.py`.
 """
 
 from __future__ import annotations

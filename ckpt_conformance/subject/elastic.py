@@ -125,9 +125,9 @@ def main() -> None:
     program = attempts[attempt][int(os.environ["RANK"])]
     if program.get("device") == devices.CUDA:
         devices.show()
-    from ckpt_conformance.harness import life
+    from ckpt_conformance.harness import child
 
-    life.live(program)
+    child.run_program(program)
     report = json.loads(Path(program["result"]).read_text())
     failed = any("error" in result for result in report["results"])
     sys.stdout.flush()

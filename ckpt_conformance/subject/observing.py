@@ -1,4 +1,4 @@
-"""What a life sees around its job, and small changes that it makes to it; run by `op_probe`.
+"""What a child sees around its job, and small changes that it makes to it; run by `op_probe`.
 
 Everything that a manager might touch and no state dict holds: modes, gradients, parameter groups,
 settings of the process.
@@ -20,16 +20,16 @@ from ckpt_conformance.workload import digests
 BIG = 1 << 20  # float32 elements of the storage that a small view is cut from
 
 
-def surroundings(life: Any) -> dict[str, Any]:  # noqa: ANN401  a Life
+def surroundings(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
     """Give what no component owns: one entry for each thing, as text or a digest."""
-    model = life.job.model
+    model = child.job.model
     named = list(model.named_parameters(remove_duplicate=False))
     groups = [
         [
             {key: value for key, value in group.items() if key != "params"}
             for group in one.param_groups
         ]
-        for one in life.job.optimizers.values()
+        for one in child.job.optimizers.values()
     ]
     return {
         "modes": {name: module.training for name, module in model.named_modules()},
@@ -55,8 +55,8 @@ def _process() -> dict[str, Any]:
     }
 
 
-def move_in(_life: Any, folder: str) -> None:  # noqa: ANN401  a Life
-    """Make working directory, home and temporary directory of the life folders below `folder`."""
+def move_in(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child
+    """Make working directory, home and temporary directory of the child folders below `folder`."""
     for name in ("cwd", "home", "tmp"):
         (Path(folder) / name).mkdir(exist_ok=True)
     os.chdir(Path(folder) / "cwd")
@@ -64,16 +64,16 @@ def move_in(_life: Any, folder: str) -> None:  # noqa: ANN401  a Life
     os.environ["TMPDIR"] = tempfile.tempdir = str(Path(folder) / "tmp")
 
 
-def add_view(life: Any) -> int:  # noqa: ANN401  a Life
+def add_view(child: Any) -> int:  # noqa: ANN401  a Child
     """Register a buffer of 8 elements that is a view of a large storage; give that one's bytes."""
     whole = torch.arange(BIG, dtype=torch.float32)
-    life.job.model.register_buffer("glimpse", whole[:8])
+    child.job.model.register_buffer("glimpse", whole[:8])
     return whole.nbytes
 
 
-def change_entry(life: Any, how: str) -> None:  # noqa: ANN401  a Life
+def change_entry(child: Any, how: str) -> None:  # noqa: ANN401  a Child
     """Add, remove or resize a buffer of the model."""
-    model = life.job.model
+    model = child.job.model
     if how == "added":
         model.register_buffer("late", torch.rand(6))
     elif how == "removed":
@@ -82,23 +82,23 @@ def change_entry(life: Any, how: str) -> None:  # noqa: ANN401  a Life
         model.constant = torch.rand(5)
 
 
-def two_managers(life: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+def two_managers(child: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: ANN401  a Child
     """Save two jobs in turn through two live managers; give each job's state at its last save."""
     options = OpenOptions()
-    here, there = life.adapter.open(life.root, options), life.adapter.open(Path(other), options)
-    life.job.train(2)
-    here.save(life.job, 2)
-    second = life.new_job({"kind": kind, "seed": OTHER_SEED})
+    here, there = child.adapter.open(child.root, options), child.adapter.open(Path(other), options)
+    child.job.train(2)
+    here.save(child.job, 2)
+    second = child.new_job({"kind": kind, "seed": OTHER_SEED})
     second.train(3)
     there.save(second, 3)
-    life.job.train(2)
-    here.save(life.job, 4)
-    states = {"here": life.job.leaves(), "there": second.leaves()}
+    child.job.train(2)
+    here.save(child.job, 4)
+    states = {"here": child.job.leaves(), "there": second.leaves()}
     here.close()
     there.close()
     return states
 
 
-def names(life: Any) -> list[str]:  # noqa: ANN401  a Life
+def names(child: Any) -> list[str]:  # noqa: ANN401  a Child
     """List the names in the manager's directory."""
-    return sorted(path.name for path in life.root.iterdir())
+    return sorted(path.name for path in child.root.iterdir())

@@ -35,7 +35,7 @@ def differences(
 
 
 def arrival(result: Finished) -> tuple[int | None, dict[str, Any]]:
-    """Give step and state at the first training step of a life; (None, {}) if it trained none."""
+    """Give step and state at the first training step of a child; (None, {}) if it trained none."""
     found = result.result("run")
     step = found.get("arrived", {}).get("step")
     return step, found.get("states", {}).get(str(step), {})

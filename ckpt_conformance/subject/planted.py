@@ -1,6 +1,6 @@
 """Discovery and rotation over planted trees, on a file system in memory (pyfakefs).
 
-Runs inside one life: Hypothesis draws which steps there are, Faker which other names; the manager
+Runs inside one child: Hypothesis draws which steps there are, Faker which other names; the manager
 plants payload-less steps by Python alone, because writers in C++ bypass pyfakefs. Without pyfakefs
 (an extra) the same trees lie in a directory of the disk.
 """
@@ -34,7 +34,7 @@ class Disagreement(Exception):  # noqa: N818  a finding
 
 
 def preload() -> None:
-    """Import what this module uses, in the fork server: then no life pays for it."""
+    """Import what this module uses, in the fork server: then no child pays for it."""
     import hypothesis.strategies
 
     _ = hypothesis.strategies, names.strange(0, 1)
@@ -78,16 +78,16 @@ def steps_and_names(pool: list[str]) -> SearchStrategy[tuple[list[int], list[str
     return st.tuples(steps, st.lists(st.sampled_from(pool), unique=True, max_size=8))
 
 
-def lookalikes(life: Any, folder: Path) -> list[str]:  # noqa: ANN401  a Life
+def lookalikes(child: Any, folder: Path) -> list[str]:  # noqa: ANN401  a Child
     """Give names that look like this manager's steps and are none."""
     with a_tree(folder) as root:
-        life.adapter.open(root, OpenOptions()).plant(4)
+        child.adapter.open(root, OpenOptions()).plant(4)
         found = names.created(root, None, 4)
     similar = [path for one in found for path in names.lookalikes(one)]
     return similar + [one.of(word) for one in found for word in DIGITS]
 
 
-def explore(life: Any, check: Callable[..., None], seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401
+def explore(child: Any, check: Callable[..., None], seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401
     """Check a plain tree, drawn ones, and large ones; give what disagrees, smallest first."""
     rng, trees = random.Random(seed), 0  # noqa: S311
     pool = list(names.strange(seed, 20))
@@ -98,18 +98,18 @@ def explore(life: Any, check: Callable[..., None], seed: int, budget: str) -> di
         nonlocal trees
         trees += 1
         with a_tree(folder) as root:
-            check(life, root, *tree)
+            check(child, root, *tree)
 
     try:
-        with file_system(life.root) as folder:
-            pool += lookalikes(life, folder)
+        with file_system(child.root) as folder:
+            pool += lookalikes(child, folder)
             try:
                 on_tree(folder, ([2, 4, 6, 8], []))
             except Disagreement as error:
                 return {"control": error.args[0]}
             draw(partial(on_tree, folder), pool, seed, examples)
             on_tree(folder, (large, pool[:20]))
-        on_tree(life.root, (large[:50], pool[:20] + crowd(budget)))  # slow in memory
+        on_tree(child.root, (large[:50], pool[:20] + crowd(budget)))  # slow in memory
     except Disagreement as error:
         return {"trees": trees, "disagreement": error.args[0]}
     return {"trees": trees}
@@ -156,34 +156,34 @@ def compare(found: list[int], wanted: list[int], foreign: list[str], **more: Any
         raise Disagreement({**told, "steps": len(wanted)})
 
 
-def discovery(life: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+def discovery(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Child
     """Compare what discovery advertises with what was planted."""
 
-    def check(life: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
+    def check(child: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
         names.plant_all(root, foreign)
         with blame_the_manager(foreign):
-            manager = life.adapter.open(root, OpenOptions())
+            manager = child.adapter.open(root, OpenOptions())
             for step in steps:
                 manager.plant(step)
             found = list(manager.steps())
         compare(sorted(found), sorted(steps), foreign)  # their order is another promise
 
-    return explore(life, check, seed, budget)
+    return explore(child, check, seed, budget)
 
 
-def rotation(life: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Child
     """Rotate planted trees and compare what is left.
 
     Steps are planted in ascending order, so that their times agree with it: whether times matter
     is another promise.
     """
 
-    def check(life: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
+    def check(child: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
         steps = sorted(steps) or [1]
         planted = names.plant_all(root, foreign)
         keep = max(1 + len(foreign) % 3, len(steps) - 20)
         with blame_the_manager(foreign):
-            manager = life.adapter.open(root, OpenOptions(keep_last=keep))
+            manager = child.adapter.open(root, OpenOptions(keep_last=keep))
             for step in steps:
                 manager.plant(step)
             manager.rotate(steps[-1])
@@ -193,4 +193,4 @@ def rotation(life: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN4
         if gone:
             raise Disagreement({"deleted": gone[:8], "steps": len(steps)})
 
-    return explore(life, check, seed, budget)
+    return explore(child, check, seed, budget)

@@ -1,7 +1,7 @@
 """What a resume of a run without faults gives: what arrives, and how it goes on from there.
 
 The identity oracle (families RTRP, COMP, RSUM): what arrives equals what was saved, and the records
-of the resumed run equal those of the run that never stopped. One life per adapter, kind of job and
+of the resumed run equal those of the run that never stopped. One child per adapter, kind of job and
 step is shared by all checks, so that each of them costs next to nothing.
 """
 
@@ -50,7 +50,7 @@ def every_leaf(_: str) -> bool:
 def resumed(
     subject: Subject, golden: Golden, step: int = SAVES[-1], *, realign: bool = False
 ) -> ProcessResult:
-    """Give the life that resumed from the snapshot of `step`, into a job of another seed."""
+    """Give the child that resumed from the snapshot of `step`, into a job of another seed."""
     key = (step, realign)
     if key not in golden.resumed:
         subject.lay_out(golden, step)
@@ -211,7 +211,7 @@ def _tell(key: str, record: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 
 def records_of(result: ProcessResult) -> Records:
-    """Give the training records of a life's last operation."""
+    """Give the training records of a child's last operation."""
     return result.results[-1].get("records", []) if result.results else []
 
 

@@ -1,6 +1,6 @@
-"""Resuming from many directories in one life: a life costs more than the resume in it.
+"""Resuming from many directories in one child: a child costs more than the resume in it.
 
-Such a batch only screens. What is not fine in it is judged again alone, in a fresh life, and so is
+Such a batch only screens. What is not fine in it is judged again alone, in a fresh child, and so is
 one in fifty of the rest: where the two differ the order of the batch mattered, and that is UNKNOWN.
 """
 
@@ -34,7 +34,7 @@ class Case:
 
 
 def alone(subject: Subject, case: Case) -> ProcessResult:
-    """Resume from one directory in a life of its own."""
+    """Resume from one directory in a child of its own."""
     trees.lay_out(case.folder, subject.root)
     return subject.resume(**case.given)
 
@@ -42,7 +42,7 @@ def alone(subject: Subject, case: Case) -> ProcessResult:
 def resume_each(
     subject: Subject, cases: Sequence[Case], is_fine: Callable[[ProcessResult], bool]
 ) -> list[ProcessResult]:
-    """Resume from each directory; what `is_fine` does not accept was judged in its own life."""
+    """Resume from each directory; what `is_fine` does not accept was judged in its own child."""
     if len(cases) < 2:  # noqa: PLR2004  one needs no batch
         return [alone(subject, case) for case in cases]
     rng = random.Random(subject.seed)  # noqa: S311
@@ -58,14 +58,14 @@ def resume_each(
 
 
 def screen(subject: Subject, cases: Sequence[Case]) -> list[ProcessResult | None]:
-    """Resume from all in one life, which is no judgement; None for what it did not reach."""
+    """Resume from all in one child, which is no judgement; None for what it did not reach."""
     ops: list[dict[str, Any]] = []
     for case in cases:
         run = {"op": "run", "until": None, "stop_after": 0, "continue": True}
         given = {"resume": case.given.get("step") or True, **case.given}
         given.pop("step", None)
         ops += [{"op": "lay_out", "tree": str(case.folder)}, {"op": "fresh"}, {**run, **given}]
-    process_result = subject.life(*ops, seed=OTHER_SEED, deadline=STEP_DEADLINE * len(cases))
+    process_result = subject.execute(*ops, seed=OTHER_SEED, deadline=STEP_DEADLINE * len(cases))
     runs = [result for result in process_result.results if result["op"] == "run"]
     if process_result.exit_kind != "ended":
         return [None] * len(cases)
@@ -78,10 +78,10 @@ def steps_each(subject: Subject, folders: Sequence[Path]) -> list[dict[str, Any]
     ops: list[dict[str, Any]] = []
     for folder in folders:
         ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "steps", "continue": True}]
-    found = [result for result in subject.life(*ops).results if result["op"] == "steps"]
+    found = [result for result in subject.execute(*ops).results if result["op"] == "steps"]
     for folder in folders[len(found) :]:
         trees.lay_out(folder, subject.root)
-        process_result = subject.life({"op": "steps"})
+        process_result = subject.execute({"op": "steps"})
         told = {
             "error": {"type": process_result.exit_kind, "message": subject.tell(process_result)}
         }

@@ -40,7 +40,7 @@ class Golden:
     `at` maps a step to the state at that step's loss call in the run that never stopped; `served`
     (filled by controls) to the state that this manager's own undamaged load gives. `needles` gives,
     for each saved step, the first bytes of its large tensors: where they stand is payload.
-    `resumed` keeps the lives of `resumption`.
+    `resumed` keeps the children of `resumption`.
     """
 
     saves: tuple[int, ...]
@@ -74,15 +74,15 @@ class Subject:
     folder: Path
     seed: int = 0
     budget: str = "quick"
-    deadline: float = 60.0  # seconds that a life has, unless the check says otherwise
+    deadline: float = 60.0  # seconds that a child has, unless the check says otherwise
     device: str = devices.CPU  # where ranks compute
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # by check; empty if it held
     notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
     remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
-    lives: int = 0
+    children: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    left: list[str] = field(default_factory=list[str])  # daemons of its lives, ended since
+    left: list[str] = field(default_factory=list[str])  # daemons of its children, ended since
 
     def __post_init__(self) -> None:
         """Make the folders."""
@@ -119,7 +119,7 @@ class Subject:
             return list(items)
         return [items[at] for at in sorted(self.rng.sample(range(len(items)), quick))]
 
-    # -- lives ------------------------------------------------------------------------------
+    # -- children ------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Empty the manager's directory, its mirror and the scratch; begin a check."""
@@ -128,8 +128,8 @@ class Subject:
         self.programs.clear()
         self.remarks.clear()
 
-    def life(self, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  program fields
-        """Run operations in one fresh life; a crash of the harness itself is UNKNOWN.
+    def execute(self, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  program fields
+        """Run operations in one fresh child; a crash of the harness itself is UNKNOWN.
 
         Fields: kind, seed, variant (of the job), options, deadline (s), memory (bytes), snapshots.
         """
@@ -142,7 +142,7 @@ class Subject:
         layout: dict[str, int] | None = None,
         **given: Any,  # noqa: ANN401  program fields
     ) -> dict[str, Any]:
-        """Make the program of one life; with a layout, of one rank of a world."""
+        """Make the program of one child; with a layout, of one rank of a world."""
         job = {
             "kind": given.pop("kind", "mixed" if layout is None else "sharded"),
             "seed": given.pop("seed", JOB_SEED),
@@ -163,18 +163,18 @@ class Subject:
         }
 
     def send(self, programs: list[dict[str, Any]]) -> list[ProcessResult]:
-        """Run one life of each program, all at the same time."""
-        self.lives += len(programs)
+        """Run one child of each program, all at the same time."""
+        self.children += len(programs)
         self.programs += programs
         results = self.client.run_together(programs)
         self.left += [left for result in results for left in result.left]
         return results
 
-    def send_crew(self, program: dict[str, Any]) -> list[ProcessResult]:
-        """Run one life that forks its ranks, and is recorded; give how each rank ended."""
-        self.lives += 1
+    def send_rank_group(self, program: dict[str, Any]) -> list[ProcessResult]:
+        """Run one child that forks its ranks, and is recorded; give how each rank ended."""
+        self.children += 1
         self.programs.append(program)
-        results = self.client.run_crew(program)
+        results = self.client.run_rank_group(program)
         self.left += results[0].left
         return results
 
@@ -183,7 +183,7 @@ class Subject:
         op = {"op": "run", "until": until, "save_at": list(save_at)}
         op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
         tail = given.pop("then", [])
-        return self.life(op, *tail, **given)
+        return self.execute(op, *tail, **given)
 
     def resume(self, step: int | str | None = None, **given: Any) -> ProcessResult:  # noqa: ANN401
         """Load into a job of another seed and digest at its first training step."""
@@ -191,9 +191,9 @@ class Subject:
         return self.run(None, resume=True if step is None else step, **given)
 
     def steps(self, **given: Any) -> list[int]:  # noqa: ANN401
-        """Ask discovery in a fresh life; raises Violation if it raises."""
+        """Ask discovery in a fresh child; raises Violation if it raises."""
         self.need("steps")
-        result = self.life({"op": "steps"}, **given)
+        result = self.execute({"op": "steps"}, **given)
         if "value" not in result.result("steps"):
             raise Violation("discovery does not answer", evidence=self.evidence(result))
         found: list[int] = result.result("steps")["value"]
@@ -268,7 +268,7 @@ class Subject:
         )
 
     def tell(self, result: Finished) -> str:
-        """Say in one line how a life ended."""
+        """Say in one line how a child ended."""
         if result.exit_kind == "hang":
             return f"hang (no end within {result.program.get('deadline', 0):g} s)"
         if result.error:
@@ -286,8 +286,8 @@ class Subject:
         state: Mapping[str, Any] | None = None,
         **more: Any,  # noqa: ANN401  further evidence
     ) -> dict[str, Any]:
-        """Collect what a reader needs: how the life ended, the error, the leaves that differ."""
-        found: dict[str, Any] = {"life": self.tell(result), **more}
+        """Collect what a reader needs: how the child ended, the error, the leaves that differ."""
+        found: dict[str, Any] = {"child": self.tell(result), **more}
         if result.error:
             found["where"] = result.error["where"]
         if self.left:

@@ -1,8 +1,8 @@
 """Worlds: one program on several ranks, and how all of them ended, seen as one.
 
-A world is a set of lives, one a rank, that begin together and meet through a file. Suites drive a
-`Subject`; these functions give it ranks. What they give looks like the ending of one life, so the
-oracles judge both alike.
+A world is a set of child processes, one a rank, that begin together and meet through a file.
+Suites drive a `Subject`; these functions give it ranks. Their results look like that of one child,
+so the oracles judge both alike.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def most(subject: Subject) -> int:
     if subject.budget != "full":
         return USUAL
     if "most ranks" not in subject.notes:
-        result = life(subject, {"fsdp": 2}, {"op": "run", "until": 1})
+        result = execute(subject, {"fsdp": 2}, {"op": "run", "until": 1})
         if result.exit_kind != "ended" or result.error:
             raise control_failed(f"two ranks do not train: {subject.tell(result)}")
         wanted = MANY * max(one.peak_kib for one in result.ranks)
@@ -74,7 +74,7 @@ def available_kib() -> int:
 
 @dataclass(frozen=True)
 class WorldResult:
-    """How the ranks of a world ended; reads like the ending of one life."""
+    """How the ranks of a world ended; reads like the result of one child."""
 
     ranks: tuple[ProcessResult, ...]
     program: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -149,7 +149,7 @@ def joined(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-def life(
+def execute(
     subject: Subject,
     layout: Mapping[str, int],
     *ops: dict[str, Any],
@@ -173,18 +173,18 @@ def recorded(
     stops: Sequence[Mapping[str, Any]] = (),
     **given: Any,  # noqa: ANN401
 ) -> WorldResult:
-    """Run operations on every rank of a world in one life, which is recorded into a folder.
+    """Run operations on every rank of a world in one child, which is recorded into a folder.
 
     With `stops` all are killed when each rank has done so many operations on the directory.
     """
     made = programs(subject, layout, ops, given)
     journal = made[0]["journal"]
     ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(made)]
-    crew = subject.program(deadline=made[0]["deadline"], crew=ranks)
-    crew |= {"record": str(folder)} if folder else {"stops": list(stops)}
-    crew |= {key: made[0][key] for key in ("isolation", "device") if key in made[0]}
-    own = {name: f"{crew[name]}-crew" for name in ("result", "output")}
-    return WorldResult(tuple(subject.send_crew(crew | own)), made[0])
+    rank_group = subject.program(deadline=made[0]["deadline"], rank_group=ranks)
+    rank_group |= {"record": str(folder)} if folder else {"stops": list(stops)}
+    rank_group |= {key: made[0][key] for key in ("isolation", "device") if key in made[0]}
+    own = {name: f"{rank_group[name]}-rank-group" for name in ("result", "output")}
+    return WorldResult(tuple(subject.send_rank_group(rank_group | own)), made[0])
 
 
 def programs(
@@ -227,7 +227,7 @@ def _have_gpus(subject: Subject, size: int) -> None:
     """Raise Unknown if ranks are more than GPUs: NCCL takes no two ranks on one."""
     if "gpus" not in subject.notes:
         op = {"op": "probe", "probe": "ckpt_conformance.workload.devices:count"}
-        result = subject.life(op, isolation="spawn", device=devices.CUDA)
+        result = subject.execute(op, isolation="spawn", device=devices.CUDA)
         subject.notes["gpus"] = result.result("probe").get("value", 0)
     if size > subject.notes["gpus"]:
         raise Unknown(
@@ -261,7 +261,7 @@ def run(
     op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
     tail = given.pop("then", [])
     given.setdefault("seed", JOB_SEED)
-    return life(subject, layout, op, *tail, **given)
+    return execute(subject, layout, op, *tail, **given)
 
 
 def resume(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20  # bytes; a write of a caller is copied in pieces that stay in the cache
 # Page-aligned, as O_DIRECT asks for. Private: supervisors that are forked from one server must not
-# copy through the same pages, or one life's bytes end up in another's file.
+# copy through the same pages, or one child's bytes end up in another's file.
 _BUFFER = mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 _VIEW = memoryview(_BUFFER)
 _ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(_BUFFER))

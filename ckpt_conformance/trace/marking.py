@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.contract.journal import LifeJournal
+    from ckpt_conformance.contract.journal import ChildJournal
 
 FROM_ROOT = ("broadcast", "scatter")  # left after the root came
 TO_ROOT = ("gather", "reduce")  # left by the root after all came, by others at once
@@ -51,7 +51,7 @@ LOOKS = ("stat", "lstat", "access", "listdir", "scandir", "open", "readlink")
 class Marker:
     """Writes the notes of one rank."""
 
-    def __init__(self, journal: LifeJournal, root: str) -> None:
+    def __init__(self, journal: ChildJournal, root: str) -> None:
         """Start with no collective entered."""
         self.journal, self.root = journal, root
         self.rank: int = journal.whose["rank"]
@@ -187,7 +187,7 @@ def _root(given: tuple[Any, ...]) -> int | None:
     return next((int(root) for root in found if root is not None), None)
 
 
-def mark(journal: LifeJournal, root: Path) -> None:
+def mark(journal: ChildJournal, root: Path) -> None:
     """Wrap everything, for good."""
     marker = Marker(journal, os.path.realpath(root))
     _wrap(c10d.ProcessGroup, (*FROM_ROOT, *TO_ROOT, *TO_ALL), marker.collective)

@@ -202,7 +202,7 @@ class PatchedRecorder:
         return done
 
     def _event(self, line: bytes) -> None:
-        """Note what a life wrote into its journal."""
+        """Note what a child wrote into its journal."""
         event: dict[str, Any] = json.loads(line)
         if event.get("event") in MARKS:
             self.mark(event["event"], event.get("step", -1))

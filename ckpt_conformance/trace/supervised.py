@@ -1,8 +1,8 @@
-"""A life that is recorded or struck at its system calls: its parent becomes the supervisor.
+"""A child that is recorded or struck at its system calls: its parent becomes the supervisor.
 
-Keys of a life's program: `record` names the folder of the recording, and all ranks of a `crew` are
-in it. `stops` says how many operations each rank of a crew may do before all are killed. An
-operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the life
+Keys of a child's program: `record` names the folder of the recording, and all ranks of a
+`rank_group` are in it. `stops` says how many operations each rank of a rank_group may do before all are killed. An
+operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the child
 supervised too.
 """
 
@@ -38,7 +38,7 @@ def is_wanted(program: dict[str, Any]) -> bool:
 def enter(program: dict[str, Any]) -> None:
     """Fork: the child returns, with the filter in place; the parent supervises and ends as it does.
 
-    The one who waits for the life sees its exit code, or the signal that ended it.
+    The one who waits for the child sees its exit code, or the signal that ended it.
     """
     folder = Path(program["record"]) if program.get("record") else None
     reading = '"reading": true' in json.dumps(program["ops"])
@@ -49,7 +49,7 @@ def enter(program: dict[str, Any]) -> None:
         folder,
         journal=journal,
         reading=reading,
-        closing="crew" in program,  # the ranks may be nodes of an NFS
+        closing="rank_group" in program,  # the ranks may be nodes of an NFS
     )
     pid = os.fork()
     if pid == 0:
@@ -58,8 +58,8 @@ def enter(program: dict[str, Any]) -> None:
         return
     striker = syscall_faults.Striker(main=pid)
     ranks: ranked.Collector | None = None
-    if "crew" in program:
-        ranks = ranked.Collector(len(program["crew"]))
+    if "rank_group" in program:
+        ranks = ranked.Collector(len(program["rank_group"]))
         if stops := program.get("stops"):
             ranks = ranked.Stopper(stops, main=pid)
 
@@ -86,7 +86,7 @@ def leave() -> None:
 
 def _fall_back(program: dict[str, Any], error: notify.NotAvailableError) -> None:
     """Record by patched entry points here; a fault at a system call has no such way out."""
-    one = "crew" not in program and program.get("isolation") != "spawn"
+    one = "rank_group" not in program and program.get("isolation") != "spawn"
     if INJECTOR in json.dumps(program["ops"]) or not one:
         raise error
     print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201

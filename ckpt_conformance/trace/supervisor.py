@@ -38,7 +38,7 @@ class Supervisor:
     """Answers the calls of one process and its descendants until none is left."""
 
     def __init__(self, listener: Listener, tree: Tree, sources: Sources, journal: str = "") -> None:
-        """Start with nothing seen; `journal` is the real path of the life's journal."""
+        """Start with nothing seen; `journal` is the real path of the child's journal."""
         self.listener, self.tree, self.sources, self.journal = listener, tree, sources, journal
         self.names = calls.names()
         self.processes = notify.Processes()
@@ -205,7 +205,7 @@ class Supervisor:
     # -- the journal --------------------------------------------------------------------------
 
     def _other(self, asked: Asked) -> None:
-        """Read the events that a life writes into its journal."""
+        """Read the events that a child writes into its journal."""
         if asked.other is None or asked.name != "write" or not self.journal:
             return
         taken, info = asked.other
@@ -252,7 +252,7 @@ def umask_of(thread: int) -> int:
 
 
 def _events(_process: int, data: bytes) -> list[dict[str, Any]]:
-    """Read the event that a life writes with one write; none if it is something else."""
+    """Read the event that a child writes with one write; none if it is something else."""
     try:
         return [json.loads(data)]
     except ValueError:

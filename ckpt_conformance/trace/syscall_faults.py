@@ -84,7 +84,7 @@ class Striker:
 
     fault: Fault = field(default_factory=Fault)
     armed: bool = False
-    journal: int = -1  # a descriptor of the life's journal
+    journal: int = -1  # a descriptor of the child's journal
     main: int = 0  # the process that a kill ends; its descendants die with it
     calls: int = 0
     fired: int = 0
@@ -114,7 +114,7 @@ class Striker:
         }
 
     def obey(self, event: dict[str, Any]) -> None:
-        """Arm and disarm as the life's journal says; the report is a file that it names."""
+        """Arm and disarm as the child's journal says; the report is a file that it names."""
         what = event.get("event")
         if what == "system-calls-armed":
             given: dict[str, Any] = dict(event["fault"])

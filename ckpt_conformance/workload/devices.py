@@ -1,7 +1,7 @@
 """Where ranks compute: which processes see GPUs, and whether there are enough of them.
 
-What has started CUDA can't fork lives that use it, so the fork server sees no GPU, and lives do not
-either. A world on CUDA has lives with an interpreter of their own, which see them all; each rank
+What has started CUDA can't fork children that use it, so the fork server sees no GPU, and children
+do not either. A world on CUDA has children with an interpreter of their own, which see them all; each rank
 takes the one of its number.
 """
 
@@ -35,9 +35,9 @@ def show() -> None:
         os.environ[VISIBLE] = os.environ[KEPT]
 
 
-def count(life: Any) -> int:  # noqa: ANN401  a Life
-    """Count the GPUs that this life sees."""
-    del life
+def count(child: Any) -> int:  # noqa: ANN401  a Child
+    """Count the GPUs that this child sees."""
+    del child
     import torch
 
     return int(torch.cuda.device_count())

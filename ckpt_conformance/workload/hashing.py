@@ -1,4 +1,4 @@
-"""One way to hash bytes, for lives and for the harness, which imports no torch."""
+"""One way to hash bytes, for children and for the harness, which imports no torch."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class RngState:
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         # Not `torch.manual_seed`: without CUDA it keeps a formatted traceback for a later start of
-        # CUDA, a fifth of what an empty life costs.
+        # CUDA, a fifth of what an empty child costs.
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(seed)

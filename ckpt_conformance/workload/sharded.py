@@ -59,9 +59,9 @@ class Layout:
         """The number of ranks."""
         return self.replicate * self.fsdp * self.tp
 
-    @cache  # noqa: B019  one world a life: the jobs of a life share its groups
+    @cache  # noqa: B019  one world a child: the jobs of a child share its groups
     def mesh(self, device: str) -> DeviceMesh:
-        """Make the mesh, once a life; every rank of the world takes part."""
+        """Make the mesh, once a child; every rank of the world takes part."""
         sizes = (self.replicate, self.fsdp, self.tp)
         return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "fsdp", "tp"))
 

@@ -61,13 +61,13 @@ def test_a_recording_that_failed_can_be_made_again(
     subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = subjects(PER_STEP)
-    live = subject.life
+    live = subject.child
 
     def fail(*ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401
         return replace(live(*ops, **given), exit_kind="crashed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(subject, "life", fail)
+        patch.setattr(subject, "child", fail)
         with pytest.raises(Unknown, match="nothing disturbs"):
             workloads.record(subject, "first")
     recorded = workloads.record(subject, "first")

@@ -1,4 +1,4 @@
-"""A life that is recorded, and a life that is struck at its system calls, through the server."""
+"""A child that is recorded, and a child that is struck at its system calls, through the server."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def test_reads_of_a_load_can_fail(client: Client, tmp_path: Path) -> None:
 
 
 def test_without_a_supervisor_the_injector_says_so(tmp_path: Path) -> None:
-    from ckpt_conformance.contract.journal import LifeJournal
+    from ckpt_conformance.contract.journal import ChildJournal
     from ckpt_conformance.fault_injectors.system_call import SystemCall
 
-    injector = SystemCall(tmp_path, LifeJournal(tmp_path / "journal"), at=1)
+    injector = SystemCall(tmp_path, ChildJournal(tmp_path / "journal"), at=1)
     with pytest.raises(RuntimeError, match="has no supervisor"):
         injector.install()

@@ -1,4 +1,4 @@
-"""Saves of several ranks: recorded in one life, ordered, explored by worlds, replayed."""
+"""Saves of several ranks: recorded in one child, ordered, explored by worlds, replayed."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_the_last_state_is_what_stands_there(subjects: Callable[[str], Subject])
 
 
 def apart(store: Path, patience: float) -> Callable[[Subject, dict[str, Any]], list[ProcessResult]]:
-    """Send a crew whose second rank looks for the others elsewhere."""
-    honest = Subject.send_crew
+    """Send a rank_group whose second rank looks for the others elsewhere."""
+    honest = Subject.send_rank_group
 
     def send(self: Subject, program: dict[str, Any]) -> list[ProcessResult]:
-        for one in program["crew"]:
+        for one in program["rank_group"]:
             one["world"]["timeout"] = patience
-        program["crew"][1]["world"]["store"] = str(store)
+        program["rank_group"][1]["world"]["store"] = str(store)
         return honest(self, program)
 
     return send
@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_start_ends_the_life(
     subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Why: the others wait in their rendezvous; a recording that hangs stops the whole run."""
-    monkeypatch.setattr(Subject, "send_crew", apart(tmp_path / "no folder" / "store", 0.5))
+    monkeypatch.setattr(Subject, "send_rank_group", apart(tmp_path / "no folder" / "store", 0.5))
     with pytest.raises(Unknown):
         workloads.record(subjects("dcp-per-step"), "first", TWO)
 
@@ -107,7 +107,7 @@ def test_a_crew_past_its_deadline_is_ended_with_all_its_ranks(
     new_subject: Callable[..., Subject],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(Subject, "send_crew", apart(tmp_path / "store", 60.0))
+    monkeypatch.setattr(Subject, "send_rank_group", apart(tmp_path / "store", 60.0))
     subject, train = new_subject("dcp-per-step"), {"op": "run", "until": 1}
     result = worlds.recorded(subject, TWO, train, folder=tmp_path / "record", deadline=2.0)
     assert result.exit_kind == "hang"

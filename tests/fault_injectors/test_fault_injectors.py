@@ -111,8 +111,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Iterator[journal.LifeJournal]:
-    found = journal.LifeJournal(tmp_path / "journal")
+def notes(tmp_path: Path) -> Iterator[journal.ChildJournal]:
+    found = journal.ChildJournal(tmp_path / "journal")
     yield found
     os.close(found.descriptor)
 
@@ -143,7 +143,7 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
 def test_a_pass_that_counts_changes_nothing(
-    kind: type[Injector], root: Path, notes: journal.LifeJournal
+    kind: type[Injector], root: Path, notes: journal.ChildJournal
 ) -> None:
     with armed_with(kind(root, notes)) as armed:
         CALLS[kind](root)
@@ -153,7 +153,7 @@ def test_a_pass_that_counts_changes_nothing(
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
 def test_it_raises_at_the_call_and_says_so(
-    kind: type[Injector], root: Path, notes: journal.LifeJournal, tmp_path: Path
+    kind: type[Injector], root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
     with armed_with(kind(root, notes, at=1, error="ENOSPC")) as armed:
         # DCP wraps what its writer raises, in an exception that is no Exception.
@@ -165,7 +165,7 @@ def test_it_raises_at_the_call_and_says_so(
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
 def test_it_fires_once_and_everything_is_put_back(
-    kind: type[Injector], root: Path, notes: journal.LifeJournal
+    kind: type[Injector], root: Path, notes: journal.ChildJournal
 ) -> None:
     armed = kind(root, notes, at=2, mode="raise")
     armed.install()
@@ -175,7 +175,7 @@ def test_it_fires_once_and_everything_is_put_back(
 
 
 def test_paths_elsewhere_do_not_count(
-    root: Path, notes: journal.LifeJournal, tmp_path: Path
+    root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
     with (
         armed_with(FileWrite(root, notes, at=1)) as writes,
@@ -188,7 +188,7 @@ def test_paths_elsewhere_do_not_count(
 
 
 def test_a_mirror_can_be_watched_instead(
-    root: Path, notes: journal.LifeJournal, tmp_path: Path
+    root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
     with armed_with(FileWrite(root, notes, below=str(tmp_path / "mirror"))) as armed:
         write_file(root)
@@ -198,7 +198,7 @@ def test_a_mirror_can_be_watched_instead(
 
 
 def test_a_rename_across_is_refused_as_between_two_file_systems(
-    root: Path, notes: journal.LifeJournal, tmp_path: Path
+    root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
     memory = Path("/dev/shm")  # noqa: S108  a mount of its own on every Linux
     if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
@@ -219,7 +219,9 @@ def test_a_rename_across_is_refused_as_between_two_file_systems(
     assert [event["what"] for event in events(tmp_path)] == ["os.rename", "os.rename"]
 
 
-def test_the_nth_call_is_struck_and_the_next_is_not(root: Path, notes: journal.LifeJournal) -> None:
+def test_the_nth_call_is_struck_and_the_next_is_not(
+    root: Path, notes: journal.ChildJournal
+) -> None:
     with armed_with(Rename(root, notes, at=2)) as armed:
         (root / "old.txt").rename(root / "1")
         with pytest.raises(OSError, match="injected") as caught:
@@ -229,7 +231,7 @@ def test_the_nth_call_is_struck_and_the_next_is_not(root: Path, notes: journal.L
     assert (armed.calls, armed.fired) == (3, 1)
 
 
-def test_a_persistent_fault_strikes_from_there_on(root: Path, notes: journal.LifeJournal) -> None:
+def test_a_persistent_fault_strikes_from_there_on(root: Path, notes: journal.ChildJournal) -> None:
     with armed_with(Unlink(root, notes, at=2, persistent=True)) as armed:
         (root / "old.txt").unlink()
         for _ in range(3):
@@ -238,7 +240,7 @@ def test_a_persistent_fault_strikes_from_there_on(root: Path, notes: journal.Lif
     assert armed.fired == 3
 
 
-def test_after_means_that_the_call_was_done(root: Path, notes: journal.LifeJournal) -> None:
+def test_after_means_that_the_call_was_done(root: Path, notes: journal.ChildJournal) -> None:
     armed = Rename(root, notes, at=1, moment="after")
     with armed_with(armed), pytest.raises(OSError, match="injected"):
         (root / "old.txt").rename(root / "new.txt")
@@ -248,7 +250,7 @@ def test_after_means_that_the_call_was_done(root: Path, notes: journal.LifeJourn
 @pytest.mark.parametrize("prefix", injector.PREFIXES)
 @pytest.mark.parametrize("through_a_file", [False, True])
 def test_torch_save_leaves_a_prefix_of_its_own_bytes(
-    prefix: str, root: Path, notes: journal.LifeJournal, *, through_a_file: bool
+    prefix: str, root: Path, notes: journal.ChildJournal, *, through_a_file: bool
 ) -> None:
     save_torch(root)
     whole = (root / "a.pt").stat().st_size
@@ -264,7 +266,7 @@ def test_torch_save_leaves_a_prefix_of_its_own_bytes(
 
 
 def test_a_disk_that_fills_up_takes_a_part_and_refuses_the_rest(
-    root: Path, notes: journal.LifeJournal
+    root: Path, notes: journal.ChildJournal
 ) -> None:
     armed = FileWrite(root, notes, at=2, moment="prefix", error="ENOSPC")
     with armed_with(armed), pytest.raises(OSError, match="No space") as caught:
@@ -275,7 +277,7 @@ def test_a_disk_that_fills_up_takes_a_part_and_refuses_the_rest(
 
 
 def test_a_short_write_is_a_fault_that_only_the_count_shows(
-    root: Path, notes: journal.LifeJournal
+    root: Path, notes: journal.ChildJournal
 ) -> None:
     with armed_with(FileWrite(root, notes, at=2, moment="prefix")) as armed:
         with io.FileIO(root / "unseen", "w") as unseen:
@@ -286,7 +288,7 @@ def test_a_short_write_is_a_fault_that_only_the_count_shows(
 
 
 def test_names_that_were_imported_are_replaced_too(
-    root: Path, notes: journal.LifeJournal, monkeypatch: pytest.MonkeyPatch
+    root: Path, notes: journal.ChildJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "replace", os.replace, raising=False)
     with armed_with(Rename(root, notes)) as armed:
@@ -294,7 +296,7 @@ def test_names_that_were_imported_are_replaced_too(
     assert armed.calls == 1
 
 
-def test_two_injectors_of_one_function_both_see_it(root: Path, notes: journal.LifeJournal) -> None:
+def test_two_injectors_of_one_function_both_see_it(root: Path, notes: journal.ChildJournal) -> None:
     with armed_with(FileWrite(root, notes)) as writes, armed_with(FileRead(root, notes)) as reads:
         shutil.copyfile(root / "old.txt", root / "copy.txt")
     assert {entry["path"] for entry in writes.log} == {"copy.txt"}
@@ -302,7 +304,7 @@ def test_two_injectors_of_one_function_both_see_it(root: Path, notes: journal.Li
     assert (root / "copy.txt").read_text() == "old"
 
 
-def test_a_survey_holds_the_tree_at_each_call(root: Path, notes: journal.LifeJournal) -> None:
+def test_a_survey_holds_the_tree_at_each_call(root: Path, notes: journal.ChildJournal) -> None:
     with armed_with(FileWrite(root, notes, survey=True)) as armed:
         (root / "a.txt").write_text("some text")
     first, second = (set(entry["tree"]) for entry in armed.log)
@@ -311,7 +313,7 @@ def test_a_survey_holds_the_tree_at_each_call(root: Path, notes: journal.LifeJou
 
 @pytest.mark.parametrize("mode", ["w", "wb", "a", "x", "r+", "w+b"])
 def test_hooked_files_are_what_open_gives(
-    mode: str, root: Path, notes: journal.LifeJournal, tmp_path: Path
+    mode: str, root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
     def use(path: Path) -> tuple[object, ...]:
         if "r" in mode:
@@ -327,7 +329,7 @@ def test_hooked_files_are_what_open_gives(
 
 
 def test_a_component_is_asked_once_however_deep_it_is(
-    root: Path, notes: journal.LifeJournal
+    root: Path, notes: journal.ChildJournal
 ) -> None:
     with armed_with(Collecting(root, notes, at=2, error="MemoryError")) as armed:
         collect(root)
@@ -336,12 +338,12 @@ def test_a_component_is_asked_once_however_deep_it_is(
     assert armed.calls == 2
 
 
-def test_an_unknown_argument_is_refused(root: Path, notes: journal.LifeJournal) -> None:
+def test_an_unknown_argument_is_refused(root: Path, notes: journal.ChildJournal) -> None:
     with pytest.raises(TypeError, match="takes no argument"):
         FileWrite(root, notes, when=3)
 
 
-def test_the_rust_writer_of_safetensors(root: Path, notes: journal.LifeJournal) -> None:
+def test_the_rust_writer_of_safetensors(root: Path, notes: journal.ChildJournal) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     armed = SafetensorsSave(root, notes, at=1, moment="prefix")
     with armed_with(armed), pytest.raises(OSError, match="injected"):
@@ -355,9 +357,10 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from ckpt_conformance.fault_injectors.file_write import FileWrite
-from ckpt_conformance.contract.journal import LifeJournal
+from ckpt_conformance.contract.journal import ChildJournal
 root = Path(sys.argv[1])
-armed = FileWrite(root, LifeJournal(root.parent / "journal"), at=2, mode="kill", moment=sys.argv[2])
+journal = ChildJournal(root.parent / "journal")
+armed = FileWrite(root, journal, at=2, mode="kill", moment=sys.argv[2])
 armed.install()
 with (root / "a.bin").open("wb") as file:
     file.write(b"x" * 100)

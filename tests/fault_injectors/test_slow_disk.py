@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.journal import LifeJournal, read
+from ckpt_conformance.contract.journal import ChildJournal, read
 from ckpt_conformance.fault_injectors import rank_points, slow_disk
 from ckpt_conformance.fault_injectors.slow_disk import Look, Peer, SlowDisk
 from ckpt_conformance.subject import worlds
@@ -65,7 +65,7 @@ def held(root: Path, code: str, *events: dict[str, Any], old: str = "") -> dict[
     call = fault_injectors.spec("file-write", at=2, mode="hold")  # its first is to open the file
     given: dict[str, Any] = {"call": call, "copy": str(copy)}
     given["peers"] = {"1": (str(other), other.stat().st_size)}
-    journal = LifeJournal(own)
+    journal = ChildJournal(own)
     fault = SlowDisk(root, journal, **given)
     with peer(code) as process:
         with other.open("a") as file:
@@ -123,7 +123,7 @@ def test_a_rank_that_goes_on_is_not_taken_for_one_that_waits(
 def test_a_rank_that_has_not_come_to_the_save_is_away(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     assert slow_disk.state_of(path, 0) == ("away", set())
-    journal = LifeJournal(path)
+    journal = ChildJournal(path)
     journal.acknowledged(2)
     assert slow_disk.state_of(path, 0) == ("away", set())
     Peer(tmp_path, journal).install()

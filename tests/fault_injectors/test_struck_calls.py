@@ -136,17 +136,17 @@ def test_what_a_process_left_that_its_error_ended_is_resumed_from(tmp_path: Path
 
     class Aborts(Advancer):
         def once(self, fault: dict[str, Any]) -> dict[str, Any]:
-            (self.life.root / "half").write_bytes(b"h")
+            (self.child.root / "half").write_bytes(b"h")
             os._exit(3)  # as a library does that can raise nothing
             raise AssertionError(fault)
 
-    class Life:
+    class Child:
         root, program = tmp_path / "root", dict[str, Any]()
         adapter = SimpleNamespace(shape="manager")
 
-    Life.root.mkdir()
+    Child.root.mkdir()
     names = {"base": str(tmp_path), "keep": str(tmp_path / "left"), "out": str(tmp_path / "out")}
     task = Task(what="save", step=4, holds=[], **names)
-    told = Aborts(Life(), task, lambda _: None).trial("EIO", {"at": 1})
+    told = Aborts(Child(), task, lambda _: None).trial("EIO", {"at": 1})
     assert told["exit_kind"] == "crashed"
     assert (tmp_path / "left" / told["left"] / "half").read_bytes() == b"h"

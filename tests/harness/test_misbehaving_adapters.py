@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("misbehaving")  # they share the sessions b
 
 LOADS, LISTS, SAME = "CKC-SMOK-001", "CKC-SMOK-002", "CKC-RTRP-001"
 REFUSES = "CKC-DISC-007"
-DEADLINE = 1.0  # seconds that a life has which is known to hang
+DEADLINE = 1.0  # seconds that a child has which is known to hang
 
 HANGS = ("misbehaving:hangs_in_load", "misbehaving:hangs_in_save", "misbehaving:stops")
 
@@ -134,10 +134,10 @@ def test_a_life_dies_with_its_server(on_path: str, tmp_path: Path) -> None:
         "ops": [{"op": "save"}],
     } | {name: str(tmp_path / name) for name in ("journal", "result", "output")}
     with client.Server(("misbehaving:hangs_in_save",)) as server:
-        life = threading.Thread(target=run_and_ignore, args=(server.socket, program))
-        life.start()
+        child = threading.Thread(target=run_and_ignore, args=(server.socket, program))
+        child.start()
         wait(lambda: (tmp_path / "journal").exists() and (tmp_path / "journal").read_text())
-    life.join()
+    child.join()
     wait(lambda: not carriers(on_path))
 
 

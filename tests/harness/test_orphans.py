@@ -1,4 +1,4 @@
-"""A daemon that a life leaves is ended and named with that life, whichever life ends first."""
+"""A daemon that a child leaves is ended and named with that child, whichever child ends first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from ckpt_conformance.processes import orphans
 
-# Two lives, each leaving a daemon in a session of its own; the first is asked about while the
+# Two children, each leaving a daemon in a session of its own; the first is asked about while the
 # second goes on. `command` is what each daemon becomes.
 LIVES = """
 import os
@@ -16,7 +16,7 @@ from ckpt_conformance.processes import orphans
 orphans.adopt()
 ready, write = os.pipe()
 
-def life(number, command):
+def child(number, command):
     pid = os.fork()
     if pid == 0:
         orphans.mark(number)
@@ -28,13 +28,13 @@ def life(number, command):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return pid
 
-first = life(1, ["sleep", "601"])
-second = life(2, ["sleep", "602"])
+first = child(1, ["sleep", "601"])
+second = child(2, ["sleep", "602"])
 os.close(write)
 os.read(ready, 1)  # an exec closes it: both are what they will be
 print(len(orphans.children()))
-for pid, number, lives, others in ((first, 1, (first, second), OTHERS), (second, 2, (second,), ())):
-    print(sorted(one.split(" (")[0] for one in orphans.sweep(lives, pid, others)))
+for pid, number, running, others in ((first, 1, (first, second), OTHERS), (second, 2, (second,), ())):
+    print(sorted(one.split(" (")[0] for one in orphans.sweep(running, pid, others)))
     os.waitpid(pid, 0)
 print(orphans.children())
 """

@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_reference_job import KINDS, Quick
 
-from ckpt_conformance.harness.life import memory_kib
+from ckpt_conformance.harness.child import memory_kib
 from ckpt_conformance.reference_impl import (
     CheckpointDamaged,
     CheckpointManager,

@@ -47,14 +47,14 @@ def final(result: worlds.WorldResult) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def alone(subject: Subject) -> worlds.WorldResult:
-    return worlds.life(subject, {"fsdp": 1}, TRAIN)
+    return worlds.execute(subject, {"fsdp": 1}, TRAIN)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_trains_the_same_bits(
     subject: Subject, alone: worlds.WorldResult, layout: dict[str, int]
 ) -> None:
-    result = worlds.life(subject, layout, TRAIN)
+    result = worlds.execute(subject, layout, TRAIN)
     assert final(result) == final(alone)
     first = [one for one in result.result("run")["records"] if one["rank"] == 0]
     wanted = alone.result("run")["records"]
@@ -66,11 +66,11 @@ def test_every_layout_trains_the_same_bits(
 def test_every_layout_that_is_drawn_trains_the_same_bits(
     subject: Subject, alone: worlds.WorldResult, layout: dict[str, int]
 ) -> None:
-    assert final(worlds.life(subject, layout, TRAIN)) == final(alone)
+    assert final(worlds.execute(subject, layout, TRAIN)) == final(alone)
 
 
 def test_ranks_draw_apart_and_read_apart(subject: Subject) -> None:
-    records = worlds.life(subject, {"fsdp": 2}, TRAIN).result("run")["records"]
+    records = worlds.execute(subject, {"fsdp": 2}, TRAIN).result("run")["records"]
     mine, theirs = ([r for r in records if r["rank"] == rank] for rank in (0, 1))
     assert all(a["draws"] != b["draws"] for a, b in zip(mine, theirs, strict=True))
     assert all(not set(a["batch"]) & set(b["batch"]) for a, b in zip(mine, theirs, strict=True))
@@ -87,7 +87,7 @@ def test_a_rank_that_dies_leaves_the_others_an_end(subject: Subject) -> None:
 
 def test_a_rank_that_hangs_ends_at_the_deadline(subject: Subject) -> None:
     stuck = {"op": "gate", "state": "await", "ranks": [1]}
-    result = worlds.life(subject, {"fsdp": 2}, stuck, {"op": "leaves"}, deadline=2.0)
+    result = worlds.execute(subject, {"fsdp": 2}, stuck, {"op": "leaves"}, deadline=2.0)
     assert [one.exit_kind for one in result.ranks] == ["ended", "hang"]
     assert result.exit_kind == "hang"
 

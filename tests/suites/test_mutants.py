@@ -1,7 +1,7 @@
 """Each mutant violates exactly its ids, in its own family.
 
 The whole matrix (every mutant, every check) runs in `make test-all`: `ckpt-conformance mutants`.
-Mutants of ranks are in no other run: a world costs as much as ten lives.
+Mutants of ranks are in no other run: a world costs as much as ten children.
 """
 
 from __future__ import annotations

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ckpt_conformance.contract.journal import LifeJournal
+from ckpt_conformance.contract.journal import ChildJournal
 from ckpt_conformance.trace import marking
 
 NOBODY: Any = None
 
 
-def talk(rank: int, folder: Path, journal: LifeJournal) -> None:
+def talk(rank: int, folder: Path, journal: ChildJournal) -> None:
     """Use each way once."""
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
@@ -57,7 +57,7 @@ def main() -> None:
     for rank in (0, 1):
         pid = os.fork()
         if pid == 0:
-            journal = LifeJournal(folder / f"journal-{rank}", rank)
+            journal = ChildJournal(folder / f"journal-{rank}", rank)
             signal.alarm(60)  # a rank that waits for ever ends here
             marking.mark(journal, folder / "root")
             talk(rank, folder, journal)

@@ -1,4 +1,4 @@
-"""Several lives are recorded at once, by supervisors that were forked from one server."""
+"""Several children are recorded at once, by supervisors that were forked from one server."""
 
 from __future__ import annotations
 

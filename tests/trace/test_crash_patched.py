@@ -142,7 +142,7 @@ def test_a_certificate_says_that_entry_points_were_patched(tmp_path: Path) -> No
 
 
 def test_where_nothing_can_be_patched_the_machine_is_named(tmp_path: Path) -> None:
-    """A life in an interpreter of its own would lose the patches when it executes it."""
+    """A child in an interpreter of its own would lose the patches when it executes it."""
     told = run(tmp_path, SPAWNED)
     assert told.startswith(MACHINE_LIMIT), told
     assert "Another supervisor listens already" in told

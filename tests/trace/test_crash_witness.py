@@ -20,13 +20,13 @@ from pathlib import Path
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract import OpenOptions
 from ckpt_conformance.workload.job import Job
-from ckpt_conformance.contract.journal import LifeJournal
+from ckpt_conformance.contract.journal import ChildJournal
 
 root, adapter, job = Path(sys.argv[1]), registry.get({name!r}), Job("mixed", 11)
 keep = 1 if "retention" in adapter.capabilities else None
 opened = adapter.open(root, OpenOptions(keep_last=keep))
 if adapter.shape == "trainer":
-    opened.fit(job, 4, (2, 4), False, LifeJournal(root.with_name("journal")))
+    opened.fit(job, 4, (2, 4), False, ChildJournal(root.with_name("journal")))
 else:
     for step in (2, 4):
         job.train(2)

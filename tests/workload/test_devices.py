@@ -1,4 +1,4 @@
-"""Where ranks compute: lives see no GPU, and CUDA is refused where there are too few.
+"""Where ranks compute: children see no GPU, and CUDA is refused where there are too few.
 
 What runs on GPUs is not tested here: see `docs/fault-model.md`.
 """

@@ -1,6 +1,6 @@
 """Visit every legal content of the disk after a crash: enumerate, recover, judge, shrink.
 
-One recovery serves all models and all crash points that allow the same content. Lives do the
+One recovery serves all models and all crash points that allow the same content. Children do the
 recoveries (see `visit`); this side never imports torch.
 """
 
@@ -50,7 +50,7 @@ __all__ = [
     "run",
 ]
 
-CHUNK = 250  # items of one life; between two of them progress shows and Ctrl-C stops
+CHUNK = 250  # items of one child; between two of them progress shows and Ctrl-C stops
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Recorded:
     recording: Recording
     before: list[tuple[int, Path]] = field(default_factory=list[tuple[int, "Path"]])
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    final: Path | None = None  # the real directory after the recorded life
+    final: Path | None = None  # the real directory after the recorded child
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
 
 
@@ -98,7 +98,7 @@ class Explorer(Exploring):
             self.on_progress(done, len(chosen), self.result.batch_seconds)
 
     def _run_all(self, chunks: Sequence[Sequence[Case]]) -> Iterator[Sequence[Case]]:
-        """Run chunks, the first alone: it tells whether lives have directories of their own."""
+        """Run chunks, the first alone: it tells whether children have directories of their own."""
         for at, chunk in enumerate(chunks):
             if at and self.limits.jobs > 1 and self.result.private:
                 yield from self._run_jobs(chunks[at:])
@@ -125,7 +125,7 @@ class Explorer(Exploring):
         )
 
     def _run(self, cases: Sequence[Case], subject: Subject) -> None:
-        """Run one life that recovers from some contents, and take what it says."""
+        """Run one child that recovers from some contents, and take what it says."""
         items = [self._item(case) for case in cases]
         fork = subject.info.isolation == "fork"
         task = Task(
@@ -148,7 +148,7 @@ class Explorer(Exploring):
             self._alone(task, cases, subject)
 
     def _alone(self, task: Task, cases: Sequence[Case], subject: Subject) -> None:
-        """Judge suspects of a manager that has threads, each in a life of its own."""
+        """Judge suspects of a manager that has threads, each in a child of its own."""
         left = self.limits.alone
         for case, item in zip(cases, task.items, strict=True):
             visit = self.result.visits.get(case.content)
@@ -188,7 +188,7 @@ class Explorer(Exploring):
         )
 
     def _take(self, lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> None:
-        """Take the results of a life."""
+        """Take the results of a child."""
         result = self.result
         for line in lines:
             if "legal" in line and line["step"] != line["wanted"]:

@@ -141,7 +141,7 @@ class Exploration:
     left: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # by real kills
     trees: Mapping[int, str] = field(default_factory=dict[int, str])  # version -> tree on disk
     visited: int = 0  # recoveries in batches
-    seconds: float = 0.0  # that the lives took, alone recoveries included
+    seconds: float = 0.0  # that the children took, alone recoveries included
     batch_seconds: float = 0.0  # that screening alone took
     private: bool = False  # in memory of its own
     interrupted: bool = False

@@ -35,7 +35,7 @@ class Limits:
     """How much is done.
 
     `candidates` are states that a model may give, `visits` distinct contents that are visited for
-    one model, `alone` suspects of one life that get a process of their own.
+    one model, `alone` suspects of one child that get a process of their own.
     """
 
     candidates: int = 20_000
@@ -43,7 +43,7 @@ class Limits:
     alone: int = FAR
     jobs: int = 1
     rounds: int = 3  # of shrinking
-    onward: int = 30  # recoveries of one life, beyond one of each kind, after which a job goes on
+    onward: int = 30  # recoveries of one child, beyond one of each kind, after which a job goes on
     images: int = 400  # crash points at which an image of a real file system is copied
 
 

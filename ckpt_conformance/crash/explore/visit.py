@@ -1,8 +1,8 @@
-"""Visiting many crash states in one life: lay out, recover, compare; run by `op_probe`.
+"""Visiting many crash states in one child: lay out, recover, compare; run by `op_probe`.
 
-The life itself recovers nothing, so it stays as fresh as it was forked. One child of it screens all
-states, one after the other. What is not fine there, and one in fifty of the rest, gets a child of
-its own. The directory is private memory at the recorded path where the kernel allows it.
+The process itself recovers nothing, so it stays as fresh as it was forked. One child of it screens
+all states, one after the other. What is not fine there, and one in fifty of the rest, gets a child
+of its own. The directory is private memory at the recorded path where the kernel allows it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Item:
 
 @dataclass
 class Task:
-    """What one life does. `legal` are trees or states, by version: (number, step, place)."""
+    """What one child does. `legal` are trees or states, by version: (number, step, place)."""
 
     recording: str
     root: str
@@ -71,25 +71,25 @@ class Task:
     known: list[dict[int, tuple[int, Any]]] = field(default_factory=list[dict[int, Any]])  # by rank
 
 
-def visit(life: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+def visit(child: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Child
     """Run a task file; results go line by line to its `out`, so that a death loses none."""
     with Path(task).open("rb") as file:
         given: Task = pickle.load(file)  # noqa: S301  our own, of this session
     private = mount_place(Path(given.root))
     begun = time.monotonic()
     with Path(given.out).open("a") as out:
-        visitor = Visitor(life, given, children.put_into(out))
+        visitor = Visitor(child, given, children.put_into(out))
         (visitor.by_children if given.fork else visitor.inline)()
     seconds = time.monotonic() - begun
     return {"private": private, "seconds": seconds, "batch_seconds": visitor.batch or seconds}
 
 
-def loads(life: Any, seconds: float) -> float:  # noqa: ANN401  a Life
+def loads(child: Any, seconds: float) -> float:  # noqa: ANN401  a Child
     """Load the newest step again and again; give the loads per second, to compare visits with."""
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
-        life.op_close({}, {})
-        life.load(None)
+        child.op_close({}, {})
+        child.load(None)
         count += 1
     return count / (time.perf_counter() - begun)
 
@@ -97,9 +97,9 @@ def loads(life: Any, seconds: float) -> float:  # noqa: ANN401  a Life
 class Visitor:
     """Recovers from the items of a task; `put` takes each result."""
 
-    def __init__(self, life: Any, task: Task, put: Put) -> None:  # noqa: ANN401  a Life
+    def __init__(self, child: Any, task: Task, put: Put) -> None:  # noqa: ANN401  a Child
         """Read the recording; nothing is laid out yet."""
-        self.life, self.task, self.put = life, task, put
+        self.child, self.task, self.put = child, task, put
         self.recording = Recording.read(Path(task.recording))
         self.root = Path(task.root)
         self.layout: Layout | None = None
@@ -110,7 +110,7 @@ class Visitor:
 
     def lay_out(self, place: State | str) -> None:
         """Make the directory what a place says; the lay-out undoes what the manager did there."""
-        self.life.op_close({}, {})
+        self.child.op_close({}, {})
         if isinstance(place, str):
             self.layout = None
             trees.empty(self.root)
@@ -122,12 +122,12 @@ class Visitor:
 
     def recover(self, step: int | None = None) -> dict[str, Any]:
         """Resume into a fresh job up to its first training step; give step, leaves or error."""
-        life = self.life
-        life.op_close({}, {})
-        life.op_fresh({}, {})
+        child = self.child
+        child.op_close({}, {})
+        child.op_fresh({}, {})
         resume: Any = True if step is None else step
         op = {"op": "run", "until": None, "stop_after": 0, "resume": resume}
-        found: dict[str, Any] = life.run_one(op)
+        found: dict[str, Any] = child.run_one(op)
         arrived = found.get("arrived", {}).get("step")
         leaves = found.get("states", {}).get(str(arrived), {})
         error = found.get("error")
@@ -218,16 +218,16 @@ class Visitor:
 
     def _train(self, step: int, first: int, second: int) -> str:
         """Go on from a recovery; give the first error of what must not fail."""
-        life = self.life
-        life.op_close({}, {})
-        life.op_fresh({}, {})
+        child = self.child
+        child.op_close({}, {})
+        child.op_fresh({}, {})
         run = {"op": "run", "resume": step > 0, "until": second, "save_at": [first, second]}
         ops: list[dict[str, Any]] = [run]
-        if step >= first and life.adapter.shape == "manager":
+        if step >= first and child.adapter.shape == "manager":
             save: dict[str, Any] = {"op": "save", "step": first, "may_refuse": True}
             ops = [{"op": "load"}, save, {**run, "resume": False}]
         for op in ops:
-            error = life.run_one(op).get("error")
+            error = child.run_one(op).get("error")
             if error and not op.get("may_refuse"):  # some managers save no step twice
                 what = f"{error['type']}: {error['message']}"
                 return f"{op['op']} after the recovery: {what}"

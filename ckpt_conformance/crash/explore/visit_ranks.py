@@ -29,21 +29,21 @@ class OutOfStepError(RuntimeError):
     """A load ended otherwise on this rank than on others: this process is of no further use."""
 
 
-def visit(life: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Life
+def visit(child: Any, task: str) -> dict[str, Any]:  # noqa: ANN401  a Child
     """Run a task file; this rank's results go line by line to a file of its own."""
     with Path(task).open("rb") as file:
         given: Task = pickle.load(file)  # noqa: S301  our own, of this session
     with Path(f"{given.out}-{dist.get_rank()}").open("a") as out:
-        RankVisitor(life, given, children.put_into(out)).run()
+        RankVisitor(child, given, children.put_into(out)).run()
     return {}
 
 
 class RankVisitor(Visitor):
     """One rank's part of the visits."""
 
-    def __init__(self, life: Any, task: Task, put: children.Put) -> None:  # noqa: ANN401  a Life
+    def __init__(self, child: Any, task: Task, put: children.Put) -> None:  # noqa: ANN401  a Child
         """Make the group in which the ranks meet."""
-        super().__init__(life, task, put)
+        super().__init__(child, task, put)
         self.rank = dist.get_rank()
         self.group: Any = dist.new_group(backend="gloo", timeout=dt.timedelta(seconds=PATIENCE))
         if task.known:
@@ -57,7 +57,7 @@ class RankVisitor(Visitor):
 
     def lay_out(self, place: State | str) -> None:
         """Make the directory what a place says, while no rank has anything open."""
-        self.life.op_close({}, {})
+        self.child.op_close({}, {})
         self.meet()
         if self.rank == 0:
             super().lay_out(place)

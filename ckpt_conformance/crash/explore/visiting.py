@@ -1,4 +1,4 @@
-"""The harness's end of `visit`: send a task to a life, read what it said."""
+"""The harness's end of `visit`: send a task to a child, read what it said."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Run a task in one life; give its lines and a last one about the life itself."""
+    """Run a task in one child; give its lines and a last one about the child itself."""
     out, path = subject.folder / "visits", subject.folder / "task"
     out.unlink(missing_ok=True)
     path.write_bytes(pickle.dumps(task))
@@ -29,13 +29,13 @@ def live(subject: Subject, task: Task, options: Mapping[str, Any]) -> list[dict[
         "args": {"task": str(path)},
     }
     deadline = DEADLINE * (len(task.items) + len(task.legal) + 2)
-    result = subject.life(
+    result = subject.execute(
         op, root=task.root, seed=OTHER_SEED, deadline=deadline, options=dict(options)
     )
     lines = [json.loads(line) for line in _whole_lines(out)]
     value = result.result("probe").get("value")
     if value is None and task.fork:
-        return [*lines, {"failed": f"the life that visits ends: {subject.tell(result)}"}]
+        return [*lines, {"failed": f"the process that recovers ends: {subject.tell(result)}"}]
     return [*_with_death(lines, result.exit_kind), value or {}]
 
 
@@ -45,7 +45,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _with_death(lines: list[dict[str, Any]], exit_kind: str) -> list[dict[str, Any]]:
-    """Name the item that a life without children died of."""
+    """Name the item that a process without children died of."""
     if exit_kind == "ended" or not lines or "begin" not in lines[-1]:
         return lines
     dead = {"item": lines[-1]["begin"], "exit_kind": exit_kind, "step": None, "error": None}
@@ -53,7 +53,7 @@ def _with_death(lines: list[dict[str, Any]], exit_kind: str) -> list[dict[str, A
 
 
 def visit_of(line: dict[str, Any]) -> Visit:
-    """Read what a life said of one recovery."""
+    """Read what a child said of one recovery."""
     return Visit(
         line["exit_kind"],
         line["step"],
@@ -71,5 +71,5 @@ def what_it_serves(visit: Visit) -> tuple[Any, ...]:
 
 
 def told_of(line: dict[str, Any]) -> str:
-    """Say in one line what a life said of one recovery."""
+    """Say in one line what a child said of one recovery."""
     return visit_of({**line, "versions": [], "differs": [], "alone": False}).told

@@ -35,7 +35,7 @@ def live(
     for file in files:
         file.unlink(missing_ok=True)
     path.write_bytes(pickle.dumps(task))
-    result = worlds.life(
+    result = worlds.execute(
         subject,
         layout,
         {"op": "probe", "probe": PROBE, "args": {"task": str(path)}},

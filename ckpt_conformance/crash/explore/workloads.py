@@ -1,6 +1,6 @@
 """What is recorded: saves on a directory in some state, and what was there before.
 
-A workload is one recorded life. What earlier lives left comes from the golden run, which every
+A workload is one recorded child. What earlier children left comes from the golden run, which every
 suite shares.
 """
 
@@ -30,7 +30,7 @@ OTHER = 23  # the seed of a job that saves a step which another job has saved
 
 @dataclass(frozen=True)
 class Workload:
-    """Runs of one life after the steps of `before` were saved; each run is (until, save at).
+    """Runs of one child after the steps of `before` were saved; each run is (until, save at).
 
     `resume`: the first run resumes. `keep` is the retention that is asked for.
     """
@@ -62,7 +62,7 @@ WORKLOADS = {
             keep=2,
             needs=(Capability.RETENTION,),
         ),
-        Workload("twice", "two saves of one life", (), ((4, (2, 4)),)),
+        Workload("twice", "two saves of one child", (), ((4, (2, 4)),)),
         Workload("thrice", "three saves, an older step is there", (2,), ((8, (4, 6, 8)),)),
         Workload(
             "rotated-twice",
@@ -172,7 +172,7 @@ def _live(
     given: dict[str, Any] = {"seed": work.seed, "options": _options(work)}
     if work.layout:
         return worlds.recorded(subject, work.layout, *ops, folder=Path(record), **given)
-    return subject.life(*ops, **given, **({"record": record} if record else {}))
+    return subject.execute(*ops, **given, **({"record": record} if record else {}))
 
 
 def _ops(
@@ -189,7 +189,7 @@ def _options(work: Workload) -> dict[str, Any]:
 
 
 def _give_up(work: Workload, told: str) -> None:
-    if notify.NotAvailableError.__name__ in told:  # and this life could not be patched
+    if notify.NotAvailableError.__name__ in told:  # and this child could not be patched
         raise Unknown(f"this machine can't record this adapter: {told}")
     if set(work.before) & {step for _, saves in work.runs for step in saves}:
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"

@@ -1,9 +1,9 @@
-"""One life: what a child process does from birth to its end or its death.
+"""One child process: what it does from birth to its end or its death.
 
-A life runs a program: plain JSON, so that it can be sent to the server, kept in a bundle and run
+A child runs a program: plain JSON, so that it can be sent to the server, kept in a bundle and run
 again alone. Keys: adapter, root, journal, result, job {kind, seed, variant, layout}, options, ops,
 memory, snapshots, world {rank, size, store, timeout} (one rank of several), rank (which is said in
-every event of the journal), crew (programs of ranks: this life forks one process for each).
+every event of the journal), rank_group (programs of ranks: this child forks one process for each).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.contract import OpenOptions, registry, trees
-from ckpt_conformance.contract.journal import LifeJournal
-from ckpt_conformance.harness import crew
+from ckpt_conformance.contract.journal import ChildJournal
+from ckpt_conformance.harness import rank_group
 from ckpt_conformance.harness.gate import Gate
 from ckpt_conformance.trace import sources
 from ckpt_conformance.workload import devices
@@ -30,7 +30,7 @@ from ckpt_conformance.workload.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MEMORY = 4 << 30  # bytes above the life's baseline
+MEMORY = 4 << 30  # bytes above the child's baseline
 SHARDED = "sharded"  # the kind of job that ranks share
 
 
@@ -38,15 +38,15 @@ class Stopped(BaseException):
     """Ends a framework's loop from inside a loss call; no framework catches it as its own."""
 
 
-class Life:
-    """The state of a running life, and its operations: each method `op_<name>` is one."""
+class Child:
+    """The state of a running child, and its operations: each method `op_<name>` is one."""
 
     def __init__(self, program: dict[str, Any]) -> None:
         """Seed the job, open the journal; the manager opens when an operation needs it."""
         self.program = program
         self.root = Path(program["root"])
         self.adapter = registry.get(program["adapter"])
-        self.journal = LifeJournal(Path(program["journal"]), program.get("rank"))
+        self.journal = ChildJournal(Path(program["journal"]), program.get("rank"))
         self.gate = Gate()
         self.faults: list[Any] = []
         self.needles: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class Life:
     def _watcher(
         self, op: dict[str, Any], states: dict[str, Any], result: dict[str, Any]
     ) -> Callable[[Job], None]:
-        """Digest the state at loss calls: the first one of the life, or all with `watch`."""
+        """Digest the state at loss calls: the first one of the child, or all with `watch`."""
         stop_after = op.get("stop_after")
         first: list[int] = []
 
@@ -314,7 +314,7 @@ class Life:
         result["value"] = value if isinstance(value, int | str | list | dict | None) else str(value)
 
     def op_probe(self, op: dict[str, Any], result: dict[str, Any]) -> None:
-        """Run `module:function(life, **args)` and keep its plain value."""
+        """Run `module:function(child, **args)` and keep its plain value."""
         module, _, name = op["probe"].partition(":")
         result["value"] = getattr(importlib.import_module(module), name)(self, **op.get("args", {}))
 
@@ -329,7 +329,7 @@ def chain(error: BaseException | None) -> list[BaseException]:
 
 
 def ranks() -> Any:  # noqa: ANN401  the module
-    """Give `ckpt_conformance.harness.ranks`; only lives of a world import it."""
+    """Give `ckpt_conformance.harness.ranks`; only children of a world import it."""
     return importlib.import_module("ckpt_conformance.harness.ranks")
 
 
@@ -341,10 +341,10 @@ def memory_kib(field: str) -> int:
     return 0
 
 
-def live(program: dict[str, Any]) -> None:
+def run_program(program: dict[str, Any]) -> None:
     """Run a program to its end and write its result file."""
-    if "crew" in program:
-        crew.run(program, live)
+    if "rank_group" in program:
+        rank_group.run(program, run_program)
         return
     torch.set_num_threads(1)
     baseline = memory_kib("VmRSS")
@@ -354,8 +354,8 @@ def live(program: dict[str, Any]) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # restart the peak: it is inherited over fork
     if "world" in program:
         ranks().join(program["world"])
-    life = Life(program)
-    results = life.run()
+    child = Child(program)
+    results = child.run()
     report = {"results": results, "baseline_kib": baseline, "peak_kib": memory_kib("VmHWM")}
     target = Path(program["result"])
     partial = target.with_suffix(".part")
@@ -366,9 +366,9 @@ def live(program: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the program of a file: `python -m ckpt_conformance.harness.life PROGRAM`."""
+    """Run the program of a file: `python -m ckpt_conformance.harness.child PROGRAM`."""
     sources.register_again()
-    live(json.loads(Path(sys.argv[1]).read_text()))
+    run_program(json.loads(Path(sys.argv[1]).read_text()))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # background threads of the manager end here, as they do when a job ends

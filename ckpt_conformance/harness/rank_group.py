@@ -1,6 +1,6 @@
-"""Ranks as children of one life, so that one recorder follows them all.
+"""Ranks as children of one process, so that one recorder follows them all.
 
-The life forks while it has one thread; then each rank joins the world and runs its program. They
+The child forks while it has one thread; then each rank joins the world and runs its program. They
 share one journal, and each event says whose it is.
 """
 
@@ -16,26 +16,26 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpt_conformance.contract.journal import LifeJournal
+from ckpt_conformance.contract.journal import ChildJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Live = Callable[[dict[str, Any]], None]
+    RunProgram = Callable[[dict[str, Any]], None]
 
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
-def run(program: dict[str, Any], live: Live) -> None:
-    """Fork a process for each program of the crew, wait for all, and write their exit codes.
+def run(program: dict[str, Any], run_program: RunProgram) -> None:
+    """Fork a process for each program of the rank group, wait for all, and write their exit codes.
 
     A rank that does not start leaves the others without a peer: they give up in their rendezvous.
     """
     ranks: dict[int, int] = {}
-    for one in program["crew"]:
+    for one in program["rank_group"]:
         pid = os.fork()
         if pid == 0:
-            _child(one, live)
+            _child(one, run_program)
         ranks[pid] = one["rank"]
     codes: dict[int, int] = {}
     while len(codes) < len(ranks):
@@ -44,18 +44,18 @@ def run(program: dict[str, Any], live: Live) -> None:
     Path(program["result"]).write_text(json.dumps({"results": [], "codes": codes}))
 
 
-def _child(program: dict[str, Any], live: Live) -> NoReturn:
+def _child(program: dict[str, Any], run_program: RunProgram) -> NoReturn:
     code = 70
     try:
         ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
         out = os.open(program["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        journal = LifeJournal(Path(program["journal"]), program["rank"])
+        journal = ChildJournal(Path(program["journal"]), program["rank"])
         journal.note("rank", process=os.getpid())
         marking: Any = importlib.import_module("ckpt_conformance.trace.marking")
         marking.mark(journal, Path(program["root"]))
-        live(program)
+        run_program(program)
         code = 0
     except BaseException:  # noqa: BLE001  a child must never return into its parent's code
         traceback.print_exc()
