@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.subject.subject import Subject
@@ -87,7 +87,7 @@ def trials(base: Path) -> tuple[float, float]:
     """Give seconds of a 1 MiB save in a plain child, and in one whose calls are counted."""
     state = {"w": torch.rand(1 << 18)}
     runs: list[float] = []
-    struck: list[float] = []
+    injected: list[float] = []
     for turn in range(20):
         root = base / f"trial{turn}"
         root.mkdir()
@@ -100,9 +100,9 @@ def trials(base: Path) -> tuple[float, float]:
         middle = time.perf_counter()
         trial(root, partial(save, state, root), Fault())
         runs.append(middle - start)
-        struck.append(time.perf_counter() - middle)
+        injected.append(time.perf_counter() - middle)
         shutil.rmtree(root)
-    return statistics.median(runs), statistics.median(struck)
+    return statistics.median(runs), statistics.median(injected)
 
 
 def injected(base: Path, name: str) -> tuple[int, int, float]:
@@ -119,9 +119,9 @@ def injected(base: Path, name: str) -> tuple[int, int, float]:
         info = facts.read(client, name, folders[0])
         subject = Subject(info, client, folders[1], budget="full")
         subject.golden()
-        operation = struck_calls.OPERATIONS["save"]
+        operation = injected_calls.OPERATIONS["save"]
         start = time.perf_counter()
-        lines = struck_calls.advance(subject, operation, ())
+        lines = injected_calls.advance(subject, operation, ())
         seconds = time.perf_counter() - start
         client.close()
     return len(lines), sum("again" in line for line in lines), seconds
@@ -138,8 +138,8 @@ def main() -> None:
             alone, recorded, ratio = measure(base, mib)
             figures = f"{alone * 1e3:11.2f} {recorded * 1e3:13.2f} {recorded / alone:7.2f}"
             print(f"{mib:6} {figures} {ratio:16.4f}")
-        run, struck = trials(base)
-        above = (struck - run) * 1e3
+        run, injected = trials(base)
+        above = (injected - run) * 1e3
         print(f"a trial, its calls counted: {above:.1f} ms above the run itself")
         for name in ADAPTERS:
             count, again, seconds = injected(base, name)

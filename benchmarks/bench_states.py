@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckpt_conformance.crash.explore.layout import Layout, digest
+from ckpt_conformance.crash.explore.materializer import Materializer, digest
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
 
@@ -72,9 +72,9 @@ def row(model: str, count: int, per_operation: int) -> str:
         made = time.perf_counter()
         distinct = {digest(recording, state): state for state in states}
         named = time.perf_counter()
-        layout = Layout(recording, folder / "laid")
+        materializer = Materializer(recording, folder / "laid")
         for state in distinct.values():
-            layout.apply(state)
+            materializer.apply(state)
         laid = time.perf_counter()
     finally:
         shutil.rmtree(folder)

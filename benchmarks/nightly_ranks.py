@@ -49,7 +49,7 @@ Found = tuple[int, str, str]  # number of the kill, outcome, what was done
 
 
 def kill(subject: Subject, number: int, seed: int) -> Found:
-    """Strike once and resume."""
+    """Hit once and resume."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311  a choice, no secret
     layout = LAYOUTS[rng.randrange(len(LAYOUTS))]
     found = rank_points.points_of(subject, layout)

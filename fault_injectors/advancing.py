@@ -176,8 +176,8 @@ class Advancer:
         child.op_close({}, {})
         more = {"reading": True} if task.reading else {}
         found = self.operate([{"injector": task.injector, "args": {**fault, **more}}])
-        struck = (found.get("faults") or [{"calls": 0, "fired": 0, "log": []}])[0]
-        line: Line = {"error": found.get("error"), **self.calls_of(struck, fault)}
+        injected = (found.get("faults") or [{"calls": 0, "fired": 0, "log": []}])[0]
+        line: Line = {"error": found.get("error"), **self.calls_of(injected, fault)}
         if task.what == "load":
             return line | self.arrived(found)
         line["left"] = self.left()
@@ -186,13 +186,13 @@ class Advancer:
             line["again"] = {"error": again.get("error"), "left": self.left()}
         return line
 
-    def calls_of(self, struck: Line, fault: dict[str, Any]) -> Line:
-        """Say which call was struck; all calls only of a control."""
-        log, at = struck["log"], fault["at"]
+    def calls_of(self, injected: Line, fault: dict[str, Any]) -> Line:
+        """Say which call was hit; all calls only of a control."""
+        log, at = injected["log"], fault["at"]
         call: Line = next((one for one in log if one["call"] == at), {})
-        told = {"calls": struck["calls"], "fired": struck["fired"], "call": call}
+        told = {"calls": injected["calls"], "fired": injected["fired"], "call": call}
         told["renewed"] = is_renewed(log, call) if call else False
-        return told | ({} if at else {"log": log, "unsupported": struck.get("unsupported", [])})
+        return told | ({} if at else {"log": log, "unsupported": injected.get("unsupported", [])})
 
     def operate(self, faults: list[Line]) -> Line:
         """Save or load once; a framework runs its loop up to there."""
@@ -233,7 +233,7 @@ def is_renewed(log: Sequence[Line], call: Line) -> bool:
     kind = pattern(call["path"])
     alike = [one for one in log if one["call"] > call["call"] and pattern(one["path"]) == kind]
     written = [one["call"] for one in alike if one["what"] in WRITING]
-    synced = [one["call"] for one in alike if one["what"] in SYNCING and not one["struck"]]
+    synced = [one["call"] for one in alike if one["what"] in SYNCING and not one["injected"]]
     return bool(written and synced and written[0] < synced[-1])
 
 

@@ -20,7 +20,7 @@ FAULTS = ("collecting",)
 
 
 class Collecting(Injector):
-    """Strikes at the N-th call of a component's `state_dict` during a save."""
+    """Hits at the N-th call of a component's `state_dict` during a save."""
 
     name = "collecting"
 

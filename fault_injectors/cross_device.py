@@ -1,7 +1,7 @@
 """TMPDIR on another file system: a rename that crosses the edge of the directory fails with EXDEV.
 
 Models: what the kernel says where a manager stages in TMPDIR and its directory is another mount.
-`shutil.move` then copies over the final name, in place. A condition, not a strike: every such call
+`shutil.move` then copies over the final name, in place. A condition, not a hit: every such call
 fails, as long as it is installed.
 Does not model: a rename by code in C++ or Rust; two mounts inside the manager's own directory.
 Proof: `fired`, and an event in the journal for each rename that was refused.
@@ -28,7 +28,7 @@ class CrossDevice(Injector):
     name = "cross-device"
 
     def install(self) -> None:
-        """Replace the three functions; what strikes at a rename is to be installed later."""
+        """Replace the three functions; what hits at a rename is to be installed later."""
         for name in ("replace", "rename", "link"):
             original = getattr(os, name)
             self.patch_everywhere(original, name, partial(self._rename, name, original))

@@ -19,7 +19,7 @@ FAULTS = ("dcp-save", "dcp-load")
 
 
 class _Call(Injector):
-    """Strikes at the N-th call of one of the two functions."""
+    """Hits at the N-th call of one of the two functions."""
 
     function = ""
 
@@ -45,12 +45,12 @@ def _directory(args: tuple[object, ...], given: dict[str, object]) -> object:
 
 
 class DcpSave(_Call):
-    """Strikes at the N-th `dcp.save` below the directory."""
+    """Hits at the N-th `dcp.save` below the directory."""
 
     name, function = "dcp-save", "save"
 
 
 class DcpLoad(_Call):
-    """Strikes at the N-th `dcp.load` below the directory."""
+    """Hits at the N-th `dcp.load` below the directory."""
 
     name, function = "dcp-load", "load"

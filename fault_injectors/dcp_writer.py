@@ -19,7 +19,7 @@ FAULTS = ("dcp-writer",)
 
 
 class DcpWriter(Injector):
-    """Strikes at the N-th stage of a DCP save below the directory."""
+    """Hits at the N-th stage of a DCP save below the directory."""
 
     name = "dcp-writer"
 

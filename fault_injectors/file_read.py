@@ -24,7 +24,7 @@ BY_DESCRIPTOR = ("pread", "preadv", "readv")
 
 
 class FileRead(Injector):
-    """Strikes at the N-th opening or reading of a file by Python."""
+    """Hits at the N-th opening or reading of a file by Python."""
 
     name = "file-read"
 

@@ -25,7 +25,7 @@ BY_DESCRIPTOR = ("write", "pwrite", "writev", "sendfile")
 
 
 class FileWrite(Injector):
-    """Strikes at the N-th opening or writing of a file by Python."""
+    """Hits at the N-th opening or writing of a file by Python."""
 
     name = "file-write"
 
@@ -70,12 +70,12 @@ class FileWrite(Injector):
         if not due or self.moment == "after":
             written = real(data)
             if due:
-                self.strike("write", name)
+                self.inject("write", name)
             return written
         kept = length_of(self.prefix, len(data)) if self.moment == "prefix" else 0
         done = real(data[:kept]) if kept else 0
         if self.mode == "kill" or not done:
-            self.strike("write", name)
+            self.inject("write", name)
         self.note("write", name)
         self._failing.add(name)
         return done

@@ -21,7 +21,7 @@ FAULTS = ("fsync",)
 
 
 class Fsync(Injector):
-    """Strikes at the N-th flush of a file or directory below the root."""
+    """Hits at the N-th flush of a file or directory below the root."""
 
     name = "fsync"
 

@@ -55,11 +55,11 @@ def error_of(name: str, path: str) -> BaseException:
 
 
 class Injector:
-    """One kind of call, struck at one of its occurrences.
+    """One kind of call, hit at one of its occurrences.
 
-    Arguments: `at` is the call to strike, from 1, and 0 strikes none; `mode` is count, raise, kill
+    Arguments: `at` is the call to hit, from 1, and 0 hits none; `mode` is count, raise, kill
     or hold (`on_hold` says until when; then the call is made); `moment` is before the call, after a
-    `prefix` of its bytes, or after it; `error` names what is raised; `persistent` strikes every
+    `prefix` of its bytes, or after it; `error` names what is raised; `persistent` hits every
     call from there on; `only` restricts to one function (`os.replace`); `below` watches another
     directory, such as a mirror; `survey` notes the tree at each call, and copies each new one into
     the folder `keep`.
@@ -139,7 +139,7 @@ class Injector:
     # -- striking ---------------------------------------------------------------------------------
 
     def count(self, what: str, name: str | None, **more: object) -> bool:
-        """Count a call on a name; tell whether this is the one to strike."""
+        """Count a call on a name; tell whether this is the one to hit."""
         if name is None or (self.only and what != self.only):
             return False
         with self._lock:
@@ -168,7 +168,7 @@ class Injector:
         told = {"injector": self.name, "call": self.calls, "what": what, "path": name}
         self.journal.note("fired", **told, mode=self.mode, moment=self.moment)
 
-    def strike(self, what: str, name: str) -> None:
+    def inject(self, what: str, name: str) -> None:
         """Fire: raise the error, or die."""
         self.note(what, name)
         if self.mode == "kill":
@@ -176,18 +176,18 @@ class Injector:
         raise error_of(self.error, name)
 
     def around(self, what: str, name: str | None, call: Callable[[], T], **more: object) -> T:
-        """Run a call that has no prefix, struck before or after it."""
+        """Run a call that has no prefix, hit before or after it."""
         due = self.count(what, name, **more)
         if due and self.moment != "after":
-            self.strike(what, str(name))
+            self.inject(what, str(name))
         try:
             result = call()
         except BaseException:
             if due and self.mode == "kill":
-                self.strike(what, str(name))
+                self.inject(what, str(name))
             raise
         if due:
-            self.strike(what, str(name))
+            self.inject(what, str(name))
         return result
 
 

@@ -57,10 +57,12 @@ def of_step(golden: Any, step: int) -> list[str]:  # noqa: ANN401  a Golden: sna
 
 
 def find(
-    root: Path, needles: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
+    root: Path, payload_samples: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
 ) -> list[Place]:
     """Find every place of the tensors in the files (all by default), in the order of the files."""
-    wanted = [(bytes.fromhex(each["bytes"]), each["size"], each["name"]) for each in needles]
+    wanted = [
+        (bytes.fromhex(each["bytes"]), each["size"], each["name"]) for each in payload_samples
+    ]
     found: dict[tuple[str, int], Place] = {}
     for file in names(root) if files is None else files:
         data = (root / file).read_bytes()
@@ -79,10 +81,10 @@ def _occurrences(data: bytes, part: bytes) -> Iterable[int]:
 
 
 def places(
-    root: Path, needles: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
+    root: Path, payload_samples: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
 ) -> list[Place]:
     """Find payload as `find` does, or fall back to the middle of the largest file."""
-    return find(root, needles, files) or [middle(root, files)]
+    return find(root, payload_samples, files) or [middle(root, files)]
 
 
 def middle(root: Path, files: Sequence[str] | None = None) -> Place:

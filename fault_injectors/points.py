@@ -1,4 +1,4 @@
-"""Where a save can be struck: the points of one counting pass, and which of them differ.
+"""Where a save can be hit: the points of one counting pass, and which of them differ.
 
 A pass with every writing injector in `survey` mode gives each call with the tree before it. From
 that come the points: before each call, after a prefix of each file, after each rename. Two points
@@ -41,7 +41,7 @@ Tree = dict[str, str]
 
 @dataclass(frozen=True)
 class Point:
-    """One place to strike: which injector, at which call, when; and what the disk is like then."""
+    """One place to hit: which injector, at which call, when; and what the disk is like then."""
 
     fault: str
     at: int

@@ -1,8 +1,8 @@
-"""Where a save of several ranks can be struck: the calls of each rank, counted in one save.
+"""Where a save of several ranks can be hit: the calls of each rank, counted in one save.
 
 Models: one rank, or several, that die or fail at a call of their own while the others go on.
 Does not model: a choice of how far the others have come: they run as they run.
-Proof: that of the injector that strikes; see each.
+Proof: that of the injector that hits; see each.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import Layout, WorldResult
 
-OLDER, NEWEST = 2, 4  # the save of the second one is struck
+OLDER, NEWEST = 2, 4  # the save of the second one is hit
 
 
 @dataclass(frozen=True)
 class RankPoint:
-    """One place to strike: a call of one rank."""
+    """One place to hit: a call of one rank."""
 
     rank: int
     fault: str
@@ -96,7 +96,7 @@ def points_of(subject: Subject, layout: Layout) -> list[RankPoint]:
     if key not in subject.notes:
         result = save(subject, layout, [fault_injectors.spec(name) for name in WRITERS])
         if result.exit_kind != "ended" or result.error:
-            raise control_failed(f"the save that is to be struck ends: {subject.tell(result)}")
+            raise control_failed(f"the save that is to be hit ends: {subject.tell(result)}")
         subject.notes[key] = [
             point
             for rank, one in enumerate(result.ranks)

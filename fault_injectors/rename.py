@@ -20,7 +20,7 @@ FAULTS = ("rename",)
 
 
 class Rename(Injector):
-    """Strikes at the N-th rename whose source or target lies below the directory."""
+    """Hits at the N-th rename whose source or target lies below the directory."""
 
     name = "rename"
 

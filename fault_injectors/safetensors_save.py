@@ -21,7 +21,7 @@ FAULTS = ("safetensors-save",)
 
 
 class SafetensorsSave(WholeFile):
-    """Strikes at the N-th `save_file` below the directory; idle where safetensors is not loaded."""
+    """Hits at the N-th `save_file` below the directory; idle where safetensors is not loaded."""
 
     name = "safetensors-save"
 

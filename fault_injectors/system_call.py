@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SystemCall:
-    """One fault at one call; the child's supervisor counts and strikes.
+    """One fault at one call; the child's supervisor counts and hits.
 
     Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short or kill),
     persistent, only, reading, moment.
@@ -37,7 +37,7 @@ class SystemCall:
         self.root, self.journal, self.fault = root, journal, fault
         self.calls, self.fired = 0, 0
         self.log: list[dict[str, Any]] = []
-        self.unsupported: list[dict[str, Any]] = []  # calls that write and can't be struck
+        self.unsupported: list[dict[str, Any]] = []  # calls that write and can't be hit
         own = os.readlink(f"/proc/self/fd/{journal.descriptor}")  # noqa: PTH115
         self.report = f"{own}.calls"
 

@@ -19,7 +19,7 @@ FAULTS = ("torch-load",)
 
 
 class TorchLoad(Injector):
-    """Strikes at the N-th `torch.load` below the directory."""
+    """Hits at the N-th `torch.load` below the directory."""
 
     name = "torch-load"
 

@@ -20,7 +20,7 @@ FAULTS = ("torch-save",)
 
 
 class TorchSave(WholeFile):
-    """Strikes at the N-th `torch.save` below the directory."""
+    """Hits at the N-th `torch.save` below the directory."""
 
     name = "torch-save"
 

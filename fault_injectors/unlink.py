@@ -20,7 +20,7 @@ FAULTS = ("unlink",)
 
 
 class Unlink(Injector):
-    """Strikes at the N-th deletion below the directory."""
+    """Hits at the N-th deletion below the directory."""
 
     name = "unlink"
 

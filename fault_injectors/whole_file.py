@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class WholeFile(Injector):
-    """Strikes at the N-th call of a function that writes a file, or writes to an open one."""
+    """Hits at the N-th call of a function that writes a file, or writes to an open one."""
 
     def write(self, what: str, target: object, call: Callable[[object], object]) -> object:
-        """Run `call(target)`, struck before, after a prefix, or after it."""
+        """Run `call(target)`, hit before, after a prefix, or after it."""
         name = self.below(target)
         due = self.count(what, name)
         if not due or name is None:
             return call(target)
         if self.moment == "before":
-            self.strike(what, name)
+            self.inject(what, name)
         if self.moment == "after":
             call(target)
         elif isinstance(target, str | bytes | os.PathLike):
             self._cut_file(target, call)
         else:
             self._cut_stream(target, call)
-        self.strike(what, name)
+        self.inject(what, name)
         return None
 
     def _cut_file(self, target: Any, call: Callable[[object], Any]) -> None:  # noqa: ANN401  a path

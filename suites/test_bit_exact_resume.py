@@ -136,7 +136,7 @@ def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     How: load, invert every byte of every file in place, digest the job before and after.
     """
     resumption.arrive(subject)
-    subject.lay_out(subject.golden())
+    subject.materialize(subject.golden())
     ops = [{"op": "load"}, {"op": "leaves"}]
     ops += [{"op": "probe", "probe": "ckpt_conformance.harness.probes:scribble"}, {"op": "leaves"}]
     result = subject.execute(*ops, seed=OTHER_SEED)
@@ -161,7 +161,7 @@ def test_what_was_loaded_can_be_saved_again(subject: Subject) -> None:
     """
     resumption.control(test_tied_parameters_are_still_tied, subject, "CKC-RTRP-005")
     _, wanted = resumption.arrive(subject)
-    subject.lay_out(subject.golden())
+    subject.materialize(subject.golden())
     saving = subject.execute({"op": "load"}, {"op": "save"}, {"op": "close"}, seed=OTHER_SEED)
     if saving.exit_kind != "ended" or saving.error:
         raise Violation(
@@ -186,7 +186,7 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
     step.
     """
     resumption.arrive(subject)
-    subject.lay_out(subject.golden(), SAVES[0])
+    subject.materialize(subject.golden(), SAVES[0])
     saving = subject.run(NEWEST, (NEWEST,), resume=True, final=True, seed=OTHER_SEED)
     if saving.error:
         about = (test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,)
@@ -241,7 +241,7 @@ def test_a_run_resumed_again_and_again_goes_on_as_if_unbroken(subject: Subject) 
     """
     resumption.needs_mid_epoch(subject)
     golden = subject.golden()
-    subject.lay_out(golden, SAVES[0])
+    subject.materialize(golden, SAVES[0])
     for generation, until in enumerate((3, 4, 8)):
         begin = (2, 3, 4)[generation]
         result = subject.run(until, (until,), resume=True, seed=OTHER_SEED + generation)
@@ -287,7 +287,7 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
     How: load twice with one manager, train on.
     """
     resumption.needs_mid_epoch(subject)
-    subject.lay_out(subject.golden())
+    subject.materialize(subject.golden())
     load: dict[str, Any] = {"op": "load"}
     ops = [load, load, {"op": "train", "n": 4}]
     result = subject.execute(*ops, seed=OTHER_SEED)

@@ -9,8 +9,8 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import at_rest, payload, points
 from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.screening import Case, resume_each
 from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def damaged(subject: Subject, faults: Sequence[Fault]) -> list[tuple[Damage, Cas
     made: list[tuple[Damage, Case]] = []
     for at, fault in enumerate(faults):
         folder = subject.scratch / str(at)
-        trees.lay_out(golden.snapshot(NEWEST), folder)
+        trees.materialize(golden.snapshot(NEWEST), folder)
         made.append((fault(folder), Case(folder)))
     return made
 
@@ -76,7 +76,7 @@ def payload_of(subject: Subject, step: int = NEWEST) -> list[Place]:
     """Find the payload of a step, in a directory that is whole."""
     golden = subject.golden()
     files = payload.of_step(golden, step)
-    return payload.places(golden.snapshot(step), golden.needles.get(step, []), files)
+    return payload.places(golden.snapshot(step), golden.payload_samples.get(step, []), files)
 
 
 @check("CKC-CORR-001")
@@ -252,7 +252,10 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
 
 def older_stays(golden: Golden) -> bool:
     """Tell whether the payload of the older step still lies there beside the newer one."""
-    files = {place.file for place in payload.places(golden.snapshot(OLDER), golden.needles[OLDER])}
+    files = {
+        place.file
+        for place in payload.places(golden.snapshot(OLDER), golden.payload_samples[OLDER])
+    }
     return not files & set(payload.of_step(golden, NEWEST))
 
 
@@ -270,10 +273,14 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
     tried = subject.sample(spoilt(subject, sorted(pairs)), 4)
     for at, (name, cut) in enumerate(tried):
         folder = subject.scratch / str(at)
-        trees.lay_out(golden.snapshot(NEWEST), folder)
+        trees.materialize(golden.snapshot(NEWEST), folder)
         for each in {name, pairs[name]} & set(payload.names(folder)):
             spoil(golden, folder, each, cut=cut, rng=subject.rng)
-        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, {"op": "train", "n": 1}]
+        ops += [
+            {"op": "materialize", "tree": str(folder)},
+            {"op": "fresh"},
+            {"op": "train", "n": 1},
+        ]
         ops += [{"op": "leaves"}, {"op": "load", "continue": True}, {"op": "leaves"}]
     result = subject.execute(*ops, seed=OTHER_SEED)
     refused = 0
@@ -304,5 +311,5 @@ def spoil(golden: Golden, folder: Path, name: str, *, cut: bool, rng: random.Ran
     if cut:
         at_rest.truncate(folder, name, "half")
         return
-    needles = [each for found in golden.needles.values() for each in found]
-    at_rest.flip_bits(folder, payload.places(folder, needles, [name])[-1], rng)
+    payload_samples = [each for found in golden.payload_samples.values() for each in found]
+    at_rest.flip_bits(folder, payload.places(folder, payload_samples, [name])[-1], rng)

@@ -69,7 +69,7 @@ def incomplete(subject: Subject, golden: Golden) -> list[Way]:
     lost = names.pointers(golden, 4)
 
     def lay(empty: list[StepName], without: list[str]) -> None:
-        subject.lay_out(golden)
+        subject.materialize(golden)
         names.plant_incomplete(subject.root, empty, 6)
         for path in without:
             (subject.root / path).unlink()
@@ -106,7 +106,7 @@ def test_an_empty_newest_step_is_never_served(subject: Subject) -> None:
             message,
             newest=4,
             acknowledged={2, 4},
-            planted=told,
+            discovery_properties=told,
         )
 
 
@@ -128,7 +128,7 @@ def test_an_incomplete_newest_step_hides_no_whole_one(subject: Subject) -> None:
             raise resumption.blame(subject, "a guess instead of a refusal", about)
         _expect_whole(subject, result, legal, {Outcome.NEW}, told)
     for told, path in subject.sample(_written_by(golden, 4), quick=1):
-        subject.lay_out(golden)
+        subject.materialize(golden)
         path_of = subject.root / path
         shutil.rmtree(path_of) if path_of.is_dir() else path_of.unlink()
         allowed = {Outcome.NEW, Outcome.LOST_STEP}  # a file that nobody needs may be missing
@@ -177,7 +177,7 @@ def _spoiled(subject: Subject, golden: Golden) -> list[Way]:
 
     def way(fault: str, paths: list[str]) -> Way:
         def spoil() -> None:
-            subject.lay_out(golden)
+            subject.materialize(golden)
             for path in paths:
                 _spoil(subject.root / path, old / path, fault)
 
@@ -217,7 +217,7 @@ def test_a_tree_resumes_from_another_place(subject: Subject) -> None:
     """
     golden = subject.golden()
     legal = subject.legal(golden)
-    subject.lay_out(golden)
+    subject.materialize(golden)
     elsewhere = subject.scratch / "moved" / "to here"
     elsewhere.parent.mkdir()
     shutil.move(subject.root, elsewhere)
@@ -249,8 +249,13 @@ def test_foreign_names_disturb_nothing(subject: Subject) -> None:
     legal = subject.legal(golden, 4)
     trees.clear(subject.root)
     similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
-    planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
-    given: dict[str, Any] = {"planted": planted[:4], "count": len(planted)}
+    discovery_properties = names.plant_all(
+        subject.root, [*names.strange(subject.seed, 12), *similar]
+    )
+    given: dict[str, Any] = {
+        "planted": discovery_properties[:4],
+        "count": len(discovery_properties),
+    }
     result = subject.run(4, (2, 4), then=[{"op": "close"}])
     if result.exit_kind != "ended" or result.error:
         raise Violation(
@@ -272,7 +277,7 @@ def test_times_of_files_do_not_matter(subject: Subject) -> None:
     legal = subject.legal(golden)
     names.require_step_names(golden, 4)
     for told in ("equal", "reversed"):
-        subject.lay_out(golden)
+        subject.materialize(golden)
         set_times(subject.root, golden, reverse=told == "reversed")
         message = "times of files mislead the restart"
         result = subject.resume()
@@ -341,7 +346,7 @@ def test_steps_names_what_loads(subject: Subject) -> None:
     manager also saves across powers of ten, where text has another order.
     """
     golden = subject.golden()
-    subject.lay_out(golden)
+    subject.materialize(golden)
     told = subject.steps()
     orders = [told]
     if subject.info.shape == "manager":
@@ -373,7 +378,7 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     """
     golden = subject.golden()
     legal = subject.legal(golden)
-    subject.lay_out(golden)
+    subject.materialize(golden)
     result = subject.run(6, (6,), resume=True, then=[{"op": "close"}])
     if result.error or result.exit_kind != "ended":
         told = f"a resumed run cannot save: {subject.tell(result)}"
@@ -398,7 +403,7 @@ def test_an_incomplete_step_is_not_advertised(subject: Subject) -> None:
     """
     golden = subject.golden()
     whole = [step for step in (2, 4) if names.require_step_names(golden, step)]
-    subject.lay_out(golden)
+    subject.materialize(golden)
     before = subject.steps()
     for told, lay in chosen(subject, incomplete(subject, golden), quick=2):
         lay()

@@ -37,9 +37,9 @@ def test_an_elastic_restart_goes_on_from_the_newest_step(subject: Subject) -> No
     point = subject.rng.choice(found)
     worlds.golden(subject, layouts.TWO)  # empties the directory
     first = {"op": "run", "until": NEWEST, "save_at": [OLDER, NEWEST]}
-    struck = {**first, "faults": [point.spec("kill")], "fault_step": NEWEST}
+    injected = {**first, "faults": [point.spec("kill")], "fault_step": NEWEST}
     again = {"op": "run", "until": UNTIL, "resume": True}
-    killed, resumed = elastic.launch(subject, layouts.TWO, [[struck], [again]])
+    killed, resumed = elastic.launch(subject, layouts.TWO, [[injected], [again]])
     if not rank_points.fired(killed):
         told = f"the kill of {point.name} did not fire: {subject.tell(killed)}"
         raise Unknown(f"{told} {killed.output[-500:]}")

@@ -56,7 +56,7 @@ def test_an_explicit_step_is_served_whole(subject: Subject) -> None:
     """
     golden = subject.golden()
     wanted = subject.served(golden, 2)
-    subject.lay_out(golden)
+    subject.materialize(golden)
     result = subject.resume(2)
     message = "step 2 was asked for, step 4 is there too"
     subject.judge(result, {2: wanted}, {Outcome.NEW}, message, newest=2, acknowledged=[2])
@@ -71,7 +71,7 @@ def test_a_step_that_does_not_exist_is_refused(subject: Subject) -> None:
     """
     golden = subject.golden()
     for step in (3, 9):
-        subject.lay_out(golden)
+        subject.materialize(golden)
         result = subject.resume(step)
         if not _refused(result):
             raise Violation(
@@ -89,7 +89,7 @@ def test_an_explicit_step_that_is_damaged_is_not_replaced(subject: Subject) -> N
     """
     golden = subject.golden()
     older = set(trees.files(golden.snapshot(2)))
-    subject.lay_out(golden)
+    subject.materialize(golden)
     kept = {path.relative_to(golden.snapshot(2)) for path in older}
     new = [path for path in trees.files(subject.root) if path.relative_to(subject.root) not in kept]
     for path in new:
@@ -174,7 +174,7 @@ def test_an_explicit_kind_is_honoured_beside_its_sibling(subject: Subject) -> No
 
 def _loads_alone(subject: Subject, kind: str) -> bool:
     """Verify that a kind loads where it is the only one; Unknown if it does not."""
-    trees.lay_out(subject.scratch / kind, subject.root)
+    trees.materialize(subject.scratch / kind, subject.root)
     result = subject.execute(_call("load_kind", 4, kind), seed=OTHER_SEED)
     if result.error or result.exit_kind != "ended":
         raise control_failed(f"kind {kind} does not load: {subject.tell(result)}")
@@ -245,7 +245,7 @@ def test_a_path_means_what_it_names(subject: Subject) -> None:
     wanted = subject.served(golden, 4)["model"]
     elsewhere = subject.scratch / "elsewhere"
     trees.copy(golden.snapshot(2), elsewhere)
-    subject.lay_out(golden)
+    subject.materialize(golden)
     names = {path.name for path in golden.snapshot(4).iterdir()}
     names -= {path.name for path in golden.snapshot(2).iterdir()}
     of_four = [subject.root / name for name in sorted(names)]
@@ -267,11 +267,11 @@ def _paths_of_kinds(subject: Subject) -> None:
     both = subject.scratch / "both"
     trees.copy(subject.root, both)
     for kind, one in saved.items():
-        trees.lay_out(subject.scratch / kind, subject.root)
+        trees.materialize(subject.scratch / kind, subject.root)
         alone = _load_paths(subject, [subject.root])[subject.root.name]
         if alone is None:
             raise control_failed(f"kind {kind} does not load where it is the only one")
-        trees.lay_out(both, subject.root)
+        trees.materialize(both, subject.root)
         own = one.names - saved[KINDS[1 - KINDS.index(kind)]].names
         found = _load_paths(subject, [subject.root / name for name in sorted(own)])
         message = f"a path of kind {kind} gives the sibling, or none resolves"
@@ -292,7 +292,7 @@ def test_what_is_left_cold_on_request_is_the_only_thing(subject: Subject) -> Non
     subject.need(holds=["optimizer"])
     golden = subject.golden()
     wanted = subject.served(golden, 2)
-    subject.lay_out(golden)
+    subject.materialize(golden)
     load = _call("load_without", 2, "optimizer")
     result = subject.execute(LEAVES, load, ARRIVE, seed=OTHER_SEED)
     step, state = oracle.arrival(result)

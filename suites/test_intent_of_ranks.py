@@ -28,7 +28,7 @@ def test_another_dtype_is_refused_on_ranks(subject: Subject) -> None:
     subject.need("ranks")
     gold = worlds.golden(subject, TWO)
     worlds.served(subject, gold, TWO, NEWEST)
-    subject.lay_out(gold)
+    subject.materialize(gold)
     result = worlds.resume(subject, TWO, variant="dtype")
     step, state = oracle.arrival(result)
     if result.split or result.exit_kind != "ended":
@@ -52,7 +52,7 @@ def test_an_explicit_step_is_honoured_on_every_rank(subject: Subject) -> None:
     subject.need("ranks", "explicit_step")
     gold = worlds.golden(subject, TWO)
     wanted = worlds.served(subject, gold, TWO, OLDER)
-    subject.lay_out(gold)
+    subject.materialize(gold)
     result = worlds.resume(subject, TWO, OLDER)
     step, state = oracle.arrival(result)
     if step != OLDER or not oracle.same(state, wanted, subject.holds):

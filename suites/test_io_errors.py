@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
-from ckpt_conformance.fault_injectors import points, struck_save
+from ckpt_conformance.fault_injectors import injected_save, points
 from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.screening import Case, resume_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ NEVER_WRONG = {*WHOLE, Outcome.LOST_STEP, *REFUSALS}
 READERS = ("file-read", "torch-load", "dcp-load")
 FLUSHES = ("os.fsync", "os.fdatasync")
 ERRORS = {"fsync": "EIO", "rename": "EIO", "torch-save": "RuntimeError", "dcp-save": "RuntimeError"}
-COMPONENTS = 10  # calls of state_dict in a save that are struck, one after the other
+COMPONENTS = 10  # calls of state_dict in a save that are hit, one after the other
 
 
 @dataclass
@@ -36,28 +36,28 @@ class Attempt:
 
     fault: dict[str, Any]
     folder: Path
-    struck: dict[str, Any] = field(default_factory=dict[str, Any])
+    injected: dict[str, Any] = field(default_factory=dict[str, Any])
     again: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def call(self) -> dict[str, Any]:
-        """The call that was struck, as the injector saw it; empty if the fault did not fire."""
-        logs = [each["log"] for each in self.struck.get("faults", []) if each["fired"]]
+        """The call that was hit, as the injector saw it; empty if the fault did not fire."""
+        logs = [each["log"] for each in self.injected.get("faults", []) if each["fired"]]
         number = self.fault["args"]["at"]
         return next((call for log in logs for call in log if call["call"] == number), {})
 
     @property
     def name(self) -> str:
-        """Say what was struck."""
+        """Say what was hit."""
         return f"{self.call['what']} of {self.call['path']} (call {self.call['call']})"
 
     @property
     def case(self) -> Case:
-        """What the struck save left."""
+        """What the hit save left."""
         return Case(self.folder / "failed")
 
 
-def strike(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> list[Attempt]:
+def inject(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> list[Attempt]:
     """Carry out attempts at saving step 4; gives those whose fault fired."""
     for attempt in attempts:
         trees.clear(attempt.folder)
@@ -72,29 +72,29 @@ def strike(subject: Subject, name: str, attempts: list[Attempt], *, again: bool)
 
 
 def _in_one_life(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
-    """Strike one save after the other, each by a new manager in the directory as it was."""
+    """Hit one save after the other, each by a new manager in the directory as it was."""
     base = subject.golden().snapshot(OLDER if name == "new" else NEWEST)
     ops: list[dict[str, Any]] = []
     save = {"op": "save", "step": NEWEST, "continue": True}
     for at, each in enumerate(attempts):
-        ops += [{"op": "lay_out", "tree": str(base)}, {**save, "faults": [each.fault]}]
+        ops += [{"op": "materialize", "tree": str(base)}, {**save, "faults": [each.fault]}]
         ops.append({"op": "copy_out", "tree": str(each.folder / "failed")})
         if again and is_repeated(at):
             ops += [save, {"op": "copy_out", "tree": str(each.folder / "again")}]
-    job = {} if name == "new" else {"seed": struck_save.OTHER}
+    job = {} if name == "new" else {"seed": injected_save.OTHER}
     process_result = subject.run(NEWEST, (), then=ops, **job)
     saves = iter([result for result in process_result.results if result["op"] == "save"])
     for at, each in enumerate(attempts):
-        each.struck = next(saves, {})
+        each.injected = next(saves, {})
         each.again = next(saves, {}) if again and is_repeated(at) else {}
-    if not attempts[-1].struck:
+    if not attempts[-1].injected:
         told = subject.tell(process_result)
         raise control_failed(f"the child with the failing saves ends: {told}")
 
 
 def _in_many_lives(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
     for at, each in enumerate(attempts):
-        each.struck = _saved(struck_save.save(subject, name, [each.fault]))
+        each.injected = _saved(injected_save.save(subject, name, [each.fault]))
         trees.copy(subject.root, each.folder / "failed")
         if again and is_repeated(at):
             each.again = _saved(subject.run(NEWEST, (NEWEST,)))
@@ -115,7 +115,7 @@ def _saved(result: ProcessResult) -> dict[str, Any]:
 
 def chosen(subject: Subject, name: str) -> list[Point]:
     """Choose points at which a save meets an error: of each kind of call, and of each condition."""
-    found = struck_save.points_of(subject, name)
+    found = injected_save.points_of(subject, name)
     usable = [p for p in found if p.moment != "after" and p.fault != "unlink"]
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
     if subject.budget == "full":
@@ -130,7 +130,7 @@ def chosen(subject: Subject, name: str) -> list[Point]:
 
 
 def failures(subject: Subject, name: str) -> list[Attempt]:
-    """Strike saves with errors of the disk, once per adapter."""
+    """Hit saves with errors of the disk, once per adapter."""
     key = f"failures {name}"
     if key not in subject.notes:
         top = subject.folder / "failures" / name
@@ -138,7 +138,7 @@ def failures(subject: Subject, name: str) -> list[Attempt]:
             Attempt(p.spec("raise", error=error_of(p)), top / str(at))
             for at, p in enumerate(chosen(subject, name))
         ]
-        subject.notes[key] = strike(subject, name, attempts, again=name == "new")
+        subject.notes[key] = inject(subject, name, attempts, again=name == "new")
     kept: list[Attempt] = subject.notes[key]
     return kept
 
@@ -188,7 +188,7 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
     """
     cases: list[tuple[str, Case]] = []
     for attempt in failures(subject, "new"):
-        if "error" not in attempt.struck:
+        if "error" not in attempt.injected:
             message = f"an error of {attempt.name} does not reach the caller"
             if attempt.call["what"] in FLUSHES:
                 raise Violation(message, evidence={"call": attempt.call})
@@ -202,10 +202,10 @@ def locked(subject: Subject) -> list[tuple[str, Case]]:
     """Save step 4 while every write, rename and removal is refused: a permission is lost."""
     given: dict[str, Any] = {"at": 1, "persistent": True, "mode": "raise", "error": "EACCES"}
     faults = [fault_injectors.spec(name, **given) for name in points.WRITERS]
-    result = struck_save.save(subject, "new", faults)
+    result = injected_save.save(subject, "new", faults)
     if NEWEST not in result.steps_of("acknowledged"):
         return []
-    trees.lay_out(subject.root, subject.folder / "locked")
+    trees.materialize(subject.root, subject.folder / "locked")
     return [("a save that may not write reports success", Case(subject.folder / "locked"))]
 
 
@@ -220,15 +220,15 @@ def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subjec
     legal = subject.legal(subject.golden())
     cases = left_behind(subject, "new", "a new step")
     judge_each(subject, cases, Rule(legal, WHOLE, (OLDER,)))
-    if struck_save.overwrites(subject):
+    if injected_save.overwrites(subject):
         cases = left_behind(subject, "same", "the same step")
-        new = struck_save.overwritten(subject)
+        new = injected_save.overwritten(subject)
         judge_each(subject, cases, Rule(legal, WHOLE, (OLDER, NEWEST), new))
 
 
 def left_behind(subject: Subject, name: str, what: str) -> list[tuple[str, Case]]:
     """List what saves that raised left behind, with what to say of it."""
-    raised = [each for each in failures(subject, name) if "error" in each.struck]
+    raised = [each for each in failures(subject, name) if "error" in each.injected]
     return [(f"after an error of {each.name} in a save of {what}", each.case) for each in raised]
 
 
@@ -240,7 +240,7 @@ def test_the_save_after_a_failed_one_succeeds(subject: Subject) -> None:
     cleaned up by hand (O03, A12).
     How: fail a save, save the same step again without the fault, resume in a new process.
     """
-    tried = [each for each in failures(subject, "new") if "error" in each.struck and each.again]
+    tried = [each for each in failures(subject, "new") if "error" in each.injected and each.again]
     for attempt in tried:
         if "error" in attempt.again:
             error = attempt.again["error"]
@@ -272,8 +272,8 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
     ]
     if subject.info.shape != "manager":
         attempts = subject.sample(attempts, 4)
-    struck = strike(subject, "new", attempts, again=False)
-    kept = [each for each in struck if "error" not in each.struck]
+    injected = inject(subject, "new", attempts, again=False)
+    kept = [each for each in injected if "error" not in each.injected]
     cases = [(f"an error of {each.name} is passed over", each.case) for each in kept]
     legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
@@ -301,7 +301,7 @@ def test_a_failed_read_is_no_empty_directory(subject: Subject) -> None:
 
 def failing_reads(subject: Subject) -> list[tuple[dict[str, Any], dict[str, object], bool]]:
     """Count the reads of a load, and choose some to fail: alone, or with all that follow."""
-    subject.lay_out(subject.golden())
+    subject.materialize(subject.golden())
     counting = [fault_injectors.spec(name) for name in READERS]
     counted = subject.resume(faults=counting).result("run").get("faults", [])
     calls = [{**call, "fault": each["name"]} for each in counted for call in each["log"]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import payload, struck_calls
+from ckpt_conformance.fault_injectors import injected_calls, payload
 from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -74,7 +74,7 @@ class Killed:
 
 def judge(subject: Subject, killed: Killed, states: dict[int, Any]) -> None:
     """Kill a recovery and resume; raise Violation if more is lost than by the first kill."""
-    trees.lay_out(killed.folder, subject.root)
+    trees.materialize(killed.folder, subject.root)
     result = recover(subject, at=killed.at, error="kill", moment=killed.moment)
     if result.exit_kind != "killed":
         raise Unknown(f"the second kill did not fire: {killed.name}: {subject.tell(result)}")
@@ -89,12 +89,12 @@ def is_lost_without_leftovers(subject: Subject, call: Mapping[str, Any], moment:
     Tells whether that loses as much.
     """
     older = subject.golden().snapshot(OLDER)
-    trees.lay_out(older, subject.root)
+    trees.materialize(older, subject.root)
     counted = recover(subject).result("run").get("faults") or [{"log": []}]
     kind = _kind(call)
     same = [each["call"] for each in counted[0]["log"] if kind == _kind(each)]
     at = same[0] if same else len(counted[0]["log"]) // 2 + 1
-    trees.lay_out(older, subject.root)
+    trees.materialize(older, subject.root)
     result = recover(subject, at=at, error="kill", moment=moment)
     return result.exit_kind == "killed" and oracle.arrival(subject.resume())[0] not in (
         OLDER,
@@ -137,12 +137,12 @@ def recoveries(subject: Subject) -> list[Recovery]:
 
 def calls_of_save(subject: Subject) -> list[dict[str, Any]]:
     """List the system calls of a save of step 4 that nothing disturbs."""
-    subject.lay_out(subject.golden(), OLDER)
+    subject.materialize(subject.golden(), OLDER)
     counting = fault_injectors.spec("system-call")
     result = subject.run(NEWEST, (NEWEST,), faults=[counting], fault_step=NEWEST)
     found = result.result("run").get("faults") or [{"log": []}]
     if result.exit_kind != "ended" or result.error or not found[0]["log"]:
-        raise Unknown(struck_calls.reason(subject, result))
+        raise Unknown(injected_calls.reason(subject, result))
     log: list[dict[str, Any]] = found[0]["log"]
     return log
 
@@ -152,16 +152,16 @@ def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
 
     A save that fails after a resume is told in `stuck`: that is the finding of CKC-ATOM-003.
     """
-    subject.lay_out(subject.golden(), OLDER)
+    subject.materialize(subject.golden(), OLDER)
     kill = fault_injectors.spec("system-call", at=at, error="kill")
     result = subject.run(NEWEST, (NEWEST,), faults=[kill], fault_step=NEWEST)
     if result.exit_kind != "killed":
         raise Unknown(f"the kill at call {at} of a save did not fire: {subject.tell(result)}")
     folder = subject.folder / "recoveries" / str(at)
-    trees.lay_out(subject.root, folder)
+    trees.materialize(subject.root, folder)
     if oracle.arrival(subject.resume())[0] != OLDER:
         return None
-    trees.lay_out(folder, subject.root)
+    trees.materialize(folder, subject.root)
     counted = recover(subject)
     if counted.exit_kind != "ended" or counted.error:
         stuck.append(subject.tell(counted))

@@ -9,8 +9,8 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown
 from ckpt_conformance.fault_injectors import at_rest, payload, points
 from ckpt_conformance.fault_injectors.at_rest import Damage
+from ckpt_conformance.subject.batched_recovery import Case, alone, resume_each, steps_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.screening import Case, alone, resume_each, steps_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def without(
     made: list[tuple[str, Damage, Case]] = []
     for at, name in enumerate(names):
         folder = subject.scratch / str(at)
-        trees.lay_out(golden.snapshot(NEWEST), folder)
+        trees.materialize(golden.snapshot(NEWEST), folder)
         made.append((f"{name} is missing", at_rest.remove(folder, name), Case(folder)))
     return made
 
@@ -113,7 +113,7 @@ def test_a_dcp_directory_with_a_hole_or_a_stale_shard_is_refused(subject: Subjec
     metadata = [name for name in files if name.rpartition("/")[2] == ".metadata"]
     if not metadata:
         raise NotApplicable("no file is the metadata of a DCP directory")
-    subject.lay_out(golden)
+    subject.materialize(golden)
     result = subject.execute({"op": "probe", "probe": HOLE, "args": {"file": metadata[0]}})
     done = Damage(**result.result("probe").get("value", NOTHING))
     if done.before == done.after:
@@ -126,7 +126,7 @@ def test_a_dcp_directory_with_a_hole_or_a_stale_shard_is_refused(subject: Subjec
         older = [n for n in payload.names(golden.snapshot(OLDER)) if points.pattern(n) == kind]
         if len(older) == 1:
             folder = subject.scratch / f"stale {len(made)}"
-            trees.lay_out(golden.snapshot(NEWEST), folder)
+            trees.materialize(golden.snapshot(NEWEST), folder)
             stale = at_rest.replace_file(folder, name, golden.snapshot(OLDER) / older[0])
             made.append((f"{name} is the shard of step {OLDER}", stale, Case(folder)))
     never_served(subject, made)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
-from ckpt_conformance.crash.explore import struck, verdicts
+from ckpt_conformance.crash.explore import injected, verdicts
 from ckpt_conformance.crash.explore.verdicts import LOST, SAME, TORN
-from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
@@ -70,16 +70,16 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
     How: fail one sync of a save; where the save reports success all the same, lay out what a power
     loss at each later system call may leave, without the data of that file, and resume.
     """
-    syncs = [one for one in struck_calls.trials(subject, "save") if one.is_sync]
+    syncs = [one for one in injected_calls.trials(subject, "save") if one.is_sync]
     if not syncs:
         raise NotApplicable("the save syncs nothing")
     once = [one for one in syncs if not one.args.get("persistent") and not one.error]
     for trial in subject.sample(once, 3):  # none where every error is raised
-        if struck_calls.outcome(subject, "save", trial) is not Outcome.NEW:
+        if injected_calls.outcome(subject, "save", trial) is not Outcome.NEW:
             told = f"after {trial.name} what is reported as saved does not load"
             raise control_failed(told)
         try:
             verdicts.require_clean(subject, ("second",), MODELS)
         except Violation as error:
             raise NotApplicable(f"no sync has to fail for that: {error}") from None
-        verdicts.require_clean(subject, (struck.explore(subject, trial.spec),), MODELS)
+        verdicts.require_clean(subject, (injected.explore(subject, trial.spec),), MODELS)

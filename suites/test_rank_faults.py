@@ -35,8 +35,8 @@ LINGER = "ckpt_conformance.harness.ranks:linger"
 
 
 @dataclass(frozen=True)
-class Struck:
-    """A save that was struck, and how a new world resumed from what it left."""
+class Injected:
+    """A save that was hit, and how a new world resumed from what it left."""
 
     points: tuple[RankPoint, ...]
     result: WorldResult
@@ -48,7 +48,7 @@ class Struck:
         return " and ".join(point.name for point in self.points)
 
 
-def killed(subject: Subject) -> list[Struck]:
+def killed(subject: Subject) -> list[Injected]:
     """Kill ranks inside a save, one at a time and both; resume from what is left; once each."""
     if "killed ranks" not in subject.notes:
         found = rank_points.points_of(subject, TWO)
@@ -56,58 +56,58 @@ def killed(subject: Subject) -> list[Struck]:
         first = [point for (point,) in chosen if point.rank == 0]
         second = [point for (point,) in chosen if point.rank == 1]
         both = list(zip(first[:1], second[-1:], strict=False))
-        struck = (_kill(subject, points) for points in [*chosen, *both])
-        subject.notes["killed ranks"] = _until_hung(struck)
-    kept: list[Struck] = subject.notes["killed ranks"]
+        injected = (_kill(subject, points) for points in [*chosen, *both])
+        subject.notes["killed ranks"] = _until_hung(injected)
+    kept: list[Injected] = subject.notes["killed ranks"]
     return kept
 
 
-def _until_hung(struck: Iterator[Struck]) -> list[Struck]:
+def _until_hung(injected: Iterator[Injected]) -> list[Injected]:
     """Take them until the first that hangs: the others would take as long, and tell no more."""
-    taken: list[Struck] = []
-    for one in struck:
+    taken: list[Injected] = []
+    for one in injected:
         taken.append(one)
         if hung(one.result):
             break
     return taken
 
 
-def _kill(subject: Subject, points: tuple[RankPoint, ...]) -> Struck:
+def _kill(subject: Subject, points: tuple[RankPoint, ...]) -> Injected:
     faults = [point.spec("kill") for point in points]
     result = patiently(subject, partial(rank_points.save, subject, TWO, faults))
     if not rank_points.fired(result):
         raise Unknown(f"the kill of {points[0].name} did not fire: {subject.tell(result)}")
-    return Struck(points, result, worlds.resume(subject, TWO))
+    return Injected(points, result, worlds.resume(subject, TWO))
 
 
-def failed(subject: Subject) -> list[Struck]:
+def failed(subject: Subject) -> list[Injected]:
     """Fill up the disk of one rank inside a save; once each."""
     if "failed ranks" not in subject.notes:
         found = [p for p in rank_points.points_of(subject, TWO) if p.moment != "after"]
         chosen = rank_points.choose(subject, found, FAILED)
         subject.notes["failed ranks"] = _until_hung(_fail(subject, point) for point in chosen)
-    kept: list[Struck] = subject.notes["failed ranks"]
+    kept: list[Injected] = subject.notes["failed ranks"]
     return kept
 
 
-def _fail(subject: Subject, point: RankPoint) -> Struck:
+def _fail(subject: Subject, point: RankPoint) -> Injected:
     fault = point.spec("raise", error="ENOSPC", persistent=True)
     lives_on = [{"op": "probe", "probe": LINGER}]
     given = {"continue": True, "then": lives_on}
     result = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
     if not rank_points.fired(result):
         raise Unknown(f"the error of {point.name} did not fire: {subject.tell(result)}")
-    return Struck((point,), result, result)
+    return Injected((point,), result, result)
 
 
-def ended(subject: Subject) -> Iterator[Struck]:
+def ended(subject: Subject) -> Iterator[Injected]:
     """Give the failed saves in which every rank had an end; raises Unknown if one had none."""
     waiting = ""
-    for struck in failed(subject):
-        if hung(struck.result):
-            waiting = struck.name
+    for injected in failed(subject):
+        if hung(injected.result):
+            waiting = injected.name
         else:
-            yield struck
+            yield injected
     if waiting:
         raise control_failed(f"{waiting} fails, and a rank waits for ever", "CKC-RANK-004")
 
@@ -137,11 +137,11 @@ def test_no_rank_waits_for_ever_for_one_that_died(subject: Subject) -> None:
     How: SIGKILL a rank at calls of its own inside the save of step 4; wait for the other.
     """
     subject.need("ranks")
-    for struck in killed(subject):
-        if ranks := hung(struck.result):
+    for injected in killed(subject):
+        if ranks := hung(injected.result):
             raise Violation(
-                f"{struck.name} dies: rank {ranks[0]} waits for ever",
-                evidence={"ranks": worlds.told(subject, struck.result)},
+                f"{injected.name} dies: rank {ranks[0]} waits for ever",
+                evidence={"ranks": worlds.told(subject, injected.result)},
             )
 
 
@@ -155,23 +155,25 @@ def test_a_killed_rank_costs_at_most_the_step_that_was_saved(subject: Subject) -
     """
     subject.need("ranks")
     legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
-    for struck in sorted(killed(subject), key=lambda struck: _rank_of(subject, struck, legal)):
+    for injected in sorted(
+        killed(subject), key=lambda injected: _rank_of(subject, injected, legal)
+    ):
         subject.judge(
-            struck.resumed,
+            injected.resumed,
             legal,
             WHOLE,
-            f"{struck.name} died",
+            f"{injected.name} died",
             newest=NEWEST,
-            acknowledged=struck.result.steps_of("acknowledged") or (OLDER,),
-            save=worlds.told(subject, struck.result),
+            acknowledged=injected.result.steps_of("acknowledged") or (OLDER,),
+            save=worlds.told(subject, injected.result),
         )
 
 
-def _rank_of(subject: Subject, struck: Struck, legal: dict[int, dict[str, Any]]) -> int:
-    """Order what was struck by how bad it is: the worst is what a report shows."""
+def _rank_of(subject: Subject, injected: Injected, legal: dict[int, dict[str, Any]]) -> int:
+    """Order what was hit by how bad it is: the worst is what a report shows."""
     worst = [Outcome.SILENT_WRONG, Outcome.COLD_START, Outcome.LOST_STEP]
-    acknowledged = struck.result.steps_of("acknowledged") or (OLDER,)
-    found = subject.classify(struck.resumed, legal, newest=NEWEST, acknowledged=acknowledged)
+    acknowledged = injected.result.steps_of("acknowledged") or (OLDER,)
+    found = subject.classify(injected.resumed, legal, newest=NEWEST, acknowledged=acknowledged)
     return worst.index(found) if found in worst else len(worst)
 
 
@@ -184,18 +186,18 @@ def test_an_error_of_one_rank_fails_the_save_on_all(subject: Subject) -> None:
     How: fill up the disk of one rank inside the save of step 4; look at what the others are told.
     """
     subject.need("ranks")
-    for struck in ended(subject):
-        saves = [one.steps_of("acknowledged").count(NEWEST) for one in struck.result.ranks]
-        tried = [one.steps_of("failed").count(NEWEST) for one in struck.result.ranks]
+    for injected in ended(subject):
+        saves = [one.steps_of("acknowledged").count(NEWEST) for one in injected.result.ranks]
+        tried = [one.steps_of("failed").count(NEWEST) for one in injected.result.ranks]
         if any(tried) and not all(tried):
             raise Violation(
-                f"{struck.name} fails: not every rank is told",
+                f"{injected.name} fails: not every rank is told",
                 evidence={"acknowledged": saves, "failed": tried},
             )
         if not any(tried):
             raise Violation(
-                f"{struck.name} fails: no rank is told",
-                evidence={"ranks": worlds.told(subject, struck.result)},
+                f"{injected.name} fails: no rank is told",
+                evidence={"ranks": worlds.told(subject, injected.result)},
             )
 
 
@@ -207,11 +209,11 @@ def test_no_rank_waits_for_ever_for_one_that_failed(subject: Subject) -> None:
     How: fill up the disk of one rank inside the save of step 4; wait for both.
     """
     subject.need("ranks")
-    for struck in failed(subject):
-        if ranks := hung(struck.result):
+    for injected in failed(subject):
+        if ranks := hung(injected.result):
             raise Violation(
-                f"{struck.name} fails: rank {ranks[0]} waits for ever",
-                evidence={"ranks": worlds.told(subject, struck.result)},
+                f"{injected.name} fails: rank {ranks[0]} waits for ever",
+                evidence={"ranks": worlds.told(subject, injected.result)},
             )
 
 
@@ -225,24 +227,24 @@ def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
     """
     subject.need("ranks")
     legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
-    for struck in ended(subject):
-        fault = struck.points[0].spec("raise", error="ENOSPC")
+    for injected in ended(subject):
+        fault = injected.points[0].spec("raise", error="ENOSPC")
         again = [{"op": "save", "step": NEWEST}]
         given = {"continue": True, "then": again}
         result = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
         if not rank_points.fired(result):
-            raise Unknown(f"the error of {struck.name} did not fire: {subject.tell(result)}")
+            raise Unknown(f"the error of {injected.name} did not fire: {subject.tell(result)}")
         second = [one.result("save") for one in result.ranks]
         if hung(result) or not all(second) or any("error" in one for one in second):
             raise Violation(
-                f"{struck.name} failed once: the next save does not succeed",
+                f"{injected.name} failed once: the next save does not succeed",
                 evidence={"ranks": [one.get("error", "saved") for one in second]},
             )
         subject.judge(
             worlds.resume(subject, TWO),
             legal,
             {Outcome.NEW},
-            f"{struck.name} failed once, and the step was saved again",
+            f"{injected.name} failed once, and the step was saved again",
             newest=NEWEST,
             acknowledged=(OLDER, NEWEST),
         )
@@ -262,7 +264,7 @@ def test_ranks_that_see_different_files_agree(subject: Subject) -> None:
     legal = worlds.legal(subject, gold, TWO)
     looked: list[bool] = []
     for rank, lookups in itertools.product((1, 0), (False, True)):
-        subject.lay_out(gold)
+        subject.materialize(gold)
         faults = [_hide(gold, rank, lookups=lookups)]
         result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
         looked.append(rank_points.fired(result))
@@ -285,7 +287,7 @@ def test_no_rank_waits_for_ever_in_a_load(subject: Subject) -> None:
     legal = worlds.legal(subject, gold, TWO)
     for rank in (0, 1):
         for at in _reads(subject, rank):
-            subject.lay_out(gold)
+            subject.materialize(gold)
             faults = [_read_fault(rank, at, "kill")]
             result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
             if not rank_points.fired(result):
@@ -317,7 +319,7 @@ def test_an_error_of_one_rank_refuses_the_load_on_all(subject: Subject) -> None:
     legal = worlds.legal(subject, gold, TWO)
     for rank in (0, 1):
         for at in _reads(subject, rank):
-            subject.lay_out(gold)
+            subject.materialize(gold)
             faults = [_read_fault(rank, at, "raise")]
             result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
             if not rank_points.fired(result):
@@ -334,13 +336,13 @@ def test_what_a_rank_is_told_is_a_documented_error(subject: Subject) -> None:
     How: look at what every rank raised that survived a kill, or whose disk was not the full one.
     """
     subject.need("ranks")
-    for struck in [*killed(subject), *failed(subject)]:
-        victims = {point.rank for point in struck.points}
-        for rank, one in enumerate(struck.result.ranks):
+    for injected in [*killed(subject), *failed(subject)]:
+        victims = {point.rank for point in injected.points}
+        for rank, one in enumerate(injected.result.ranks):
             if rank not in victims and one.error and not one.error["typed"]:
                 raise Violation(
-                    f"{struck.name} is struck: rank {rank} gets an error that is not documented",
-                    evidence={"ranks": worlds.told(subject, struck.result)},
+                    f"{injected.name} is hit: rank {rank} gets an error that is not documented",
+                    evidence={"ranks": worlds.told(subject, injected.result)},
                 )
 
 
@@ -370,9 +372,9 @@ def _agree(
 
 
 def _reads(subject: Subject, rank: int) -> Sequence[int]:
-    """Give the numbers of a rank's reads of an undamaged load to strike: the first and the last."""
+    """Give the numbers of a rank's reads of an undamaged load to hit: the first and the last."""
     if "rank reads" not in subject.notes:
-        subject.lay_out(worlds.golden(subject, TWO))
+        subject.materialize(worlds.golden(subject, TWO))
         fault = fault_injectors.spec("file-read")
         result = worlds.resume(subject, TWO, faults=[fault])
         counted = [one.result("run").get("faults", [{"calls": 0}]) for one in result.ranks]

@@ -82,13 +82,13 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
 
     Why: the old one was deleted, then the process died before the new one was written (C01; item 8
     of the measured behaviour).
-    How: keep one, strike the second save where old names are gone and new ones are not yet there.
+    How: keep one, hit the second save where old names are gone and new ones are not yet there.
     """
     golden = subject.golden()
     legal = subject.legal(golden)
     fresh(subject)
     counted = rotating(subject, 4, (2, 4), 1, faults=points.survey(), fault_step=4, then=[])
-    chosen = struck(subject, counted)
+    chosen = injected(subject, counted)
     for point, mode in [(point, "kill") for point in chosen] + [(chosen[0], "raise")]:
         fresh(subject)
         more = {"error": "ENOSPC", "persistent": True} if mode == "raise" else {}
@@ -99,10 +99,10 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
         acknowledged = set(result.steps_of("acknowledged"))
         message = f"a {mode} during a rotating save leaves nothing that loads"
         given: dict[str, Any] = {"newest": 4, "acknowledged": acknowledged}
-        subject.judge(subject.resume(), legal, EITHER, message, **given, struck=point.name)
+        subject.judge(subject.resume(), legal, EITHER, message, **given, injected=point.name)
 
 
-def struck(subject: Subject, counted: ProcessResult) -> list[Point]:
+def injected(subject: Subject, counted: ProcessResult) -> list[Point]:
     """Choose points of a counted save, the most dangerous ones first."""
     logs = counted.result("run").get("faults", [])
     calls = sorted((call for each in logs for call in each["log"]), key=lambda one: one["order"])
@@ -118,8 +118,8 @@ def struck(subject: Subject, counted: ProcessResult) -> list[Point]:
 
     found = points.points(logs, after)
     subject.rng.shuffle(found)
-    ranked = sorted(found, key=danger, reverse=True)
-    return ranked[:2] if subject.budget == "quick" else ranked
+    vector_clocks = sorted(found, key=danger, reverse=True)
+    return vector_clocks[:2] if subject.budget == "quick" else vector_clocks
 
 
 @check("CKC-RETN-002")
@@ -150,7 +150,7 @@ def test_rotation_goes_by_steps_not_by_times(subject: Subject) -> None:
     How: save steps 2 and 4, reverse all times, resume, save step 6 with two to keep, ask.
     """
     golden = subject.golden()
-    subject.lay_out(golden)
+    subject.materialize(golden)
     discovery.set_times(subject.root, golden, reverse=True)
     found = left(subject, rotating(subject, 6, (6,), 2, resume=True))
     if not {4, 6} <= set(found):
@@ -167,7 +167,7 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
     """
     golden = subject.golden()
     lays: dict[str, Callable[[Golden], None]] = {
-        "this run": subject.lay_out,
+        "this run": subject.materialize,
         "another run": partial(only_steps, subject),
     }
     for whose, lay in lays.items():
@@ -201,15 +201,17 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     """
     golden = subject.golden()
     similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
-    planted = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
-    before = {name: _stamp(subject.root / name) for name in planted}
+    discovery_properties = names.plant_all(
+        subject.root, [*names.strange(subject.seed, 12), *similar]
+    )
+    before = {name: _stamp(subject.root / name) for name in discovery_properties}
     result = rotating(subject, 6, (2, 4, 6), 1, then=[{"op": "close"}])
     if result.error or result.exit_kind != "ended":
         raise trouble(subject, result)
-    gone = [name for name in planted if before[name] != _stamp(subject.root / name)]
+    gone = [name for name in discovery_properties if before[name] != _stamp(subject.root / name)]
     if gone:
         raise Violation("foreign files were deleted or changed", evidence={"names": gone[:8]})
-    subject.lay_out(golden)
+    subject.materialize(golden)
     listed = trees.listing(subject.root)
     copied = subject.scratch / "copied"
     trees.copy(subject.root, copied)
@@ -307,7 +309,7 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     """
     golden = subject.golden()
     found = names.require_step_names(golden, 4)
-    subject.lay_out(golden)
+    subject.materialize(golden)
     for step in (6, 8):
         names.plant_incomplete(subject.root, found, step)
     result = rotating(subject, 10, (10,), 2, then=[{"op": "close"}])

@@ -100,7 +100,7 @@ def test_hyper_parameters_are_the_saved_ones(subject: Subject) -> None:
     saved, _ = resumption.arrive(subject)
     message = "a hyper-parameter is not the saved one"
     resumption.identity(subject, "optimizer", message, _is_group)
-    subject.lay_out(subject.golden())
+    subject.materialize(subject.golden())
     result = subject.resume(variant="drift")
     step, arrived = oracle.arrival(result)
     if step is None:
@@ -176,7 +176,7 @@ def test_moments_follow_the_name(subject: Subject) -> None:
     """
     resumption.needs_mid_epoch(subject)
     golden = subject.golden()
-    subject.lay_out(golden)
+    subject.materialize(golden)
     until = SAVES[-1] + resumption.AFTER
     result = subject.run(until, resume=True, seed=OTHER_SEED, variant="reordered")
     step, _ = oracle.arrival(result)

@@ -56,7 +56,7 @@ def damaged(
     made: list[Case] = []
     for at, name in enumerate(names):
         folder = subject.scratch / f"case-{at}"
-        trees.lay_out(gold.snapshot(NEWEST), folder)
+        trees.materialize(gold.snapshot(NEWEST), folder)
         damage = hurt(folder, name)
         made.append(Case(f"{name}: {damage.fault}", damage, folder))
     return made
@@ -66,7 +66,7 @@ def never_served(subject: Subject, gold: Golden, cases: Sequence[Case]) -> None:
     """Resume two ranks from each; accept anything but a wrong state, a cold start, a split."""
     legal = worlds.legal(subject, gold, TWO)
     for case in cases:
-        trees.lay_out(case.folder, subject.root)
+        trees.materialize(case.folder, subject.root)
         result = worlds.resume(subject, TWO)
         evidence = {"damage": case.damage.to_json(), "ranks": worlds.told(subject, result)}
         if result.split:
@@ -244,7 +244,7 @@ def test_an_index_with_a_hole_or_an_overlap_is_never_believed(subject: Subject) 
 def indexed(subject: Subject, gold: Golden, name: str, fault: str) -> Case:
     """Edit an index in a copy of the whole directory."""
     folder = subject.scratch / f"case-{fault}"
-    trees.lay_out(gold.snapshot(NEWEST), folder)
+    trees.materialize(gold.snapshot(NEWEST), folder)
     before = at_rest.digest(folder / name)
     args = {"path": str(folder / name), "fault": fault}
     result = subject.execute({"op": "probe", "probe": dcp_metadata.EDIT, "args": args})
@@ -272,9 +272,9 @@ def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
     refused = False
     for name in subject.sample(names, 4):
         folder = subject.scratch / "case"
-        trees.lay_out(gold.snapshot(OLDER), folder)
+        trees.materialize(gold.snapshot(OLDER), folder)
         damage = at_rest.truncate(folder, name)
-        trees.lay_out(folder, subject.root)
+        trees.materialize(folder, subject.root)
         load = {"op": "load", "continue": True}
         result = worlds.execute(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
         refused = refused or any("error" in one.result("load") for one in result.ranks)

@@ -144,7 +144,7 @@ def test_loading_changes_no_file(subject: Subject) -> None:
     every byte.
     """
     golden = subject.golden()
-    subject.lay_out(golden)
+    subject.materialize(golden)
     before = fingerprint(subject.root)
     result = subject.run(6, resume=True, seed=OTHER_SEED, then=[CLOSE])
     _ended(subject, result, "a resume without faults")
@@ -211,14 +211,20 @@ def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
 
 def _payload_is_kept(golden: Golden) -> None:
     old, new = golden.snapshot(2), golden.snapshot(4)
-    needles = [bytes.fromhex(needle["bytes"]) for needle in golden.needles[2]]
+    payload_samples = [
+        bytes.fromhex(payload_sample["bytes"]) for payload_sample in golden.payload_samples[2]
+    ]
     names = [path.relative_to(old) for path in trees.files(old)]
     data = {name: (old / name).read_bytes() for name in names}
     there = {name: (new / name).read_bytes() for name in names if (new / name).exists()}
     kept = b"".join(found for name, found in there.items() if found == data[name])
     for name, found in there.items():
         # A second copy, such as one that always holds the latest step, may change.
-        lost = [needle for needle in needles if needle in data[name] and needle not in kept]
+        lost = [
+            payload_sample
+            for payload_sample in payload_samples
+            if payload_sample in data[name] and payload_sample not in kept
+        ]
         if lost and found != data[name]:
             told = {"file": name.as_posix(), "tensors": len(lost)}
             raise Violation("the save of step 4 changes the payload of step 2", evidence=told)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import payload, points, struck_save
+from ckpt_conformance.fault_injectors import injected_save, payload, points
+from ckpt_conformance.fault_injectors.injected_save import ELSEWHERE
 from ckpt_conformance.fault_injectors.injector import fingerprint, identity
-from ckpt_conformance.fault_injectors.struck_save import ELSEWHERE
-from ckpt_conformance.subject import oracle, resumption, screening
+from ckpt_conformance.subject import batched_recovery, oracle, resumption
+from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.screening import Case
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
@@ -51,22 +51,22 @@ class Crash:
 
 
 def crashes(subject: Subject, name: str) -> list[Crash]:
-    """Resume from what kills leave, once per adapter; `name`: see `struck_save`.
+    """Resume from what kills leave, once per adapter; `name`: see `injected_save`.
 
     The counting pass kept the directory at each point. All are resumed from in one child; where
     that does not go well, and at some other points, the process is killed for real.
     """
     key = f"crashes {name}"
     if key not in subject.notes:
-        found = struck_save.points_of(subject, name)
+        found = injected_save.points_of(subject, name)
         full = subject.budget == "full"
         chosen = found if full else points.choose(found, subject.rng, SCREENED)
-        folders = [struck_save.crash_state(subject, name, point) for point in chosen]
+        folders = [injected_save.crash_state(subject, name, point) for point in chosen]
         distinct = list(dict.fromkeys(folders))  # calls that change nothing leave the same one
-        screened = screening.screen(subject, [Case(folder) for folder in distinct])
-        results = dict(zip(distinct, screened, strict=True))
+        in_batch = batched_recovery.recover_in_batch(subject, [Case(folder) for folder in distinct])
+        results = dict(zip(distinct, in_batch, strict=True))
         made = [(point, at, results[at]) for point, at in zip(chosen, folders, strict=True)]
-        new = struck_save.overwritten(subject) if name.startswith("same") else None
+        new = injected_save.overwritten(subject) if name.startswith("same") else None
         good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
         whole = {crash.point for crash in good}
         bad = [point for point in chosen if point not in whole]
@@ -95,12 +95,12 @@ def is_whole(subject: Subject, result: ProcessResult, new: dict[str, Any] | None
 
 def _kill(subject: Subject, point: Point, name: str) -> Crash:
     """Die by a real SIGKILL at a point, and resume."""
-    result = struck_save.save(subject, name, [point.spec("kill")])
+    result = injected_save.save(subject, name, [point.spec("kill")])
     if result.exit_kind != "killed" or not [e for e in result.events if e["event"] == "fired"]:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(result)}")
     named = f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
     folder = subject.folder / "crashes" / named
-    trees.lay_out(subject.root, folder)
+    trees.materialize(subject.root, folder)
     return Crash(point, folder, subject.resume(), tuple(result.steps_of("acknowledged")))
 
 
@@ -140,7 +140,7 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
         "new": test_a_kill_during_a_save_costs_at_most_that_step,
         "same": test_a_kill_during_an_overwrite_keeps_the_old_or_the_new,
     }
-    crossing = [each for each in kinds if struck_save.crosses(subject, each + ELSEWHERE)]
+    crossing = [each for each in kinds if injected_save.crosses(subject, each + ELSEWHERE)]
     if not crossing:
         raise NotApplicable("no file is renamed or linked into or out of the directory")
     for kind in crossing:
@@ -152,12 +152,12 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
 
 
 def judge_saves(subject: Subject, name: str) -> None:
-    """Judge what kills leave of a save; `name`: see `struck_save`."""
+    """Judge what kills leave of a save; `name`: see `injected_save`."""
     found, legal = crashes(subject, name), subject.legal(subject.golden())
     if name.startswith("new"):
         judge_all(subject, found, legal, (OLDER,))
         return
-    new = struck_save.overwritten(subject)
+    new = injected_save.overwritten(subject)
     rest = [crash for crash in found if not is_whole(subject, crash.resumed, new)]
     judge_all(subject, rest, legal, (OLDER, NEWEST))
 
@@ -197,7 +197,7 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
     How: die inside a save, resume, save that step and the next, resume again from the last.
     """
     for crash in usable(subject)[: None if subject.budget == "full" else 2]:
-        trees.lay_out(crash.folder, subject.root)
+        trees.materialize(crash.folder, subject.root)
         trouble, told = goes_on(subject)
         if trouble:
             control(subject)
@@ -206,7 +206,7 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
 
 
 def goes_on(subject: Subject) -> tuple[str, dict[str, Any]]:
-    """Resume, save the struck step again and a later one, restart; say what does not work."""
+    """Resume, save the hit step again and a later one, restart; say what does not work."""
     again = subject.run(7, (NEWEST, LATER), resume=True, watch=True)
     if again.exit_kind != "ended" or again.error:
         return "the next save fails", subject.evidence(again)
@@ -220,7 +220,7 @@ def goes_on(subject: Subject) -> tuple[str, dict[str, Any]]:
 
 def control(subject: Subject) -> None:
     """Do the same from a whole step 2; raise Unknown if a resumed job can't go on saving at all."""
-    subject.lay_out(subject.golden(), OLDER)
+    subject.materialize(subject.golden(), OLDER)
     trouble, told = goes_on(subject)
     if trouble:
         raise resumption.blame(
@@ -234,7 +234,7 @@ def control(subject: Subject) -> None:
 def usable(subject: Subject) -> list[Crash]:
     """List the crashes of a new step that can be resumed from, one for each distinct directory.
 
-    First those after which the struck step is saved again, with most temporary files in its way.
+    First those after which the hit step is saved again, with most temporary files in its way.
     """
     able = [crash for crash in crashes(subject, "new") if crash.is_usable]
     found = list({identity(fingerprint(crash.folder)): crash for crash in able}.values())
@@ -275,7 +275,7 @@ def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> 
     """
     found = usable(subject)
     by_step = "explicit_step" in subject.info.capabilities
-    results = screening.steps_each(subject, [crash.folder for crash in found])
+    results = batched_recovery.steps_each(subject, [crash.folder for crash in found])
     for crash, result in zip(found, results, strict=True):
         told = {"killed": crash.point.name, "discovery": result.get("value", result.get("error"))}
         if "value" not in result:
@@ -283,7 +283,9 @@ def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> 
         newest = max(result["value"], default=0)
         step, _ = oracle.arrival(crash.resumed)
         if step != newest and newest == NEWEST and by_step:
-            step, _ = oracle.arrival(screening.alone(subject, Case(crash.folder, {"step": newest})))
+            step, _ = oracle.arrival(
+                batched_recovery.alone(subject, Case(crash.folder, {"step": newest}))
+            )
         if step != newest:
             raise Violation(
                 f"killed {crash.point.name}, discovery names step {newest}", evidence=told
@@ -308,7 +310,7 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     left = left_over(crash.folder, known)
     if not left:
         raise NotApplicable("no killed save leaves a file that the next one could forget")
-    trees.lay_out(crash.folder, subject.root)
+    trees.materialize(crash.folder, subject.root)
     subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
     result = subject.run(NEWEST, (NEWEST,))
     if result.exit_kind != "ended" or result.error:

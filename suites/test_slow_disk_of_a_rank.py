@@ -116,7 +116,7 @@ def nothing_is_announced_early(
 ) -> None:
     """Raise Violation if a rank was told of a step, or discovery names one, that is not whole."""
     told = [rank for rank, what in held.others.items() if what == "acknowledged"]
-    trees.lay_out(held.meanwhile, subject.root)
+    trees.materialize(held.meanwhile, subject.root)
     asks = ASKS if "steps" in subject.info.capabilities else []
     result = worlds.resume(subject, TWO, then=asks)
     if not told and not oracle.arrival(result)[0]:  # what was there before is another matter
@@ -153,7 +153,7 @@ def all_are_told_alike(subject: Subject, held: Held) -> None:
 def is_there(subject: Subject, held: Held, legal: dict[int, dict[str, Any]]) -> None:
     """Raise Violation unless a new world gets what the ranks were told."""
     saved = bool(held.result.steps_of("acknowledged").count(NEWEST))
-    trees.lay_out(held.after, subject.root)
+    trees.materialize(held.after, subject.root)
     subject.judge(
         worlds.resume(subject, TWO),
         legal,

@@ -62,7 +62,7 @@ def test_each_declared_capability_works(subject: Subject) -> None:
         use = PLAIN_USE.get(capability)
         if use is not None:
             subject.reset()
-            subject.lay_out(subject.golden())
+            subject.materialize(subject.golden())
             use(subject)
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
-from ckpt_conformance.fault_injectors import points, struck_save
+from ckpt_conformance.fault_injectors import injected_save, points
 from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import sequences
@@ -172,7 +172,7 @@ def plain_checks() -> list[Any]:
 def deaths(subject: Subject) -> list[Any]:
     """Give kills inside a save."""
     try:
-        found = struck_save.points_of(subject, "new")
+        found = injected_save.points_of(subject, "new")
     except Unknown:
         return []
     quick = 1 if subject.budget == "quick" else len(found)

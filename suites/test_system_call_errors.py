@@ -6,14 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
-from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.screening import Case, resume_each
 
 if TYPE_CHECKING:
-    from ckpt_conformance.fault_injectors.struck_calls import Trial
+    from ckpt_conformance.fault_injectors.injected_calls import Trial
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
@@ -42,7 +42,7 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
             return f"{trial.name} does not reach the caller"
         return not_new(subject, what, trial)
 
-    struck_calls.require(subject, struck_calls.SAVES, is_wrong)
+    injected_calls.require(subject, injected_calls.SAVES, is_wrong)
 
 
 @check("CKC-IOER-002")
@@ -53,7 +53,7 @@ def test_an_error_of_any_system_call_destroys_nothing(subject: Subject) -> None:
     was truncated or removed (M018, M019, A14, O03).
     How: as CKC-IOER-001, with interrupted calls and short writes; resume from what is left.
     """
-    struck_calls.require(subject, ("save",), partial(not_whole, subject))
+    injected_calls.require(subject, ("save",), partial(not_whole, subject))
 
 
 @check("CKC-IOER-003")
@@ -70,12 +70,12 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
         told = f"{error['type']}: {error['message'][:200]}" if error else ""
         return f"the save after {trial.name} fails too: {told}" if error else ""
 
-    for what in struck_calls.require(subject, struck_calls.SAVES, is_wrong):
-        folder = subject.folder / "struck" / what / "left"
-        found = struck_calls.trials(subject, what)
+    for what in injected_calls.require(subject, injected_calls.SAVES, is_wrong):
+        folder = subject.folder / "injected" / what / "left"
+        found = injected_calls.trials(subject, what)
         left = {one.line["again"]["left"]: one for one in found if one.line.get("again")}
         chosen = subject.sample(sorted(left), LATER)
-        newest, state = max(struck_calls.legal(subject, what).items())
+        newest, state = max(injected_calls.legal(subject, what).items())
 
         def is_new(result: ProcessResult, newest: int = newest, state: Any = state) -> bool:  # noqa: ANN401
             step, served = oracle.arrival(result)
@@ -105,7 +105,7 @@ def test_short_writes_and_interrupted_calls_cost_nothing(subject: Subject) -> No
             return f"the process does not survive {trial.name}"
         return not_new(subject, what, trial)
 
-    struck_calls.require(subject, struck_calls.SAVES, is_wrong)
+    injected_calls.require(subject, injected_calls.SAVES, is_wrong)
 
 
 @check("CKC-IOER-007")
@@ -117,7 +117,7 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
     How: two steps are there and two may stay; fail the N-th system call of the next save, once and
     from there on; load the newest, and by its number the one before it.
     """
-    if not struck_calls.require(subject, ("rotation",), partial(not_whole, subject)):
+    if not injected_calls.require(subject, ("rotation",), partial(not_whole, subject)):
         raise NotApplicable("the adapter does not declare retention")
     if "explicit_step" in subject.info.capabilities:
         require_kept(subject)
@@ -125,18 +125,18 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
 
 def require_kept(subject: Subject) -> None:
     """Raise Violation if the step before the newest, which is to be kept, does not load."""
-    kept = struck_calls.OPERATIONS["rotation"].before[-1]
-    found = struck_calls.trials(subject, "rotation")
-    whole = [one for one in found if struck_calls.outcome(subject, "rotation", one) in WHOLE]
+    kept = injected_calls.OPERATIONS["rotation"].before[-1]
+    found = injected_calls.trials(subject, "rotation")
+    whole = [one for one in found if injected_calls.outcome(subject, "rotation", one) in WHOLE]
     alike = {one.folder: one for one in whole if one.folder}
     chosen = subject.sample(sorted(alike), LATER)
-    state = struck_calls.legal(subject, "rotation")[kept]
+    state = injected_calls.legal(subject, "rotation")[kept]
 
     def is_kept(result: ProcessResult) -> bool:
         step, served = oracle.arrival(result)
         return step == kept and oracle.same(served, state, subject.holds)
 
-    unharmed = struck_calls.control_folder(subject, "rotation")
+    unharmed = injected_calls.control_folder(subject, "rotation")
     cases = [Case(folder, {"step": kept}) for folder in (unharmed, *chosen)]
     control, *results = resume_each(subject, cases, is_kept)
     if not is_kept(control):
@@ -156,7 +156,7 @@ def test_an_error_says_that_it_is_one_of_the_disk(subject: Subject) -> None:
     exception to go by.
     How: look at the types and causes of the exceptions of CKC-IOER-001.
     """
-    struck_calls.require(subject, struck_calls.SAVES, struck_calls.untyped)
+    injected_calls.require(subject, injected_calls.SAVES, injected_calls.untyped)
 
 
 # -- judging -------------------------------------------------------------------------------------
@@ -164,12 +164,12 @@ def test_an_error_says_that_it_is_one_of_the_disk(subject: Subject) -> None:
 
 def not_whole(subject: Subject, what: str, trial: Trial) -> str:
     """Say what is wrong with what a save that raised has left; empty if a whole step loads."""
-    found = struck_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
+    found = injected_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
     return "" if found in WHOLE else f"{found} after {trial.name}, and the save raised"
 
 
 def not_new(subject: Subject, what: str, trial: Trial) -> str:
     """Say what is wrong with a save that reported success; empty if it is whole."""
-    found = struck_calls.outcome(subject, what, trial)
+    found = injected_calls.outcome(subject, what, trial)
     told = f"{trial.name}, and the save reports success"
     return "" if found is Outcome.NEW else f"{found} after {told}"

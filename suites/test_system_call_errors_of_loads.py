@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Outcome
-from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import digest_of
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
-    from ckpt_conformance.fault_injectors.struck_calls import Trial
+    from ckpt_conformance.fault_injectors.injected_calls import Trial
     from ckpt_conformance.subject.subject import Subject
 
 
@@ -37,7 +37,7 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
             return f"{Outcome.COLD_START} after {trial.name}"
         return "" if known.get(step) == state else f"{Outcome.SILENT_WRONG} after {trial.name}"
 
-    struck_calls.require(subject, ("load",), is_wrong)
+    injected_calls.require(subject, ("load",), is_wrong)
 
 
 @check("CKC-IOER-008")
@@ -47,4 +47,4 @@ def test_an_error_of_a_load_says_that_it_is_one_of_the_disk(subject: Subject) ->
     Why: who can't tell a dying disk from a damaged checkpoint deletes the checkpoint.
     How: look at the types and causes of the exceptions of CKC-IOER-005.
     """
-    struck_calls.require(subject, ("load",), struck_calls.untyped)
+    injected_calls.require(subject, ("load",), injected_calls.untyped)

@@ -29,7 +29,7 @@ def _misfit(subject: Subject, variant: str) -> ProcessResult:
     """Load the newest step into a job whose model was altered; any refusal is right."""
     golden = subject.golden()
     subject.served(golden, 4)
-    subject.lay_out(golden)
+    subject.materialize(golden)
     return subject.resume(variant=variant)
 
 
@@ -100,7 +100,7 @@ def _no_hole(subject: Subject, message: str) -> None:
     """Load a checkpoint in whose list of chunks half of a matrix is missing, where there is one."""
     golden = subject.golden()
     for name in [name for name in _changed_files(golden) if name.endswith(".metadata")]:
-        subject.lay_out(golden)
+        subject.materialize(golden)
         args = {"file": name, "tensor": "model.inner.weight"}
         probe = {"op": "probe", "probe": HOLE, "args": args}
         result = subject.execute(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
@@ -154,7 +154,7 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
     golden = subject.golden()
     wanted = subject.served(golden, 4)
     for name in subject.sample(_changed_files(golden), quick=4):
-        subject.lay_out(golden)
+        subject.materialize(golden)
         (subject.root / name).unlink()
         result = subject.resume()
         step, state = oracle.arrival(result)

@@ -57,7 +57,7 @@ def _load_each(subject: Subject, folders: Iterable[Path], **given: Any) -> list[
     chosen = list(folders)
     ops: list[dict[str, Any]] = []
     for folder in chosen:
-        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
+        ops += [{"op": "materialize", "tree": str(folder)}, {"op": "fresh"}, RESUME]
     process_result = subject.execute(*ops, seed=OTHER_SEED, **given)
     found = [result for result in process_result.results if result["op"] == "run"]
     if process_result.exit_kind != "ended" or len(found) < len(chosen):
@@ -66,7 +66,7 @@ def _load_each(subject: Subject, folders: Iterable[Path], **given: Any) -> list[
 
 
 def _alone(subject: Subject, folder: Path, **given: Any) -> dict[str, Any]:  # noqa: ANN401
-    trees.lay_out(folder, subject.root)
+    trees.materialize(folder, subject.root)
     result = subject.resume(**given)
     return {**result.result("run"), "exit_kind": result.exit_kind}
 
@@ -249,7 +249,7 @@ def _stays_small(
     if _is_small(_series(subject, list(folders.values()))):
         return
     for what, folder in folders.items():
-        trees.lay_out(folder, subject.root)
+        trees.materialize(folder, subject.root)
         result = subject.resume(memory=GIB, deadline=DEADLINE)
         if not _is_small(result):
             grown = max(0, result.peak_kib - result.baseline_kib) >> 10
@@ -260,7 +260,7 @@ def _stays_small(
 def _series(subject: Subject, folders: Sequence[Path]) -> ProcessResult:
     ops: list[dict[str, Any]] = []
     for folder in folders:
-        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "fresh"}, RESUME]
+        ops += [{"op": "materialize", "tree": str(folder)}, {"op": "fresh"}, RESUME]
     return subject.execute(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)
 
 
@@ -316,7 +316,7 @@ def test_a_fifo_does_not_stop_the_load(subject: Subject) -> None:
         _needed(subject), key=lambda name: -(golden.snapshot(NEWEST) / name).stat().st_size
     )
     for name in needed if subject.budget == "full" else needed[:1]:
-        subject.lay_out(golden)
+        subject.materialize(golden)
         path = subject.root / name
         path.unlink()
         os.mkfifo(path)

@@ -40,7 +40,7 @@ def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) 
     """Resume from an undamaged directory in a layout, and train on for four steps; once each."""
     key = f"arrived {sorted(layout.items())} {step}"
     if key not in gold.memo:
-        subject.lay_out(gold, step)
+        subject.materialize(gold, step)
         gold.memo[key] = worlds.resume(subject, layout, stop_after=4)
     found: WorldResult = gold.memo[key]
     return found
@@ -223,7 +223,7 @@ def test_another_layout_gets_the_saved_state(subject: Subject) -> None:
 def _state_arrives(subject: Subject, drawn: Drawn) -> None:
     """Raise Violation unless ranks in one layout get the state that another one saved."""
     gold = worlds.golden(subject, drawn.old, (FIRST,), tensors=drawn.tensors)
-    subject.lay_out(gold, FIRST)
+    subject.materialize(gold, FIRST)
     result = worlds.resume(subject, drawn.new, tensors=drawn.tensors)
     told = f"saved by {name(drawn.old)}: {name(drawn.new)}"
     step, state = oracle.arrival(result)

@@ -9,7 +9,7 @@ from ckpt_conformance import __version__
 from ckpt_conformance.adapters.reference_manager import ReferenceManager
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 from ckpt_conformance.reference_impl import CheckpointError, CheckpointManager, DirectoryMirror
-from ckpt_conformance.subject import planted
+from ckpt_conformance.subject import discovery_properties
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ class Reference(AdapterBase):
 
     def preload(self) -> None:
         """Import what a check of the declared `plant` needs."""
-        planted.preload()
+        discovery_properties.preload()
 
     def open(self, root: Path, options: OpenOptions) -> ReferenceManager:
         """Open on a directory, with the mirror and the retention that are asked for."""

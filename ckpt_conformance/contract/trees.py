@@ -107,7 +107,7 @@ def _prints(root: Path) -> dict[str, Print]:
     return found
 
 
-def lay_out(snapshot: Path, root: Path) -> None:
+def materialize(snapshot: Path, root: Path) -> None:
     """Make `root` equal to a snapshot."""
     if root.exists():
         shutil.rmtree(root)

@@ -49,7 +49,7 @@ class Child:
         self.journal = ChildJournal(Path(program["journal"]), program.get("rank"))
         self.gate = Gate()
         self.faults: list[Any] = []
-        self.needles: dict[str, Any] = {}
+        self.payload_samples: dict[str, Any] = {}
         self.job = self.new_job(program["job"])
         self._opened: Any = None
         self.journal.on_acknowledged = self._acknowledged
@@ -151,7 +151,7 @@ class Child:
         world = self.program.get("world", {"rank": 0, "size": 1})
         if world["size"] > 1:
             ranks().together()  # acknowledged is what every rank has acknowledged
-        self.needles[str(step)] = self.job.needles()
+        self.payload_samples[str(step)] = self.job.payload_samples()
         if world["rank"] == 0:
             trees.copy(self.root, Path(self.program["snapshots"]) / str(step))
         if world["size"] > 1:
@@ -271,9 +271,9 @@ class Child:
         """Digest the live state."""
         result["value"] = self.job.leaves()
 
-    def op_needles(self, _op: dict[str, Any], result: dict[str, Any]) -> None:
+    def op_payload_samples(self, _op: dict[str, Any], result: dict[str, Any]) -> None:
         """Give bytes of tensors that must stand in an uncompressed payload, by saved step."""
-        result["value"] = self.needles
+        result["value"] = self.payload_samples
 
     def op_perturb(self, _op: dict[str, Any], _result: dict[str, Any]) -> None:
         """Change every live tensor and every generator."""
@@ -283,10 +283,10 @@ class Child:
         """Replace the job by a fresh one in the same process; the manager stays."""
         self.job = self.new_job({**self.program["job"], **op.get("job", {})})
 
-    def op_lay_out(self, op: dict[str, Any], result: dict[str, Any]) -> None:
+    def op_materialize(self, op: dict[str, Any], result: dict[str, Any]) -> None:
         """Close the manager and make its directory a copy of a tree; the next one opens anew."""
         self.op_close(op, result)
-        trees.lay_out(Path(op["tree"]), self.root)
+        trees.materialize(Path(op["tree"]), self.root)
 
     def op_close(self, _op: dict[str, Any], _result: dict[str, Any]) -> None:
         """Close the manager; the next operation opens a new one."""

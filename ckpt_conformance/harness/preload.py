@@ -48,7 +48,7 @@ def warm_up() -> None:
     for kind in ("mixed", "dtypes"):
         job = Job(kind, 0)
         job.train(2)
-        _ = job.leaves(), job.needles()
+        _ = job.leaves(), job.payload_samples()
         job.perturb()
         torch.save({name: part.state_dict() for name, part in job.components.items()}, io.BytesIO())
 

@@ -248,7 +248,7 @@ LONGEST = (
     "test_power_loss",
     "test_system_call_errors",
     "test_crash_states",
-    "test_discovery_planted",
+    "test_discovery_properties",
     "test_stateful",
     "test_system_call_errors_of_loads",
     "test_sigkill_truncation",

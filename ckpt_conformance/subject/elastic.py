@@ -1,7 +1,7 @@
 """The same programs under torchrun: its agent starts the ranks, and starts them again.
 
 `launch` runs on the harness's side; `main` is what torchrun starts as each rank. A rank takes the
-program of the attempt that it is: the first one is struck, the next ones resume.
+program of the attempt that it is: the first one is hit, the next ones resume.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def resumed(
     """Give the child that resumed from the snapshot of `step`, into a job of another seed."""
     key = (step, realign)
     if key not in golden.resumed:
-        subject.lay_out(golden, step)
+        subject.materialize(golden, step)
         golden.resumed[key] = subject.run(
             step + AFTER, resume=True, seed=OTHER_SEED, kind=golden.kind, realign=realign
         )

@@ -38,8 +38,8 @@ class Golden:
     """A run without faults: a snapshot of the directory after each save, and what they give.
 
     `at` maps a step to the state at that step's loss call in the run that never stopped; `served`
-    (filled by controls) to the state that this manager's own undamaged load gives. `needles` gives,
-    for each saved step, the first bytes of its large tensors: where they stand is payload.
+    (filled by controls) to the state that this manager's own undamaged load gives. For each saved
+    step `payload_samples` gives the first bytes of its large tensors: where they stand is payload.
     `resumed` keeps the children of `resumption`.
     """
 
@@ -49,7 +49,7 @@ class Golden:
     at: dict[int, dict[str, Any]]
     records: list[dict[str, Any]]
     ties: list[list[str]]
-    needles: dict[int, list[dict[str, Any]]]
+    payload_samples: dict[int, list[dict[str, Any]]]
     served: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     resumed: dict[tuple[int, bool], ProcessResult] = field(
         default_factory=dict[tuple[int, bool], Any]
@@ -219,7 +219,7 @@ class Subject:
             kind=kind,
             watch=True,
             snapshots=str(folder),
-            then=[{"op": "needles"}, {"op": "close"}],
+            then=[{"op": "payload_samples"}, {"op": "close"}],
             **given,
         )
         if result.error and result.error["type"] == "builtins.NotImplementedError":
@@ -228,14 +228,16 @@ class Subject:
             raise control_failed(f"a run without faults does not end well: {self.tell(result)}")
         found = result.result("run")
         at = {int(step): state for step, state in found["states"].items()}
-        found_needles = result.result("needles").get("value", {})
-        needles = {int(step): each for step, each in found_needles.items()}
-        return Golden(saves, kind, folder, at, found["records"], found["arrived"]["ties"], needles)
+        found_samples = result.result("payload_samples").get("value", {})
+        payload_samples = {int(step): each for step, each in found_samples.items()}
+        return Golden(
+            saves, kind, folder, at, found["records"], found["arrived"]["ties"], payload_samples
+        )
 
     def served(self, golden: Golden, step: int, **given: Any) -> dict[str, Any]:  # noqa: ANN401
         """Give what an undamaged load of `step` gives: the control of every fault check."""
         if step not in golden.served:
-            self.lay_out(golden, step)
+            self.materialize(golden, step)
             result = self.resume(kind=golden.kind, **given)
             arrived, state = oracle.arrival(result)
             if arrived != step:
@@ -248,9 +250,9 @@ class Subject:
         """Give the states of several steps."""
         return {step: self.served(golden, step, **given) for step in steps or golden.saves}
 
-    def lay_out(self, golden: Golden, step: int | None = None) -> None:
+    def materialize(self, golden: Golden, step: int | None = None) -> None:
         """Make the directory what it was after the save of `step` (the last by default)."""
-        trees.lay_out(golden.snapshot(golden.saves[-1] if step is None else step), self.root)
+        trees.materialize(golden.snapshot(golden.saves[-1] if step is None else step), self.root)
 
     # -- judging -----------------------------------------------------------------------------------
 

@@ -237,12 +237,12 @@ def _have_gpus(subject: Subject, size: int) -> None:
 
 
 def ops_of_rank(ops: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
-    """Give the operations of one rank, each with the faults that strike it."""
+    """Give the operations of one rank, each with the faults that hit it."""
     return [_of_rank(op, rank) for op in ops if rank in op.get("ranks", [rank])]
 
 
 def _of_rank(op: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Keep of an operation's faults those that strike this rank."""
+    """Keep of an operation's faults those that hit this rank."""
     if "faults" not in op:
         return op
     mine = [one for one in op["faults"] if rank in one.get("ranks", [rank])]
@@ -317,7 +317,7 @@ def served(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int)
     """Give what an undamaged load of a step gives in a layout: the control of a fault check."""
     key = f"served {sorted(layout.items())} {step}"
     if key not in gold.memo:
-        subject.lay_out(gold, step)
+        subject.materialize(gold, step)
         result = resume(subject, layout)
         arrived, state = oracle.arrival(result)
         if arrived != step:

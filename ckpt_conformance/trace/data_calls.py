@@ -16,8 +16,8 @@ import stat
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace import calls, notify, rings
-from ckpt_conformance.trace.asked import AT_FDCWD, Action, Asked, Result
 from ckpt_conformance.trace.operations import Kind
+from ckpt_conformance.trace.request import AT_FDCWD, Action, Request, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,15 +33,15 @@ _RWF_SYNC, _RWF_APPEND = 2 | 4, 16
 _MOST = 0x7FFFF000  # bytes that one call copies at most
 
 
-def _opened(asked: Asked, index: int) -> tuple[int, os.stat_result, int] | None:
+def _opened(request: Request, index: int) -> tuple[int, os.stat_result, int] | None:
     """Copy a descriptor of a regular file below the root: descriptor, stat, number."""
-    taken = asked.take(index)
+    taken = request.take(index)
     info = os.fstat(taken)
     if not stat.S_ISREG(info.st_mode):
         return None
-    number = asked.tree.find(info, f"/proc/self/fd/{taken}")
+    number = request.tree.find(info, f"/proc/self/fd/{taken}")
     if number is None:
-        asked.other = (taken, info)
+        request.other = (taken, info)
         return None
     return taken, info, number
 
@@ -49,26 +49,26 @@ def _opened(asked: Asked, index: int) -> tuple[int, os.stat_result, int] | None:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def prepare_write(asked: Asked) -> Action | None:
+def prepare_write(request: Request) -> Action | None:
     """write, pwrite64, writev, pwritev, pwritev2."""
-    found = _opened(asked, 0)
+    found = _opened(request, 0)
     if found is None:
         return None
     file, info, number = found
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_ACCMODE == os.O_RDONLY:
         return None
-    pieces, offset, more = _pieces(asked)
+    pieces, offset, more = _pieces(request)
     size = sum(length for _, length in pieces)
     if not size:
         return None
-    path = asked.tree.path(number)
+    path = request.tree.path(number)
 
     def perform(limit: int | None) -> Result:
         if flags & os.O_DIRECT and limit is not None:
             limit &= -notify.PAGE
-        start = asked.sink.size if asked.sink else 0
-        done = _copy_out(asked, file, _cut(pieces, limit), offset, more)
+        start = request.sink.size if request.sink else 0
+        done = _copy_out(request, file, _cut(pieces, limit), offset, more)
         if done is not None and done > 0:
             if offset is None:
                 at = os.lseek(file, 0, os.SEEK_CUR) - done
@@ -76,11 +76,11 @@ def prepare_write(asked: Asked) -> Action | None:
                 appends = flags & os.O_APPEND or more & _RWF_APPEND
                 at = os.fstat(file).st_size - done if appends else offset
             sync = bool(flags & os.O_DSYNC or more & _RWF_SYNC)
-            asked.make(
+            request.make(
                 Kind.WRITE,
                 object=number,
                 path=path,
-                parent=asked.tree.parent(number),
+                parent=request.tree.parent(number),
                 offset=at,
                 size=done,
                 data=start,
@@ -94,17 +94,17 @@ def prepare_write(asked: Asked) -> Action | None:
     return Action(path, perform, number, size, begin)
 
 
-def _pieces(asked: Asked) -> tuple[list[tuple[int, int]], int | None, int]:
+def _pieces(request: Request) -> tuple[list[tuple[int, int]], int | None, int]:
     """Give where the bytes lie, the offset (None: the file's own) and the flags of pwritev2."""
-    if asked.name in {"write", "pwrite64"}:
-        offset = asked.long(3) if asked.name == "pwrite64" else None
-        return [(asked.word(1), asked.word(2))], offset, 0
-    words = asked.memory(asked.word(1), f"={2 * asked.number(2)}Q")
+    if request.name in {"write", "pwrite64"}:
+        offset = request.long(3) if request.name == "pwrite64" else None
+        return [(request.word(1), request.word(2))], offset, 0
+    words = request.memory(request.word(1), f"={2 * request.number(2)}Q")
     pieces = list(zip(words[::2], words[1::2], strict=True))
-    offset = None if asked.name == "writev" else asked.long(3)
-    if asked.name != "pwritev2":
+    offset = None if request.name == "writev" else request.long(3)
+    if request.name != "pwritev2":
         return pieces, offset, 0
-    return pieces, None if offset == -1 else offset, asked.number(5)
+    return pieces, None if offset == -1 else offset, request.number(5)
 
 
 def _cut(pieces: list[tuple[int, int]], limit: int | None) -> list[tuple[int, int]]:
@@ -121,22 +121,22 @@ def _cut(pieces: list[tuple[int, int]], limit: int | None) -> list[tuple[int, in
 
 
 def _copy_out(
-    asked: Asked, file: int, chunks: list[tuple[int, int]], offset: int | None, more: int
+    request: Request, file: int, chunks: list[tuple[int, int]], offset: int | None, more: int
 ) -> int | None:
     """Copy chunks of the caller's memory to the file and into the record."""
     done = 0
     for address, size in chunks:
         try:
-            got = notify.read_into(asked.thread, address, _ADDRESS, size)
+            got = notify.read_into(request.thread, address, _ADDRESS, size)
         except OSError:
             return done or None  # the kernel says it better
-        if not done and not asked.is_valid():
+        if not done and not request.is_valid():
             return None
         try:
             wrote = _write(file, _VIEW[:got], None if offset is None else offset + done, more)
         except OSError as error:
             return done or -(error.errno or errno.EIO)
-        asked.sunk(_VIEW[:wrote])
+        request.sunk(_VIEW[:wrote])
         done += wrote
         if wrote < size:
             break
@@ -152,21 +152,21 @@ def _write(file: int, view: memoryview, offset: int | None, more: int) -> int:
 # -- copying inside the kernel ----------------------------------------------------------------
 
 
-def prepare_copy(asked: Asked) -> Action | None:
+def prepare_copy(request: Request) -> Action | None:
     """copy_file_range, sendfile."""
-    is_range = asked.name == "copy_file_range"
-    found = _opened(asked, 2 if is_range else 0)
+    is_range = request.name == "copy_file_range"
+    found = _opened(request, 2 if is_range else 0)
     if found is None:
         return None
     target, _, number = found
-    source = asked.take(0 if is_range else 1)
+    source = request.take(0 if is_range else 1)
     inward, outward = (1, 3) if is_range else (2, -1)
-    size = min(asked.word(4 if is_range else 3), _MOST)
-    path = asked.tree.path(number)
+    size = min(request.word(4 if is_range else 3), _MOST)
+    path = request.tree.path(number)
 
     def perform(limit: int | None) -> Result:
         try:
-            at = [_offset(asked, index) for index in (inward, outward)]
+            at = [_offset(request, index) for index in (inward, outward)]
         except OSError:
             return None  # the kernel says it better
         count = size if limit is None else limit
@@ -181,91 +181,93 @@ def prepare_copy(asked: Asked) -> Action | None:
             if before is not None:
                 moved = (before + done).to_bytes(8, "little", signed=True)
                 with contextlib.suppress(OSError):  # it was killed meanwhile
-                    notify.write_memory(asked.thread, asked.word(index), moved)
+                    notify.write_memory(request.thread, request.word(index), moved)
         if done:
             start = os.lseek(target, 0, os.SEEK_CUR) - done if at[1] is None else at[1]
-            _note_copy(asked, target, number, start, done)
+            _note_copy(request, target, number, start, done)
         return done
 
     return Action(path, perform, number, size)
 
 
-def _offset(asked: Asked, index: int) -> int | None:
+def _offset(request: Request, index: int) -> int | None:
     """Read the offset that an argument points at, if it does."""
-    return asked.memory(asked.word(index), "=q")[0] if index >= 0 and asked.word(index) else None
+    return (
+        request.memory(request.word(index), "=q")[0] if index >= 0 and request.word(index) else None
+    )
 
 
-def _note_copy(asked: Asked, target: int, number: int, start: int, size: int) -> None:
+def _note_copy(request: Request, target: int, number: int, start: int, size: int) -> None:
     """Read back what the kernel copied."""
-    again = asked.keep(os.open(f"/proc/self/fd/{target}", os.O_RDONLY | os.O_CLOEXEC))
-    data = asked.sink.size if asked.sink else 0
-    for at in range(0, size if asked.sink else 0, CHUNK):
-        asked.sunk(os.pread(again, min(CHUNK, size - at), start + at))
-    path, parent = asked.tree.path(number), asked.tree.parent(number)
+    again = request.keep(os.open(f"/proc/self/fd/{target}", os.O_RDONLY | os.O_CLOEXEC))
+    data = request.sink.size if request.sink else 0
+    for at in range(0, size if request.sink else 0, CHUNK):
+        request.sunk(os.pread(again, min(CHUNK, size - at), start + at))
+    path, parent = request.tree.path(number), request.tree.parent(number)
     fields = {"object": number, "path": path, "parent": parent}
     sync = bool(fcntl.fcntl(target, fcntl.F_GETFL) & os.O_DSYNC)
-    asked.make(Kind.WRITE, **fields, offset=start, size=size, data=data, sync=sync)
+    request.make(Kind.WRITE, **fields, offset=start, size=size, data=data, sync=sync)
 
 
 # -- sizes ------------------------------------------------------------------------------------
 
 
-def prepare_truncate(asked: Asked) -> Action | None:
+def prepare_truncate(request: Request) -> Action | None:
     """truncate, ftruncate."""
-    size = asked.long(1)
-    if asked.name == "ftruncate":
-        found = _opened(asked, 0)
+    size = request.long(1)
+    if request.name == "ftruncate":
+        found = _opened(request, 0)
         if found is None:
             return None
         target, _, number = found
     else:
-        place = asked.place(AT_FDCWD, asked.string(0), follow=True)
-        target = asked.keep(os.open(place.name, os.O_PATH | os.O_CLOEXEC, dir_fd=place.folder))
-        known = asked.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
+        place = request.place(AT_FDCWD, request.string(0), follow=True)
+        target = request.keep(os.open(place.name, os.O_PATH | os.O_CLOEXEC, dir_fd=place.folder))
+        known = request.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
         if known is None:
             return None
         number = known
-    path = asked.tree.path(number)
+    path = request.tree.path(number)
 
     def perform(_: int | None) -> Result:
         try:
-            if asked.name == "ftruncate":
+            if request.name == "ftruncate":
                 os.ftruncate(target, size)
             else:
                 os.truncate(f"/proc/self/fd/{target}", size)
         except OSError as error:
             return -(error.errno or errno.EIO)
-        parent = asked.tree.parent(number)
-        asked.make(Kind.TRUNCATE, object=number, path=path, parent=parent, size=size)
+        parent = request.tree.parent(number)
+        request.make(Kind.TRUNCATE, object=number, path=path, parent=parent, size=size)
         return 0
 
     return Action(path, perform, number)
 
 
-def prepare_fallocate(asked: Asked) -> Action | None:
+def prepare_fallocate(request: Request) -> Action | None:
     """fallocate: more room, a hole, or a range of zeros."""
-    found = _opened(asked, 0)
+    found = _opened(request, 0)
     if found is None:
         return None
     file, info, number = found
-    mode, offset, size = asked.number(1), asked.long(2), asked.long(3)
-    path = asked.tree.path(number)
+    mode, offset, size = request.number(1), request.long(2), request.long(3)
+    path = request.tree.path(number)
 
     def perform(_: int | None) -> Result:
         value = notify.syscall(calls.number_of("fallocate"), file, mode, offset, size)
         if value < 0:
             return value
         if mode & (_COLLAPSE | _INSERT):
-            asked.cannot_object(number, "fallocate moved the bytes behind a range")
+            request.cannot_object(number, "fallocate moved the bytes behind a range")
             return value
-        fields = {"object": number, "path": path, "parent": asked.tree.parent(number)}
+        fields = {"object": number, "path": path, "parent": request.tree.parent(number)}
         keeps = mode & _KEEP_SIZE
         if mode & (_PUNCH_HOLE | _ZERO_RANGE):
             end = min(offset + size, info.st_size) if keeps else offset + size
             if end > offset:
-                asked.make(Kind.WRITE, **fields, offset=offset, size=end - offset)
+                request.make(Kind.WRITE, **fields, offset=offset, size=end - offset)
         elif not keeps:
-            asked.make(Kind.ALLOCATE, **fields, offset=offset, size=size)
+            request.make(Kind.ALLOCATE, **fields, offset=offset, size=size)
         return value
 
     return Action(path, perform, number)
@@ -274,24 +276,24 @@ def prepare_fallocate(asked: Asked) -> Action | None:
 # -- syncing ----------------------------------------------------------------------------------
 
 
-def prepare_sync(asked: Asked) -> Action | None:
+def prepare_sync(request: Request) -> Action | None:
     """fsync, fdatasync, sync, syncfs."""
-    if asked.name == "sync":
-        return Action("", lambda _: _do_sync(asked, os.sync, Kind.SYNC, {}))
-    target = asked.take(0)
+    if request.name == "sync":
+        return Action("", lambda _: _do_sync(request, os.sync, Kind.SYNC, {}))
+    target = request.take(0)
     info = os.fstat(target)
-    if asked.name == "syncfs":
-        if info.st_dev != asked.tree.device:
+    if request.name == "syncfs":
+        if info.st_dev != request.tree.device:
             return None
-        return Action("", lambda _: _do_sync(asked, lambda: _syncfs(target), Kind.SYNC, {}))
-    number = asked.tree.find(info, f"/proc/self/fd/{target}")
+        return Action("", lambda _: _do_sync(request, lambda: _syncfs(target), Kind.SYNC, {}))
+    number = request.tree.find(info, f"/proc/self/fd/{target}")
     if number is None:
         return None
-    path, parent = asked.tree.path(number), asked.tree.parent(number)
-    kind = Kind.FSYNC if asked.name == "fsync" else Kind.FDATASYNC
+    path, parent = request.tree.path(number), request.tree.parent(number)
+    kind = Kind.FSYNC if request.name == "fsync" else Kind.FDATASYNC
     real = os.fsync if kind is Kind.FSYNC else os.fdatasync
     fields: dict[str, int | str] = {"object": number, "path": path, "parent": parent}
-    return Action(path, lambda _: _do_sync(asked, lambda: real(target), kind, fields), number)
+    return Action(path, lambda _: _do_sync(request, lambda: real(target), kind, fields), number)
 
 
 def _syncfs(target: int) -> None:
@@ -301,90 +303,90 @@ def _syncfs(target: int) -> None:
 
 
 def _do_sync(
-    asked: Asked, work: Callable[[], None], kind: Kind, fields: dict[str, int | str]
+    request: Request, work: Callable[[], None], kind: Kind, fields: dict[str, int | str]
 ) -> Result:
     code = 0
     try:
         work()
     except OSError as error:
         code = error.errno or errno.EIO
-    asked.make(kind, **fields, error=code)
+    request.make(kind, **fields, error=code)
     return -code
 
 
-def prepare_close(asked: Asked) -> Action | None:
+def prepare_close(request: Request) -> Action | None:
     """close, exit_group: the kernel does it."""
-    if asked.name == "exit_group":
-        if asked.process not in asked.writers:
+    if request.name == "exit_group":
+        if request.process not in request.writers:
             return None
-        asked.writers.discard(asked.process)
-        asked.make(Kind.CLOSE)
+        request.writers.discard(request.process)
+        request.make(Kind.CLOSE)
         return Action("")
-    found = _opened(asked, 0)
+    found = _opened(request, 0)
     if found is None or fcntl.fcntl(found[0], fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
         return None
-    path = asked.tree.path(found[2])
-    asked.make(Kind.CLOSE, object=found[2], path=path)
+    path = request.tree.path(found[2])
+    request.make(Kind.CLOSE, object=found[2], path=path)
     return Action(path, object=found[2])
 
 
 # -- what can't be followed, and reading ------------------------------------------------------
 
 
-def prepare_foreign(asked: Asked) -> Action | None:
+def prepare_foreign(request: Request) -> Action | None:
     """mmap, splice, io_submit, an io_uring, open_by_handle_at: named, done by the kernel."""
-    why = calls.UNSUPPORTED[asked.name]
-    if asked.name == "io_uring_enter":
-        rings.enter(asked)
-    elif asked.name == "io_uring_setup":
-        rings.setup(asked)
-    elif asked.name == "open_by_handle_at":
-        if os.fstat(asked.take(0)).st_dev == asked.tree.device:
-            asked.cannot("", why)
-    elif asked.name == "io_submit":
-        _foreign_submit(asked, why)
+    why = calls.UNSUPPORTED[request.name]
+    if request.name == "io_uring_enter":
+        rings.enter(request)
+    elif request.name == "io_uring_setup":
+        rings.setup(request)
+    elif request.name == "open_by_handle_at":
+        if os.fstat(request.take(0)).st_dev == request.tree.device:
+            request.cannot("", why)
+    elif request.name == "io_submit":
+        _foreign_submit(request, why)
     else:
-        found = _opened(asked, 4 if asked.name == "mmap" else 2)
-        if found is not None and _may_write(asked, found[0]):
-            asked.cannot_object(found[2], why)
+        found = _opened(request, 4 if request.name == "mmap" else 2)
+        if found is not None and _may_write(request, found[0]):
+            request.cannot_object(found[2], why)
     return None
 
 
-def _may_write(asked: Asked, file: int) -> bool:
+def _may_write(request: Request, file: int) -> bool:
     access = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
-    return access == os.O_RDWR if asked.name == "mmap" else access != os.O_RDONLY
+    return access == os.O_RDWR if request.name == "mmap" else access != os.O_RDONLY
 
 
-def _foreign_submit(asked: Asked, why: str) -> None:
+def _foreign_submit(request: Request, why: str) -> None:
     """io_submit: name the file of each control block."""
-    blocks = asked.memory(asked.word(2), f"={asked.number(1)}Q")
+    blocks = request.memory(request.word(2), f"={request.number(1)}Q")
     for block in blocks:
-        operation, _, descriptor = asked.memory(block + 16, "=Hhi")
-        taken = asked.keep(asked.processes.take(asked.thread, descriptor))
-        number = asked.tree.find(os.fstat(taken), f"/proc/self/fd/{taken}")
+        operation, _, descriptor = request.memory(block + 16, "=Hhi")
+        taken = request.keep(request.processes.take(request.thread, descriptor))
+        number = request.tree.find(os.fstat(taken), f"/proc/self/fd/{taken}")
         if number is not None and operation not in {0, 7}:  # PREAD, PREADV
-            asked.cannot_object(number, why)
+            request.cannot_object(number, why)
 
 
-def prepare_clone(asked: Asked) -> Action | None:
+def prepare_clone(request: Request) -> Action | None:
     """Handle FICLONE and its like: refused, as by a file system without them; callers copy."""
-    found = _opened(asked, 0)
+    found = _opened(request, 0)
     if found is None:
         return None
-    if found[2] in asked.tree.outside:
-        asked.cannot_object(found[2], "its bytes were cloned from another file")
+    if found[2] in request.tree.outside:
+        request.cannot_object(found[2], "its bytes were cloned from another file")
         return None
-    return Action(asked.tree.path(found[2]), lambda _: -errno.EOPNOTSUPP, found[2])
+    return Action(request.tree.path(found[2]), lambda _: -errno.EOPNOTSUPP, found[2])
 
 
-def prepare_read(asked: Asked) -> Action | None:
+def prepare_read(request: Request) -> Action | None:
     """Reads: asked about only by an injector, done by the kernel."""
-    taken = asked.take(0)
-    number = asked.tree.find(os.fstat(taken), f"/proc/self/fd/{taken}")
-    return None if number is None else Action(asked.tree.path(number), None, number)
+    taken = request.take(0)
+    number = request.tree.find(os.fstat(taken), f"/proc/self/fd/{taken}")
+    return None if number is None else Action(request.tree.path(number), None, number)
 
 
-PREPARE: dict[str, Callable[[Asked], Action | None]] = {
+PREPARE: dict[str, Callable[[Request], Action | None]] = {
     **dict.fromkeys(("write", "pwrite64", "writev", "pwritev", "pwritev2"), prepare_write),
     **dict.fromkeys(("copy_file_range", "sendfile"), prepare_copy),
     **dict.fromkeys(("truncate", "ftruncate"), prepare_truncate),

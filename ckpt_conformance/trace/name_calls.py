@@ -12,17 +12,17 @@ import stat
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace import calls, notify
-from ckpt_conformance.trace.asked import (
+from ckpt_conformance.trace.operations import Kind
+from ckpt_conformance.trace.request import (
     AT_FDCWD,
     AT_REMOVEDIR,
     AT_SYMLINK_NOFOLLOW,
     Action,
-    Asked,
     Given,
     Place,
+    Request,
     Result,
 )
-from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,92 +40,96 @@ def call_at(name: str, *arguments: object) -> int:
 # -- opening ----------------------------------------------------------------------------------
 
 
-def prepare_open(asked: Asked) -> Action | None:
+def prepare_open(request: Request) -> Action | None:
     """open, creat, openat, openat2."""
-    if asked.name == "openat2":
-        flags, mode, _ = asked.memory(asked.word(2), "=QQQ")
-        return _open(asked, asked.number(0), asked.string(1), flags, mode)
-    if asked.name == "openat":
-        return _open(asked, asked.number(0), asked.string(1), asked.number(2), asked.number(3))
-    if asked.name == "creat":
+    if request.name == "openat2":
+        flags, mode, _ = request.memory(request.word(2), "=QQQ")
+        return _open(request, request.number(0), request.string(1), flags, mode)
+    if request.name == "openat":
+        return _open(
+            request, request.number(0), request.string(1), request.number(2), request.number(3)
+        )
+    if request.name == "creat":
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
-        return _open(asked, AT_FDCWD, asked.string(0), flags, asked.number(1))
-    return _open(asked, AT_FDCWD, asked.string(0), asked.number(1), asked.number(2))
+        return _open(request, AT_FDCWD, request.string(0), flags, request.number(1))
+    return _open(request, AT_FDCWD, request.string(0), request.number(1), request.number(2))
 
 
-def _open(asked: Asked, dirfd: int, path: bytes, flags: int, mode: int) -> Action | None:
+def _open(request: Request, dirfd: int, path: bytes, flags: int, mode: int) -> Action | None:
     if flags & os.O_PATH:
         return None
     exclusive = flags & os.O_CREAT and flags & os.O_EXCL
-    place = asked.place(dirfd, path, follow=not (exclusive or flags & os.O_NOFOLLOW))
+    place = request.place(dirfd, path, follow=not (exclusive or flags & os.O_NOFOLLOW))
     if place.magic:
-        return _reopen(asked, place, flags)
+        return _reopen(request, place, flags)
     if _TMPFILE and flags & _TMPFILE:
-        return _nameless(asked, place, flags, mode)
+        return _nameless(request, place, flags, mode)
     if place.parent is None:
-        return _open_outside(asked, place, flags, mode)
-    return _open_inside(asked, place, place.parent, flags, mode)
+        return _open_outside(request, place, flags, mode)
+    return _open_inside(request, place, place.parent, flags, mode)
 
 
-def _open_inside(asked: Asked, place: Place, parent: int, flags: int, mode: int) -> Action | None:
+def _open_inside(
+    request: Request, place: Place, parent: int, flags: int, mode: int
+) -> Action | None:
     if place.info is not None and not _is_regular(place.info):
         return None
-    shown = asked.tree.join(parent, place.plain)
+    shown = request.tree.join(parent, place.plain)
     if not flags & _WRITES:
         return Action(shown, None)
-    return Action(shown, lambda _: _do_open(asked, place, parent, flags, mode))
+    return Action(shown, lambda _: _do_open(request, place, parent, flags, mode))
 
 
-def _open_outside(asked: Asked, place: Place, flags: int, mode: int) -> Action | None:
+def _open_outside(request: Request, place: Place, flags: int, mode: int) -> Action | None:
     """Follow a file that is made on the same disk: a rename or a link may take it in."""
-    tree, info = asked.tree, place.info
+    tree, info = request.tree, place.info
     if info is None:
-        makes = flags & os.O_CREAT and asked.sink is not None
+        makes = flags & os.O_CREAT and request.sink is not None
         if not makes or os.fstat(place.folder).st_dev != tree.device:
             return None
-        return Action("", lambda _: _do_open_outside(asked, place, flags, mode))
+        return Action("", lambda _: _do_open_outside(request, place, flags, mode))
     number = tree.numbers.get((info.st_dev, info.st_ino), 0)
     if number in tree.outside and flags & os.O_TRUNC and info.st_size:
         tree.unclear[number] = "it was opened anew and emptied"
     return None
 
 
-def _do_open_outside(asked: Asked, place: Place, flags: int, mode: int) -> Result:
+def _do_open_outside(request: Request, place: Place, flags: int, mode: int) -> Result:
     """Make a file that has no name below the root, as O_TMPFILE does."""
     try:
         descriptor = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
     except OSError as error:
         return -(error.errno or errno.EIO)
-    info = os.fstat(asked.keep(descriptor))
-    number = asked.tree.add_outside(info)
-    asked.make(Kind.CREATE, object=number, mode=stat.S_IMODE(info.st_mode))
+    info = os.fstat(request.keep(descriptor))
+    number = request.tree.add_outside(info)
+    request.make(Kind.CREATE, object=number, mode=stat.S_IMODE(info.st_mode))
     return Given(descriptor, flags & os.O_CLOEXEC)
 
 
-def _do_open(asked: Asked, place: Place, parent: int, flags: int, mode: int) -> Result:
+def _do_open(request: Request, place: Place, parent: int, flags: int, mode: int) -> Result:
     try:
         descriptor = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
     except OSError as error:
         return -(error.errno or errno.EIO)
-    asked.keep(descriptor)
-    info, tree = os.fstat(descriptor), asked.tree
+    request.keep(descriptor)
+    info, tree = os.fstat(descriptor), request.tree
     number = tree.find(info) if place.info is not None else None
     path = tree.join(parent, place.plain)
     if number is None:
         if place.info is not None:
-            asked.cannot(path, "it was made by a process that is not recorded")
+            request.cannot(path, "it was made by a process that is not recorded")
         number = tree.add(info, parent, place.plain)
-        asked.make(
+        request.make(
             Kind.CREATE, object=number, path=path, parent=parent, mode=stat.S_IMODE(info.st_mode)
         )
     elif flags & os.O_TRUNC and place.info is not None and place.info.st_size:
-        asked.make(Kind.TRUNCATE, object=number, path=path, parent=parent)
+        request.make(Kind.TRUNCATE, object=number, path=path, parent=parent)
     return Given(descriptor, flags & os.O_CLOEXEC)
 
 
-def _nameless(asked: Asked, place: Place, flags: int, mode: int) -> Action | None:
+def _nameless(request: Request, place: Place, flags: int, mode: int) -> Action | None:
     """O_TMPFILE: the path is that of a directory."""
-    folder = asked.tree.find(place.info) if place.info is not None else None
+    folder = request.tree.find(place.info) if place.info is not None else None
     if folder is None:
         return None
 
@@ -134,25 +138,27 @@ def _nameless(asked: Asked, place: Place, flags: int, mode: int) -> Action | Non
             made = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
         except OSError as error:
             return -(error.errno or errno.EIO)
-        info = os.fstat(asked.keep(made))
-        number = asked.tree.add(info, folder, "")
-        asked.make(Kind.CREATE, object=number, parent=folder, mode=stat.S_IMODE(info.st_mode))
+        info = os.fstat(request.keep(made))
+        number = request.tree.add(info, folder, "")
+        request.make(Kind.CREATE, object=number, parent=folder, mode=stat.S_IMODE(info.st_mode))
         return Given(made, flags & os.O_CLOEXEC)
 
-    return Action(asked.tree.path(folder), perform)
+    return Action(request.tree.path(folder), perform)
 
 
-def _reopen(asked: Asked, place: Place, flags: int) -> Action | None:
+def _reopen(request: Request, place: Place, flags: int) -> Action | None:
     """Open through /proc/self/fd: only O_TRUNC changes something."""
     info = os.stat(place.name, dir_fd=place.folder)
-    number = asked.tree.find(info)
+    number = request.tree.find(info)
     if number is None or not _is_regular(info) or not flags & os.O_TRUNC:
         return None
-    path = asked.tree.path(number)
+    path = request.tree.path(number)
 
     def perform(_: int | None) -> Result:
         if info.st_size:
-            asked.make(Kind.TRUNCATE, object=number, path=path, parent=asked.tree.parent(number))
+            request.make(
+                Kind.TRUNCATE, object=number, path=path, parent=request.tree.parent(number)
+            )
         return None
 
     return Action(path, perform, number)
@@ -165,38 +171,40 @@ def _is_regular(info: os.stat_result) -> bool:
 # -- making -----------------------------------------------------------------------------------
 
 
-def prepare_mkdir(asked: Asked) -> Action | None:
+def prepare_mkdir(request: Request) -> Action | None:
     """mkdir, mkdirat."""
-    at = asked.name == "mkdirat"
-    place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
-    mode = asked.number(2 if at else 1)
+    at = request.name == "mkdirat"
+    place = request.place(request.number(0) if at else AT_FDCWD, request.string(at), follow=False)
+    mode = request.number(2 if at else 1)
     return _make(
-        asked,
+        request,
         place,
         Kind.MKDIR,
         lambda: call_at("mkdirat", place.folder, place.name, mode & 0o7777),
     )
 
 
-def prepare_mknod(asked: Asked) -> Action | None:
+def prepare_mknod(request: Request) -> Action | None:
     """mknod, mknodat: of a regular file; others hold no bytes."""
-    at = asked.name == "mknodat"
-    place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
-    mode = asked.number(2 if at else 1)
+    at = request.name == "mknodat"
+    place = request.place(request.number(0) if at else AT_FDCWD, request.string(at), follow=False)
+    mode = request.number(2 if at else 1)
     if stat.S_IFMT(mode) not in {0, stat.S_IFREG}:
         return None
     return _make(
-        asked, place, Kind.CREATE, lambda: call_at("mknodat", place.folder, place.name, mode, 0)
+        request, place, Kind.CREATE, lambda: call_at("mknodat", place.folder, place.name, mode, 0)
     )
 
 
-def prepare_symlink(asked: Asked) -> Action | None:
+def prepare_symlink(request: Request) -> Action | None:
     """symlink, symlinkat."""
-    at = asked.name == "symlinkat"
-    target = asked.string(0)
-    place = asked.place(asked.number(1) if at else AT_FDCWD, asked.string(1 + at), follow=False)
+    at = request.name == "symlinkat"
+    target = request.string(0)
+    place = request.place(
+        request.number(1) if at else AT_FDCWD, request.string(1 + at), follow=False
+    )
     return _make(
-        asked,
+        request,
         place,
         Kind.SYMLINK,
         lambda: call_at("symlinkat", target, place.folder, place.name),
@@ -205,19 +213,19 @@ def prepare_symlink(asked: Asked) -> Action | None:
 
 
 def _make(
-    asked: Asked, place: Place, kind: Kind, call: Callable[[], int], target: str = ""
+    request: Request, place: Place, kind: Kind, call: Callable[[], int], target: str = ""
 ) -> Action | None:
     if place.parent is None:
         return None
-    parent, path = place.parent, asked.tree.join(place.parent, place.plain)
+    parent, path = place.parent, request.tree.join(place.parent, place.plain)
 
     def perform(_: int | None) -> Result:
         value = call()
         if value >= 0:
             info = os.stat(place.plain, dir_fd=place.folder, follow_symlinks=False)
-            number = asked.tree.add(info, parent, place.plain)
+            number = request.tree.add(info, parent, place.plain)
             mode = 0 if kind is Kind.SYMLINK else stat.S_IMODE(info.st_mode)
-            asked.make(kind, object=number, path=path, parent=parent, mode=mode, target=target)
+            request.make(kind, object=number, path=path, parent=parent, mode=mode, target=target)
         return value
 
     return Action(path, perform)
@@ -226,86 +234,86 @@ def _make(
 # -- removing ---------------------------------------------------------------------------------
 
 
-def prepare_unlink(asked: Asked) -> Action | None:
+def prepare_unlink(request: Request) -> Action | None:
     """unlink, rmdir, unlinkat."""
-    at = asked.name == "unlinkat"
-    flags = asked.number(2) if at else AT_REMOVEDIR * (asked.name == "rmdir")
-    place = asked.place(asked.number(0) if at else AT_FDCWD, asked.string(at), follow=False)
+    at = request.name == "unlinkat"
+    flags = request.number(2) if at else AT_REMOVEDIR * (request.name == "rmdir")
+    place = request.place(request.number(0) if at else AT_FDCWD, request.string(at), follow=False)
     if place.parent is None:
-        if asked.is_root(place):
-            asked.cannot("", ITSELF)
-        asked.tree.leave(place.info)
+        if request.is_root(place):
+            request.cannot("", ITSELF)
+        request.tree.leave(place.info)
         return None
-    parent, path = place.parent, asked.tree.join(place.parent, place.plain)
+    parent, path = place.parent, request.tree.join(place.parent, place.plain)
 
     def perform(_: int | None) -> Result:
         value = call_at("unlinkat", place.folder, place.name, flags)
-        if value >= 0 and (number := asked.tree.unname(parent, place.plain)):
+        if value >= 0 and (number := request.tree.unname(parent, place.plain)):
             kind = Kind.RMDIR if flags & AT_REMOVEDIR else Kind.UNLINK
-            asked.make(kind, object=number, path=path, parent=parent)
+            request.make(kind, object=number, path=path, parent=parent)
         return value
 
-    return Action(path, perform, asked.tree.at(parent, place.plain))
+    return Action(path, perform, request.tree.at(parent, place.plain))
 
 
 # -- modes and times --------------------------------------------------------------------------
 
 
-def prepare_chmod(asked: Asked) -> Action | None:
+def prepare_chmod(request: Request) -> Action | None:
     """chmod, fchmod, fchmodat, fchmodat2."""
-    at = asked.name.startswith("fchmodat")
-    mode = asked.number(2 if at else 1) & 0o7777
-    if asked.name == "fchmod":
-        target = asked.take(0)
+    at = request.name.startswith("fchmodat")
+    mode = request.number(2 if at else 1) & 0o7777
+    if request.name == "fchmod":
+        target = request.take(0)
     else:
-        follow = not (asked.name == "fchmodat2" and asked.number(3) & AT_SYMLINK_NOFOLLOW)
-        target = _target(asked, asked.number(0) if at else AT_FDCWD, asked.string(at), follow)
-    number = asked.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
+        follow = not (request.name == "fchmodat2" and request.number(3) & AT_SYMLINK_NOFOLLOW)
+        target = _target(request, request.number(0) if at else AT_FDCWD, request.string(at), follow)
+    number = request.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
     if number is None:
         return None
-    path = asked.tree.path(number)
+    path = request.tree.path(number)
 
     def perform(_: int | None) -> Result:
         try:
             os.chmod(f"/proc/self/fd/{target}", mode)  # noqa: PTH101
         except OSError as error:
             return -(error.errno or errno.EIO)
-        asked.make(
-            Kind.CHMOD, object=number, path=path, parent=asked.tree.parent(number), mode=mode
+        request.make(
+            Kind.CHMOD, object=number, path=path, parent=request.tree.parent(number), mode=mode
         )
         return 0
 
     return Action(path, perform, number)
 
 
-def prepare_utime(asked: Asked) -> Action | None:
+def prepare_utime(request: Request) -> Action | None:
     """utime, utimes, futimesat, utimensat: done by the kernel; no model looks at times."""
-    at = asked.name in {"futimesat", "utimensat"}
-    if at and not asked.word(1):
-        target = asked.take(0)
+    at = request.name in {"futimesat", "utimensat"}
+    if at and not request.word(1):
+        target = request.take(0)
     else:
-        nofollow = asked.name == "utimensat" and asked.number(3) & AT_SYMLINK_NOFOLLOW
-        dirfd = asked.number(0) if at else AT_FDCWD
-        target = _target(asked, dirfd, asked.string(at), not nofollow)
-    number = asked.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
+        nofollow = request.name == "utimensat" and request.number(3) & AT_SYMLINK_NOFOLLOW
+        dirfd = request.number(0) if at else AT_FDCWD
+        target = _target(request, dirfd, request.string(at), not nofollow)
+    number = request.tree.find(os.fstat(target), f"/proc/self/fd/{target}")
     if number is None:
         return None
-    path = asked.tree.path(number)
+    path = request.tree.path(number)
 
     def perform(_: int | None) -> Result:
-        asked.make(Kind.UTIME, object=number, path=path, parent=asked.tree.parent(number))
+        request.make(Kind.UTIME, object=number, path=path, parent=request.tree.parent(number))
         return None
 
     return Action(path, perform, number)
 
 
-def _target(asked: Asked, dirfd: int, path: bytes, follow: bool) -> int:  # noqa: FBT001
-    place = asked.place(dirfd, path, follow=follow)
+def _target(request: Request, dirfd: int, path: bytes, follow: bool) -> int:  # noqa: FBT001
+    place = request.place(dirfd, path, follow=follow)
     flags = os.O_PATH | os.O_CLOEXEC | (0 if place.magic else os.O_NOFOLLOW)
-    return asked.keep(os.open(place.name, flags, dir_fd=place.folder))
+    return request.keep(os.open(place.name, flags, dir_fd=place.folder))
 
 
-PREPARE: dict[str, Callable[[Asked], Action | None]] = {
+PREPARE: dict[str, Callable[[Request], Action | None]] = {
     **dict.fromkeys(("open", "creat", "openat", "openat2"), prepare_open),
     **dict.fromkeys(("mkdir", "mkdirat"), prepare_mkdir),
     **dict.fromkeys(("mknod", "mknodat"), prepare_mknod),

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.trace import sources
-from ckpt_conformance.trace.asked import Sink
 from ckpt_conformance.trace.operations import MARKS, Kind, Operation, Recording, Unsupported
+from ckpt_conformance.trace.request import Sink
 from ckpt_conformance.trace.tracked import Tree
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.trace import calls, notify, sources
-from ckpt_conformance.trace.asked import Sink
 from ckpt_conformance.trace.operations import Operation, Recording
+from ckpt_conformance.trace.request import Sink
 from ckpt_conformance.trace.supervisor import LOCKED, Supervisor
 from ckpt_conformance.trace.tracked import Tree
 

@@ -21,7 +21,7 @@ from ckpt_conformance.trace import calls
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.trace.asked import Asked
+    from ckpt_conformance.trace.request import Request
 
     Entry = tuple[str, int, int]  # operation, descriptor, flags
 
@@ -53,42 +53,42 @@ UNKNOWN = 0  # no object has this number
 TRIES = 3  # the list is empty while another thread holds the ring's lock
 
 
-def enter(asked: Asked) -> None:
+def enter(request: Request) -> None:
     """io_uring_enter: name what is submitted that may touch the directory."""
-    why, count = calls.UNSUPPORTED[asked.name], asked.word(1) & 0xFFFFFFFF
+    why, count = calls.UNSUPPORTED[request.name], request.word(1) & 0xFFFFFFFF
     if not count:
         return
-    known = asked.number(3) & _REGISTERED == 0
-    waiting = _waiting(asked, count) if known else []
-    objects = set(_touched(asked, waiting)) if len(waiting) == count else {UNKNOWN}
+    known = request.number(3) & _REGISTERED == 0
+    waiting = _waiting(request, count) if known else []
+    objects = set(_touched(request, waiting)) if len(waiting) == count else {UNKNOWN}
     for number in sorted(objects):
-        asked.cannot_object(number, why)
+        request.cannot_object(number, why)
 
 
-def setup(asked: Asked) -> None:
+def setup(request: Request) -> None:
     """io_uring_setup: name a ring whose entries are not seen when they are submitted."""
-    _, _, flags = asked.memory(asked.word(1), "=III")
+    _, _, flags = request.memory(request.word(1), "=III")
     if flags & (_POLLED | _LARGE | _MIXED):
-        asked.cannot("", calls.UNSUPPORTED[asked.name])
+        request.cannot("", calls.UNSUPPORTED[request.name])
 
 
-def _waiting(asked: Asked, count: int) -> list[Entry]:
+def _waiting(request: Request, count: int) -> list[Entry]:
     """List the first entries that wait in the ring; fewer where that can't be told."""
     for _ in range(TRIES):
-        text = Path(f"/proc/{asked.thread}/fdinfo/{asked.number(0)}").read_text()
+        text = Path(f"/proc/{request.thread}/fdinfo/{request.number(0)}").read_text()
         numbers = dict(re.findall(r"^(\w+):\t(\w+)$", text, re.MULTILINE))
         if int(numbers.get("SQEs", 0)) < count:
             continue
         found = [(name, int(fd), int(flags, 16)) for name, fd, flags in _WAITS.findall(text)]
-        return found[:count] or _mapped(asked, count, numbers)
+        return found[:count] or _mapped(request, count, numbers)
     return []
 
 
-def _mapped(asked: Asked, count: int, numbers: dict[str, str]) -> list[Entry]:
+def _mapped(request: Request, count: int, numbers: dict[str, str]) -> list[Entry]:
     """Read entries of a ring that has no array of indices."""
     mask, head = int(numbers["SqMask"], 16), int(numbers["SqHead"])
     found: list[Entry] = []
-    ring = asked.take(0)
+    ring = request.take(0)
     with mmap.mmap(ring, _SIZE * (mask + 1), mmap.MAP_SHARED, mmap.PROT_READ, offset=_AT) as all_:
         for index in range(head, head + count):
             number, flags, _, fd = struct.unpack_from("=BBHi", all_, _SIZE * (index & mask))
@@ -97,7 +97,7 @@ def _mapped(asked: Asked, count: int, numbers: dict[str, str]) -> list[Entry]:
     return found
 
 
-def _touched(asked: Asked, waiting: list[Entry]) -> Iterator[int]:
+def _touched(request: Request, waiting: list[Entry]) -> Iterator[int]:
     """Give the files that may be touched; UNKNOWN where that is not known."""
     for name, descriptor, flags in waiting:
         if name in QUIET:
@@ -105,8 +105,8 @@ def _touched(asked: Asked, waiting: list[Entry]) -> Iterator[int]:
         if name not in OF_ONE_FILE or flags & _FIXED:
             yield UNKNOWN
             continue
-        taken = asked.keep(asked.processes.take(asked.thread, descriptor))
+        taken = request.keep(request.processes.take(request.thread, descriptor))
         info = os.fstat(taken)
-        number = asked.tree.find(info, f"/proc/self/fd/{taken}")
+        number = request.tree.find(info, f"/proc/self/fd/{taken}")
         if number is not None and stat.S_ISREG(info.st_mode):
             yield number

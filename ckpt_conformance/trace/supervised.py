@@ -1,8 +1,8 @@
-"""A child that is recorded or struck at its system calls: its parent becomes the supervisor.
+"""A child that is recorded or hit at its system calls: its parent becomes the supervisor.
 
 Keys of a child's program: `record` names the folder of the recording, and all ranks of a
-`rank_group` are in it. `stops` says how many operations each rank of a rank_group may do before all are killed. An
-operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the child
+`rank_group` are in it. `stops` says how many operations each rank of it may do before all are
+killed. An operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the child
 supervised too.
 """
 
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.trace import notify, ranked, syscall_faults
+from ckpt_conformance.trace import notify, syscall_faults, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
 from ckpt_conformance.trace.recorder import Recorder
 
@@ -31,8 +31,8 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 def is_wanted(program: dict[str, Any]) -> bool:
     """Tell whether a program asks for a supervisor."""
-    asked = program.get("record") or program.get("stops")
-    return bool(asked) or INJECTOR in json.dumps(program["ops"])
+    request = program.get("record") or program.get("stops")
+    return bool(request) or INJECTOR in json.dumps(program["ops"])
 
 
 def enter(program: dict[str, Any]) -> None:
@@ -56,15 +56,15 @@ def enter(program: dict[str, Any]) -> None:
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         recorder.filter_in_child()
         return
-    striker = syscall_faults.Striker(main=pid)
-    ranks: ranked.Collector | None = None
+    fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
+    ranks: vector_clocks.Collector | None = None
     if "rank_group" in program:
-        ranks = ranked.Collector(len(program["rank_group"]))
+        ranks = vector_clocks.Collector(len(program["rank_group"]))
         if stops := program.get("stops"):
-            ranks = ranked.Stopper(stops, main=pid)
+            ranks = vector_clocks.Stopper(stops, main=pid)
 
     def prepare(supervisor: Supervisor) -> None:
-        (ranks or striker).attach(supervisor)
+        (ranks or fault_supervisor).attach(supervisor)
 
     try:
         deadline = program.get("deadline", 600.0)

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.trace import calls, data_calls, move_calls, name_calls, notify
-from ckpt_conformance.trace.asked import Action, Asked, Given, Result, Sink
 from ckpt_conformance.trace.operations import MARKS, Kind, Operation, Unsupported
+from ckpt_conformance.trace.request import Action, Given, Request, Result, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,10 +49,10 @@ class Supervisor:
         self.clock = 0  # counts receipts and answers
         self.umask_known = True
         self.frozen = False  # the tree was killed: nobody is answered any more
-        self.on_action: Callable[[Asked, Action], Result | str] = lambda _a, _b: "perform"
+        self.on_action: Callable[[Request, Action], Result | str] = lambda _a, _b: "perform"
         self.events_of: Callable[[int, bytes], list[dict[str, Any]]] = _events  # of a write
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
-        self.answered: Callable[[Asked, Action, Result], None] = lambda _a, _b, _c: None
+        self.answered: Callable[[Request, Action, Result], None] = lambda _a, _b, _c: None
         self.writers: set[int] = set()  # processes that have written below the directory
         self._elsewhere: dict[tuple[int, int], str] = {}  # regular files elsewhere: journal or not
 
@@ -117,12 +117,14 @@ class Supervisor:
         if name in _OWN:
             self._own(name, call)
             return
-        asked = Asked(call, name, self.tree, self.processes, sink=self.sink, writers=self.writers)
-        asked.is_valid = lambda: self.listener.is_valid(call)
+        request = Request(
+            call, name, self.tree, self.processes, sink=self.sink, writers=self.writers
+        )
+        request.is_valid = lambda: self.listener.is_valid(call)
         try:
-            self._decide(asked)
+            self._decide(request)
         finally:
-            asked.close()
+            request.close()
 
     def _own(self, name: str, call: Notification) -> None:
         """Take note of calls that concern the supervisor, not the directory."""
@@ -132,26 +134,26 @@ class Supervisor:
             self.sources.replaced(call.thread)
         self.listener.let_go(call)
 
-    def _decide(self, asked: Asked) -> None:
+    def _decide(self, request: Request) -> None:
         try:
-            asked.process = self.processes.process_of(asked.thread)
+            request.process = self.processes.process_of(request.thread)
             if not self.umask_known:
-                os.umask(umask_of(asked.thread))  # any caller may have changed its own
-            action = PREPARE[asked.name](asked)
+                os.umask(umask_of(request.thread))  # any caller may have changed its own
+            action = PREPARE[request.name](request)
         except OSError as error:
             action = None  # a bad path or descriptor: the kernel says so itself
             if error.errno == errno.EPERM:
-                asked.cannot("", LOCKED)
-        if not self.listener.is_valid(asked.note):
+                request.cannot("", LOCKED)
+        if not self.listener.is_valid(request.note):
             return
         if action is None:
-            self._other(asked)
-            self.listener.let_go(asked.note)
-            self._finish(asked)
+            self._other(request)
+            self.listener.let_go(request.note)
+            self._finish(request)
             return
-        decision = self.on_action(asked, action)
+        decision = self.on_action(request, action)
         if self.frozen:
-            self._finish(asked)  # what was done before the kill
+            self._finish(request)  # what was done before the kill
             return
         if decision == HOLD:
             return  # nobody answers: the caller stands until it is killed
@@ -161,74 +163,74 @@ class Supervisor:
             result = action.perform(None) if action.perform is not None else None
         else:
             result = decision
-        self._reply(asked, action, result)
+        self._reply(request, action, result)
 
-    def _reply(self, asked: Asked, action: Action, result: Result) -> None:
+    def _reply(self, request: Request, action: Action, result: Result) -> None:
         self._drain()  # who waits by now began before this one returned
         first = len(self.operations)
-        self._finish(asked)
-        self.answered(asked, action, result)
+        self._finish(request)
+        self.answered(request, action, result)
         made = range(first, len(self.operations))
-        keeps = self.sink is not None  # what is only struck needs no source lines
-        if keeps and asked.name not in _NO_DUMP and (made or isinstance(result, Given)):
-            self._want_source(asked, action, made)
+        keeps = self.sink is not None  # what is only hit needs no source lines
+        if keeps and request.name not in _NO_DUMP and (made or isinstance(result, Given)):
+            self._want_source(request, action, made)
         if isinstance(result, Given):
-            self.listener.answer_descriptor(asked.note, result.descriptor, result.flags)
+            self.listener.answer_descriptor(request.note, result.descriptor, result.flags)
         elif result is None:
-            self.listener.let_go(asked.note)
+            self.listener.let_go(request.note)
         else:
-            self.listener.answer(asked.note, result)
+            self.listener.answer(request.note, result)
 
-    def _finish(self, asked: Asked) -> None:
+    def _finish(self, request: Request) -> None:
         """Keep what a call did."""
-        for path, why in asked.foreign:
-            found = Unsupported(asked.name, path, why)
+        for path, why in request.foreign:
+            found = Unsupported(request.name, path, why)
             if found not in self.unsupported:
                 self.unsupported.append(found)
         end = self._tick()
-        for fields in asked.made:
+        for fields in request.made:
             source = self.sources.opener.get(fields.get("object", 0), "")
             if fields["kind"] is Kind.WRITE and fields["object"] not in self.tree.outside:
-                self.writers.add(asked.process)
+                self.writers.add(request.process)
             self.operations.append(
                 Operation(
                     index=len(self.operations),
-                    process=asked.process,
-                    thread=asked.thread,
-                    begin=asked.note.begin,
+                    process=request.process,
+                    thread=request.thread,
+                    begin=request.note.begin,
                     end=end,
-                    source=source if asked.name in _NO_DUMP else "",
+                    source=source if request.name in _NO_DUMP else "",
                     **fields,
                 )
             )
 
     # -- the journal --------------------------------------------------------------------------
 
-    def _other(self, asked: Asked) -> None:
+    def _other(self, request: Request) -> None:
         """Read the events that a child writes into its journal."""
-        if asked.other is None or asked.name != "write" or not self.journal:
+        if request.other is None or request.name != "write" or not self.journal:
             return
-        taken, info = asked.other
+        taken, info = request.other
         identity = (info.st_dev, info.st_ino)
         if identity not in self._elsewhere:
             self._elsewhere[identity] = os.readlink(f"/proc/self/fd/{taken}")  # noqa: PTH115
         if self._elsewhere[identity] != self.journal:
             return
         try:
-            data = notify.read_memory(asked.thread, asked.word(1), asked.word(2))
+            data = notify.read_memory(request.thread, request.word(1), request.word(2))
         except OSError:
             return  # killed meanwhile
-        for event in self.events_of(asked.process, data):
+        for event in self.events_of(request.process, data):
             if event.get("event") in MARKS:
-                asked.make(Kind.MARK, mark=event["event"], step=event.get("step", -1))
+                request.make(Kind.MARK, mark=event["event"], step=event.get("step", -1))
             self.on_event(event)
 
     # -- source lines -------------------------------------------------------------------------
 
-    def _want_source(self, asked: Asked, action: Action, made: range) -> None:
+    def _want_source(self, request: Request, action: Action, made: range) -> None:
         """Have the caller dump its stack when it returns."""
         number = self.operations[made[0]].object if made else action.object
-        self.sources.ask(asked.process, asked.thread, made, number)
+        self.sources.ask(request.process, request.thread, made, number)
 
     def _give_source(self) -> None:
         """Write the line that a dump showed into the operations that it was for."""

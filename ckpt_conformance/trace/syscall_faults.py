@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckpt_conformance.trace.asked import Action, Asked, Result
+    from ckpt_conformance.trace.request import Action, Request, Result
     from ckpt_conformance.trace.supervisor import Supervisor
 
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
@@ -48,7 +48,7 @@ NEEDS_ROOM = {"ENOSPC", "EDQUOT"}  # not by reading, removing, and opening what 
 class Fault:
     """What to do at a call: `error` is an errno's name, "short" or "kill".
 
-    `at` is the call, from 1; 0 strikes none and only counts. `persistent` strikes every call from
+    `at` is the call, from 1; 0 hits none and only counts. `persistent` hits every call from
     there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
     if the process is asked about them. `moment` says how much of the call is done before a kill:
     before, half (of a write), after.
@@ -62,7 +62,7 @@ class Fault:
     moment: str = "before"
 
     def counts(self, name: str, *, reads: bool) -> bool:
-        """Tell whether a call is one that this fault may strike; `reads`: it changes nothing."""
+        """Tell whether a call is one that this fault may hit; `reads`: it changes nothing."""
         if self.only and name not in self.only:
             return False
         if reads and not self.reading:
@@ -72,15 +72,15 @@ class Fault:
         return name in GIVERS.get(self.error, {name}) - QUIET
 
     def is_due(self, call: int) -> bool:
-        """Tell whether it strikes a call by its number."""
+        """Tell whether it hits a call by its number."""
         if not self.persistent or self.at < 1 or call < self.at:
             return call == self.at
         return self.error != "EINTR" or (call - self.at) % 2 == 0
 
 
 @dataclass
-class Striker:
-    """Counts calls and strikes; the proof that it fired is in `fired` and `log`."""
+class FaultSupervisor:
+    """Counts calls and hits; the proof that it fired is in `fired` and `log`."""
 
     fault: Fault = field(default_factory=Fault)
     armed: bool = False
@@ -99,7 +99,7 @@ class Striker:
             self.journal = os.open(supervisor.journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def arm(self, fault: Fault) -> None:
-        """Count from now on, and strike."""
+        """Count from now on, and hit."""
         self.fault, self.armed = fault, True
         self.calls, self.fired, self.log = 0, 0, []
 
@@ -129,25 +129,25 @@ class Striker:
 
     # -- at a call ----------------------------------------------------------------------------
 
-    def decide(self, asked: Asked, action: Action) -> Result | str:
-        """Count a call; strike it if it is due."""
+    def decide(self, request: Request, action: Action) -> Result | str:
+        """Count a call; hit it if it is due."""
         reads = action.perform is None
         # Before a kill all stands in the order in which it was asked for: nothing is on its way.
-        is_left = asked.name in WRITING and asked.sink is None and self.fault.error != "kill"
+        is_left = request.name in WRITING and request.sink is None and self.fault.error != "kill"
         usual = LET_GO if is_left else "perform"
-        if not self.armed or not self.fault.counts(asked.name, reads=reads):
+        if not self.armed or not self.fault.counts(request.name, reads=reads):
             return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)
-        entry = {"call": self.calls, "what": asked.name, "path": action.path, "size": action.size}
-        self.log.append({**entry, "reads": reads, "struck": due})
-        return self.strike(asked, action) if due else usual
+        entry = {"call": self.calls, "what": request.name, "path": action.path, "size": action.size}
+        self.log.append({**entry, "reads": reads, "injected": due})
+        return self.inject(request, action) if due else usual
 
-    def strike(self, asked: Asked, action: Action) -> Result | str:
+    def inject(self, request: Request, action: Action) -> Result | str:
         """Write down that the fault fires, and fire."""
         self.fired += 1
         told = {"event": "fired", "injector": "system-call", "call": self.calls}
-        told |= {"what": asked.name, "path": action.path, "mode": self.fault.error}
+        told |= {"what": request.name, "path": action.path, "mode": self.fault.error}
         if self.journal >= 0:
             os.write(self.journal, json.dumps(told).encode() + b"\n")
         if self.fault.error == "kill":
@@ -156,9 +156,9 @@ class Striker:
             half = action.size // 2
             return action.perform(half) if half and action.perform is not None else "perform"
         code = int(getattr(errno, self.fault.error))
-        if asked.name in SYNCING:
-            kind = Kind.FDATASYNC if asked.name == "fdatasync" else Kind.FSYNC
-            asked.make(kind, object=action.object, path=action.path, error=code)
+        if request.name in SYNCING:
+            kind = Kind.FDATASYNC if request.name == "fdatasync" else Kind.FSYNC
+            request.make(kind, object=action.object, path=action.path, error=code)
         return -code
 
     def _kill(self, action: Action) -> str:
@@ -190,12 +190,14 @@ class Trial:
 
 def trial(root: Path, work: Callable[[], object], fault: Fault, *, deadline: float = 60.0) -> Trial:
     """Run a function in a forked child with one fault armed from its start."""
-    recorder, striker = Recorder(root, None, reading=fault.reading), Striker()
+    recorder, fault_supervisor = Recorder(root, None, reading=fault.reading), FaultSupervisor()
 
     def prepare(supervisor: Supervisor) -> None:
-        striker.attach(supervisor)
-        striker.main = recorder.pid
-        striker.arm(fault)
+        fault_supervisor.attach(supervisor)
+        fault_supervisor.main = recorder.pid
+        fault_supervisor.arm(fault)
 
     recorder.function(work, deadline=deadline, prepare=prepare)
-    return Trial(recorder.code, striker.calls, striker.fired, striker.log)
+    return Trial(
+        recorder.code, fault_supervisor.calls, fault_supervisor.fired, fault_supervisor.log
+    )

@@ -1,8 +1,8 @@
 """Where ranks compute: which processes see GPUs, and whether there are enough of them.
 
 What has started CUDA can't fork children that use it, so the fork server sees no GPU, and children
-do not either. A world on CUDA has children with an interpreter of their own, which see them all; each rank
-takes the one of its number.
+do not either. A world on CUDA has children with an interpreter of their own, which see them all;
+each rank takes the one of its number.
 """
 
 from __future__ import annotations

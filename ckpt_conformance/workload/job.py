@@ -156,7 +156,7 @@ class Job:
         for parameter in self.model.parameters():
             parameter.data = parameter.detach().clone()
 
-    def needles(self) -> list[dict[str, Any]]:
+    def payload_samples(self) -> list[dict[str, Any]]:
         """Give the first 64 bytes of each large tensor: they stand in any uncompressed payload."""
         found = [
             (f"{name}/{path}", tensor)

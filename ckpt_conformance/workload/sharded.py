@@ -332,7 +332,7 @@ class ShardedJob:
                     tensor.add_(1)
         RngState.draw()
 
-    def needles(self) -> list[dict[str, Any]]:
+    def payload_samples(self) -> list[dict[str, Any]]:
         """Give no bytes to look for: a shard of this job is smaller than a needle."""
         return []
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from recording import tree
 
-from ckpt_conformance.crash.explore.layout import Layout, digest
+from ckpt_conformance.crash.explore.materializer import Materializer, digest
 from ckpt_conformance.crash.model.kill import Kill
 from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.trace.operations import Kind, Recording
@@ -43,12 +43,12 @@ def live(client: Client, place: Path, adapter: str, fault: dict[str, Any], **mor
     return client.run({**program, **files, **more})
 
 
-def laid_out(recording: Recording, states: list[State], place: Path) -> list[Any]:
+def materialized(recording: Recording, states: list[State], place: Path) -> list[Any]:
     """Give the trees of distinct states."""
     place.mkdir()
-    layout, trees = Layout(recording, place), []
+    materializer, trees = Materializer(recording, place), []
     for state in {digest(recording, state): state for state in states}.values():
-        layout.apply(state)
+        materializer.apply(state)
         trees.append(tree(place))
     return trees
 
@@ -63,7 +63,7 @@ def test_what_a_real_kill_leaves_is_a_state_of_the_model(
     calls = result.result("run")["faults"][0]["log"]
     recording = Recording.read(tmp_path / "record")
     states = list(Kill().states(recording, random.Random(0), 100_000))  # noqa: S311
-    legal = laid_out(recording, states, tmp_path / "laid-out")
+    legal = materialized(recording, states, tmp_path / "laid-out")
     assert tree(tmp_path / "whole" / "root") in legal
     seen: list[Any] = []
     for at in random.Random(1).sample(range(1, len(calls) + 1), KILLS):  # noqa: S311
@@ -82,7 +82,7 @@ def test_a_state_that_no_kill_leaves_is_told_apart(client: Client, tmp_path: Pat
     live(client, tmp_path / "whole", recipe, {"at": 0}, record=str(tmp_path / "record"))
     recording = Recording.read(tmp_path / "record")
     states = list(Kill().states(recording, random.Random(0), 100_000))  # noqa: S311
-    legal = laid_out(recording, states, tmp_path / "laid-out")
+    legal = materialized(recording, states, tmp_path / "laid-out")
     first = next(op for op in recording.operations if op.kind is Kind.WRITE)
     file = tmp_path / "whole" / "root" / first.path
     os.truncate(file, first.size // 2 + 1)  # inside a page

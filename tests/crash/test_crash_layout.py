@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operation_lists import PAGE, Disk, operation_lists
 
-from ckpt_conformance.crash.explore.layout import Layout, Source, digest, whole_bytes
+from ckpt_conformance.crash.explore.materializer import Materializer, Source, digest, whole_bytes
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.crash.model.states import Content, Extent, State
 
@@ -70,10 +70,10 @@ def some_states(recording: Recording, count: int = 120) -> list[State]:
 @SLOW
 @given(disk=operation_lists())
 def test_each_state_is_laid_out_over_any_other(disk: Disk) -> None:
-    layout = Layout(disk.recording, disk.folder / "laid")
+    materializer = Materializer(disk.recording, disk.folder / "laid")
     for state in some_states(disk.recording):
-        layout.apply(state)
-        assert there(layout.root) == expected(disk.recording, state), state.why
+        materializer.apply(state)
+        assert there(materializer.root) == expected(disk.recording, state), state.why
 
 
 def spoil(root: Path, rng: random.Random) -> None:
@@ -105,13 +105,13 @@ def spoil(root: Path, rng: random.Random) -> None:
 @given(disk=operation_lists(), seed=st.integers(0, 1000))
 def test_what_a_recovery_did_is_undone(disk: Disk, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311
-    layout = Layout(disk.recording, disk.folder / "laid")
+    materializer = Materializer(disk.recording, disk.folder / "laid")
     for state in some_states(disk.recording, 30):
-        layout.apply(state)
-        spoil(layout.root, rng)
-        layout.apply(state)
-        assert there(layout.root) == expected(disk.recording, state), state.why
-        spoil(layout.root, rng)
+        materializer.apply(state)
+        spoil(materializer.root, rng)
+        materializer.apply(state)
+        assert there(materializer.root) == expected(disk.recording, state), state.why
+        spoil(materializer.root, rng)
 
 
 @pytest.fixture
@@ -133,9 +133,9 @@ def last(disk: Disk) -> State:
 
 
 def test_modes_links_and_shared_inodes_are_as_recorded(disk: Disk) -> None:
-    layout = Layout(disk.recording, disk.folder / "laid")
-    layout.apply(last(disk))
-    root = layout.root
+    materializer = Materializer(disk.recording, disk.folder / "laid")
+    materializer.apply(last(disk))
+    root = materializer.root
     assert (root / "old").stat().st_mode & 0o777 == 0o600
     assert (root / "d").stat().st_mode & 0o777 == 0o700
     assert (root / "d/new").stat().st_mode & 0o777 == 0o640
@@ -146,10 +146,10 @@ def test_modes_links_and_shared_inodes_are_as_recorded(disk: Disk) -> None:
 
 def test_mtimes_follow_the_operations(disk: Disk) -> None:
     """Why: managers choose the newest file by its time."""
-    layout = Layout(disk.recording, disk.folder / "laid")
+    materializer = Materializer(disk.recording, disk.folder / "laid")
     state = last(disk)
-    layout.apply(state)
-    times = {path: (layout.root / path).lstat().st_mtime_ns for path in state.names}
+    materializer.apply(state)
+    times = {path: (materializer.root / path).lstat().st_mtime_ns for path in state.names}
     ordered = sorted(state.names, key=lambda path: state.changed.get(state.names[path], -1))
     assert [times[path] for path in ordered] == sorted(times.values())
     assert times["old"] == 10**18
@@ -157,13 +157,13 @@ def test_mtimes_follow_the_operations(disk: Disk) -> None:
 
 
 def test_only_what_differs_is_touched(disk: Disk) -> None:
-    layout = Layout(disk.recording, disk.folder / "laid")
+    materializer = Materializer(disk.recording, disk.folder / "laid")
     state = last(disk)
-    layout.apply(state)
-    before = {path: os.lstat(layout.root / path) for path in state.names}
-    layout.apply(state)
+    materializer.apply(state)
+    before = {path: os.lstat(materializer.root / path) for path in state.names}
+    materializer.apply(state)
     for path, about in before.items():
-        again = os.lstat(layout.root / path)
+        again = os.lstat(materializer.root / path)
         assert (again.st_ino, again.st_ctime_ns) == (about.st_ino, about.st_ctime_ns)
 
 

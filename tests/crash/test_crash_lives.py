@@ -1,4 +1,4 @@
-"""A child that is recorded, and a child that is struck at its system calls, through the server."""
+"""A child that is recorded, and a child that is hit at its system calls, through the server."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Pat
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
 
 
-def struck(client: Client, tmp_path: Path, **fault: Any) -> Any:  # noqa: ANN401
+def injected(client: Client, tmp_path: Path, **fault: Any) -> Any:  # noqa: ANN401
     spec = {"injector": INJECTOR, "args": fault}
     return live(client, tmp_path, {**SAVE, "faults": [spec], "fault_step": 4})
 
 
 def test_each_call_of_a_save_is_counted_and_can_fail(client: Client, tmp_path: Path) -> None:
-    counted = struck(client, tmp_path).result("run")["faults"][0]
+    counted = injected(client, tmp_path).result("run")["faults"][0]
     assert counted["calls"] == len(counted["log"]) > 2
     assert counted["fired"] == 0
     for at in range(1, counted["calls"] + 1):
-        result = struck(client, tmp_path / str(at), at=at, error="EIO")
+        result = injected(client, tmp_path / str(at), at=at, error="EIO")
         found = result.result("run")["faults"][0]
         assert (found["fired"], len(found["log"]) >= at) == (1, True)
         assert result.error is not None, (counted["log"][at - 1], result.output)
@@ -95,7 +95,7 @@ def test_each_call_of_a_save_is_counted_and_can_fail(client: Client, tmp_path: P
 
 
 def test_a_kill_ends_the_life_as_a_real_one(client: Client, tmp_path: Path) -> None:
-    result = struck(client, tmp_path, at=2, error="kill", moment="half")
+    result = injected(client, tmp_path, at=2, error="kill", moment="half")
     assert result.exit_kind == "killed"
     assert [event["call"] for event in result.events if event["event"] == "fired"] == [2]
     assert result.steps_of("acknowledged") == [2]

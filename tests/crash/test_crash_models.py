@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from operation_lists import Disk, operation_lists, shown
 
-from ckpt_conformance.crash.explore.layout import Layout
+from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.model import budget as spread
 from ckpt_conformance.crash.model.enumerate import Walk
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
@@ -93,7 +93,7 @@ def test_replaying_all_operations_equals_the_real_directory(disk: Disk) -> None:
     state = states("kill", disk.recording, budget=10**6)[-1]
     assert state.point == len(disk.recording.operations)
     with tempfile.TemporaryDirectory() as folder:
-        Layout(disk.recording, Path(folder) / "laid").apply(state)
+        Materializer(disk.recording, Path(folder) / "laid").apply(state)
         assert read(Path(folder) / "laid") == read(disk.root)
 
 

@@ -16,7 +16,7 @@ from ckpt_conformance.crash.explore.exploring import complete
 from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.model.states import State
-from ckpt_conformance.trace import ranked
+from ckpt_conformance.trace import vector_clocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,15 +32,17 @@ SLOW = settings(
 )
 
 
-def share(disk: Disk, whose: list[int], notes: list[ranked.Note], size: int = 2) -> Recording:
+def share(
+    disk: Disk, whose: list[int], notes: list[vector_clocks.Note], size: int = 2
+) -> Recording:
     """Give each operation to a rank, and order them."""
     ones = disk.recording.operations
     ones[:] = [replace(one, process=whose[at]) for at, one in enumerate(ones)]
-    ones[:] = ranked.order(ones, notes, {rank: rank for rank in range(size)}, size)
+    ones[:] = vector_clocks.order(ones, notes, {rank: rank for rank in range(size)}, size)
     return disk.done()
 
 
-def meet(at: int, call: str, size: int = 2, **more: Any) -> list[ranked.Note]:  # noqa: ANN401
+def meet(at: int, call: str, size: int = 2, **more: Any) -> list[vector_clocks.Note]:  # noqa: ANN401
     """A collective before the operation `at`."""
     everybody = list(range(size))
     come = [(at, {"event": "enter", "rank": rank, "call": call}) for rank in everybody]
@@ -215,7 +217,7 @@ def test_a_collective_orders_only_what_its_kind_orders(
     ],
     ids=["a store", "a look at the file", "a listing"],
 )
-def test_what_one_may_have_waited_for_orders(disk: Disk, notes: list[ranked.Note]) -> None:
+def test_what_one_may_have_waited_for_orders(disk: Disk, notes: list[vector_clocks.Note]) -> None:
     save(disk)
     assert frozenset({"one", "index"}) not in cuts(share(disk, WHOSE, notes))
 

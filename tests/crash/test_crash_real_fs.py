@@ -14,7 +14,7 @@ import pytest
 from operation_lists import PAGE, Disk, random_disk, shown
 
 from ckpt_conformance.crash.explore import real_fs
-from ckpt_conformance.crash.explore.layout import digest
+from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.explore.real_states import real_states
 from ckpt_conformance.crash.model.models import MODELS
 

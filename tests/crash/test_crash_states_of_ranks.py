@@ -25,7 +25,7 @@ from ckpt_conformance.crash.explore.exploring import complete
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import Subject
-from ckpt_conformance.trace import ranked
+from ckpt_conformance.trace import vector_clocks
 from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def test_without_the_collectives_an_impossible_cut_is_blamed(
     fresh = Subject(subject.info, subject.client, subject.folder / "unmarked", seed=subject.seed)
     recorded = workloads.record(fresh, "second", TWO)
     ones = recorded.recording.operations
-    loose = ranked.order(ones, [], {one.process: one.rank for one in ones}, 2)
+    loose = vector_clocks.order(ones, [], {one.process: one.rank for one in ones}, 2)
     monkeypatch.setattr(recorded.recording, "operations", loose)
     recorded.recording.save()
     with pytest.raises(Violation):

@@ -255,8 +255,8 @@ def test_torch_save_leaves_a_prefix_of_its_own_bytes(
     save_torch(root)
     whole = (root / "a.pt").stat().st_size
     armed = TorchSave(root, notes, at=1, moment="prefix", prefix=prefix)
-    struck = pytest.raises(OSError, match="injected")
-    with armed_with(armed), struck, (root / "a.pt").open("wb") as file:
+    injected = pytest.raises(OSError, match="injected")
+    with armed_with(armed), injected, (root / "a.pt").open("wb") as file:
         torch.save(STATE, file if through_a_file else root / "a.pt")
     left = (root / "a.pt").read_bytes()
     assert len(left) == injector.length_of(prefix, whole) or through_a_file
@@ -390,7 +390,7 @@ def test_every_fault_is_described() -> None:
 def test_every_module_says_what_it_is() -> None:
     described = {where.partition(":")[0] for where in fault_injectors.AT_CALL.values()}
     described |= {"at_rest", "payload", "dcp_metadata", "system_call"}
-    shared = {"__init__", "injector", "files", "whole_file", "points", "struck_save", "crafted"}
-    shared |= {"advancing", "struck_calls", "rank_points"}
+    shared = {"__init__", "injector", "files", "whole_file", "points", "injected_save", "crafted"}
+    shared |= {"advancing", "injected_calls", "rank_points"}
     folder = Path(str(fault_injectors.__file__)).parent
     assert {path.stem for path in folder.glob("*.py")} == described | shared

@@ -33,8 +33,8 @@ second = child(2, ["sleep", "602"])
 os.close(write)
 os.read(ready, 1)  # an exec closes it: both are what they will be
 print(len(orphans.children()))
-for pid, number, running, others in ((first, 1, (first, second), OTHERS), (second, 2, (second,), ())):
-    print(sorted(one.split(" (")[0] for one in orphans.sweep(running, pid, others)))
+for pid, number, own, others in ((first, 1, (first, second), OTHERS), (second, 2, (second,), ())):
+    print(sorted(one.split(" (")[0] for one in orphans.sweep(own, pid, others)))
     os.waitpid(pid, 0)
 print(orphans.children())
 """

@@ -114,7 +114,7 @@ def running() -> list[str]:
 
 def test_ranks_at_different_steps_arrive_nowhere(subject: Subject) -> None:
     gold = worlds.golden(subject, {"fsdp": 2})
-    subject.lay_out(gold)
+    subject.materialize(gold)
     hidden = ["step-4"]
     fault = {**fault_injectors.spec("stale-listing", hidden=hidden), "ranks": [1]}
     result = worlds.resume(subject, {"fsdp": 2}, faults=[fault])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from ckpt_conformance.crash.explore.layout import Source, whole_bytes
+from ckpt_conformance.crash.explore.materializer import Source, whole_bytes
 from ckpt_conformance.trace.operations import ROOT, Entry, Kind, Operation, Recording
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def strike(fault: str) -> None:
+def inject(fault: str) -> None:
     """Let this rank fail, in one way."""
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -39,7 +39,7 @@ def strike(fault: str) -> None:
         raise RuntimeError(fault)
 
 
-class Struck(TypedDict):
+class Injected(TypedDict):
     """Which method of a manager fails, how, and on which rank."""
 
     at: str
@@ -50,21 +50,21 @@ class Struck(TypedDict):
 class Faulty(CheckpointManager):
     """A manager that fails the first time it comes to a method, on one rank."""
 
-    def __init__(self, root: str, struck: Struck, **settings: Any) -> None:  # noqa: ANN401
-        """Break the method on the rank that is struck."""
+    def __init__(self, root: str, injected: Injected, **settings: Any) -> None:  # noqa: ANN401
+        """Break the method on the rank that is hit."""
         super().__init__(root, **settings)
-        if dist.get_rank() == struck["rank"]:
-            self._wrap(struck["at"], struck["fault"])
+        if dist.get_rank() == injected["rank"]:
+            self._wrap(injected["at"], injected["fault"])
 
     def _wrap(self, at: str, fault: str) -> None:
         real: Callable[..., Any] = getattr(self, at)
 
-        def struck(*given: object, **named: object) -> object:
+        def injected(*given: object, **named: object) -> object:
             setattr(self, at, real)
-            strike(fault)
+            inject(fault)
             return real(*given, **named)
 
-        setattr(self, at, struck)
+        setattr(self, at, injected)
 
 
 def outcome(action: Callable[[], object], job: Job) -> dict[str, Any]:
@@ -89,25 +89,25 @@ def outcome(action: Callable[[], object], job: Job) -> dict[str, Any]:
     return {**found, "untouched": untouched}
 
 
-def save_faulty(root: str, layout: str, struck: Struck, **settings: object) -> dict[str, Any]:
+def save_faulty(root: str, layout: str, injected: Injected, **settings: object) -> dict[str, Any]:
     """Save, with one rank that fails at a method; then what another attempt gives."""
     step = 4
     job = Job(layout, step)
     given: dict[str, Any] = {"use_dcp": True, "timeout": 20.0, **settings}
-    manager = Faulty(root, struck, **given)
+    manager = Faulty(root, injected, **given)
     found = outcome(lambda: manager.save(step, **job.parts), job)
-    if struck["fault"] == "disk full":
+    if injected["fault"] == "disk full":
         found["again"] = outcome(lambda: manager.save(step + 1, **job.parts), job)["kind"]
     return found
 
 
 def load_faulty(
-    root: str, layout: str, struck: Struck | None = None, step: int | None = None
+    root: str, layout: str, injected: Injected | None = None, step: int | None = None
 ) -> dict[str, Any]:
     """Load into a scrambled job, with one rank that may fail at a method."""
     job = Job(layout, 1, seed=7)
     scramble(job)
-    manager = Faulty(root, struck or {"at": "", "fault": "", "rank": -1}, timeout=20.0)
+    manager = Faulty(root, injected or {"at": "", "fault": "", "rank": -1}, timeout=20.0)
     served: list[int] = []
     found = outcome(lambda: served.append(manager.load(step=step, **job.parts).step), job)
     return {**found, "served": served}

@@ -82,7 +82,7 @@ def test_an_errno_reaches_the_program(error: str, persistent: bool, tmp_path: Pa
     found = run(tmp_path, work, at=2, error=error, persistent=persistent)
     assert found["stderr"].count("[Errno") == (2 if persistent else 1)
     assert found["fired"] == (2 if persistent else 1)
-    assert [entry["struck"] for entry in found["log"]][:2] == [False, True]
+    assert [entry["injected"] for entry in found["log"]][:2] == [False, True]
 
 
 def test_an_interrupted_call_is_made_again(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_from_there_on_every_other_call_is_interrupted(tmp_path: Path) -> None:
         careful(root / name, b"abc")
 """
     found = run(tmp_path, work, at=1, error="EINTR", persistent=True)
-    told = [(entry["what"], entry["struck"]) for entry in found["log"]]
+    told = [(entry["what"], entry["injected"]) for entry in found["log"]]
     assert told == [(what, hit) for what in ["openat", "write"] * 3 for hit in (True, False)]
     assert [(tmp_path / "root" / name).read_bytes() for name in "abc"] == [b"abc"] * 3
 
@@ -148,4 +148,4 @@ def test_every_call_of_a_run_can_fail_once_and_from_there_on(tmp_path: Path) -> 
         for at in range(1, 8):
             found = run(tmp_path / f"{persistent}{at}", FAMILY, at=at, persistent=persistent)
             assert found["fired"] >= 1
-            assert found["log"][at - 1]["struck"]
+            assert found["log"][at - 1]["injected"]

@@ -19,7 +19,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore import repro, visiting_ranks
 from ckpt_conformance.crash.explore.judging import Facts, Visit, is_fine, judge
-from ckpt_conformance.crash.explore.layout import Layout
+from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.explore.visit import Item, Task
 from ckpt_conformance.crash.explore.visiting import live, visit_of
 from ckpt_conformance.subject import bundle
@@ -45,7 +45,7 @@ def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
     """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
     result, state = explorer.result, violation.case.state
     target = fresh(folder, name_of(result.workload, violation))
-    lay_out(explorer.recording, state, target / "checkpoints")
+    materialize(explorer.recording, state, target / "checkpoints")
     facts = result.facts(state)
     legal = _legal(explorer, facts, target / "legal")
     trees.copy(explorer.recording.folder, target / "recording")
@@ -68,10 +68,10 @@ def fresh(folder: Path, name: str) -> Path:
     return target
 
 
-def lay_out(recording: Recording, state: State, target: Path) -> None:
+def materialize(recording: Recording, state: State, target: Path) -> None:
     """Lay a state out in a folder that this makes."""
     target.mkdir(parents=True)
-    Layout(recording, target).apply(state)
+    Materializer(recording, target).apply(state)
 
 
 def _legal(explorer: Explorer, facts: Facts, target: Path) -> dict[int, str]:
@@ -84,7 +84,7 @@ def _legal(explorer: Explorer, facts: Facts, target: Path) -> dict[int, str]:
             if isinstance(place, str):
                 trees.copy(Path(place), target / found[number])
             else:
-                lay_out(explorer.recording, place, target / found[number])
+                materialize(explorer.recording, place, target / found[number])
     return found
 
 

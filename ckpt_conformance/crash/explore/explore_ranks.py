@@ -81,7 +81,7 @@ class RanksExplorer(Explorer):
         """Recover from the contents that were not visited yet; suspects again, in new worlds."""
         new = {case.content: case for case in cases if case.content not in self.result.visits}
         chosen = [(case, self._item(case)) for case in new.values()]
-        found = self._screen([item for _, item in chosen])
+        found = self._recover_in_batch([item for _, item in chosen])
         self.result.visited += len(found)
         for number, visit in found.items():
             self.result.visits[chosen[number][0].content] = visit
@@ -101,7 +101,7 @@ class RanksExplorer(Explorer):
             known=self.known,
         )
 
-    def _screen(self, items: list[Item]) -> dict[int, Visit]:
+    def _recover_in_batch(self, items: list[Item]) -> dict[int, Visit]:
         """Recover from all, in one world after the other where a load leaves ranks out of step."""
         found: dict[int, Visit] = {}
         left = list(range(len(items)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore import audit
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport
-from ckpt_conformance.crash.explore.layout import digest
+from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.model.enumerate import Rules
 from ckpt_conformance.crash.model.kill import KillWalk
 from ckpt_conformance.crash.model.models import MODELS

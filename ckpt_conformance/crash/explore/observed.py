@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore import real_fs, real_states
 from ckpt_conformance.crash.explore.exploration import Case, ModelReport
-from ckpt_conformance.crash.explore.layout import digest
+from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore import real_fs
-from ckpt_conformance.crash.explore.layout import Source
+from ckpt_conformance.crash.explore.materializer import Source
 from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.crash.model.states import BEFORE, ZEROS, Content, Extent, State

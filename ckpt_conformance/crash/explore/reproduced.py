@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.explore import workloads
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS, KILL, RANKS
-from ckpt_conformance.crash.explore.layout import Layout
+from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _wanted(explorer: Explorer, state: State) -> dict[str, Any]:
     """Lay a state out beside the run, and read it."""
     wanted = explorer.subject.folder / "wanted"
     trees.clear(wanted)
-    Layout(explorer.recording, wanted).apply(state)
+    Materializer(explorer.recording, wanted).apply(state)
     return _content(wanted)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore.exploration import BY_MODEL, Case, Violation
 from ckpt_conformance.crash.explore.judging import is_fine, judge
-from ckpt_conformance.crash.explore.layout import digest
+from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import DATA, NAMING
 

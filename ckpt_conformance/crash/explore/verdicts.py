@@ -165,9 +165,7 @@ def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
     if not any(explorer.result.control == "" for explorer, _ in known):
         told = next((explorer.result.control for explorer, _ in known), None)
         without = f"without a crash, too, a job does not go on: {told}"
-        raise NotApplicable(
-            without if told else "the manager has threads, so no process of it can fork"
-        )
+        raise NotApplicable(without if told else "the manager has threads, so none can fork")
     for explorer, report in known:
         found += [f"{explorer.result.workload}, {report.name}: {told}" for told in report.unusable]
     return found

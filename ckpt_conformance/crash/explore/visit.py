@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash.explore.layout import Layout
+from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.processes import children
 from ckpt_conformance.processes.memory import mount_place
 from ckpt_conformance.subject import oracle
@@ -102,23 +102,23 @@ class Visitor:
         self.child, self.task, self.put = child, task, put
         self.recording = Recording.read(Path(task.recording))
         self.root = Path(task.root)
-        self.layout: Layout | None = None
+        self.materializer: Materializer | None = None
         self.batch = 0.0  # seconds of screening
         self.legal: dict[int, tuple[int, Any]] = {}  # version -> (step, held leaves)
 
     # -- one recovery -----------------------------------------------------------------------
 
-    def lay_out(self, place: State | str) -> None:
+    def materialize(self, place: State | str) -> None:
         """Make the directory what a place says; the lay-out undoes what the manager did there."""
         self.child.op_close({}, {})
         if isinstance(place, str):
-            self.layout = None
+            self.materializer = None
             trees.empty(self.root)
             trees.copy(Path(place), self.root, into=True)
             return
-        if self.layout is None:
-            self.layout = Layout(self.recording, self.root)
-        self.layout.apply(place)
+        if self.materializer is None:
+            self.materializer = Materializer(self.recording, self.root)
+        self.materializer.apply(place)
 
     def recover(self, step: int | None = None) -> dict[str, Any]:
         """Resume into a fresh job up to its first training step; give step, leaves or error."""
@@ -142,7 +142,7 @@ class Visitor:
     def learn(self, put: Put) -> None:
         """Recover from every legal version: what they give is legal."""
         for number, step, place in self.task.legal:
-            self.lay_out(place)
+            self.materialize(place)
             found = self.recover()
             if found["step"] != step and self.task.explicit:
                 found = self.recover(step)  # an older one, behind a newer
@@ -153,7 +153,7 @@ class Visitor:
     def one(self, number: int, *, alone: bool = False) -> Line:
         """Recover from one item and compare what is served with the legal versions."""
         item = self.task.items[number]
-        self.lay_out(item.place)
+        self.materialize(item.place)
         found = self.recover()
         told = _plain(found) | {"item": number, "alone": alone, **self.compare(found)}
         if found["error"] and self.task.explicit:
@@ -177,7 +177,7 @@ class Visitor:
         if version not in self.legal:
             return False
         step, leaves = self.legal[version]
-        self.lay_out(item.place)
+        self.materialize(item.place)
         found = self.recover(step)
         return bool(found["step"] == step and found["leaves"] == leaves)
 
@@ -196,8 +196,8 @@ class Visitor:
         first, second = then
 
         def train(put: Put) -> None:
-            self.layout = None
-            self.lay_out(place)
+            self.materializer = None
+            self.materialize(place)
             put({"used": self._train(step, first, second)})
 
         def restart(put: Put) -> None:
@@ -245,13 +245,13 @@ class Visitor:
     def by_children(self) -> None:
         """Screen in one child, judge suspects and a sample alone, go on from one of each kind."""
         begun = time.monotonic()
-        screened = self._screen()
+        in_batch = self._recover_in_batch()
         self.batch = time.monotonic() - begun
-        for number in self._chosen(screened):
+        for number in self._chosen(in_batch):
             self.put(self._alone(number))
-        self._go_on_each(screened)
+        self._go_on_each(in_batch)
 
-    def _go_on_each(self, screened: dict[int, Line]) -> None:
+    def _go_on_each(self, in_batch: dict[int, Line]) -> None:
         """Go on from one item of each kind, if going on works where nothing was harmed."""
         wanted = [item for item in self.task.items if item.then]
         if not wanted or not self.legal:
@@ -261,21 +261,21 @@ class Visitor:
             _, step, place = self.task.legal[-1]
             control = self._going_on(place, step, wanted[0].then or (0, 0))
         self.put({"control": control})
-        for number in [] if control else self._onward(screened):
-            item, told = self.task.items[number], screened[number]
+        for number in [] if control else self._onward(in_batch):
+            item, told = self.task.items[number], in_batch[number]
             used = self._going_on(item.place, told["step"] or 0, item.then or (0, 0))
             self.put({"item": number, "used": used})
 
-    def _onward(self, screened: dict[int, Line]) -> list[int]:
+    def _onward(self, in_batch: dict[int, Line]) -> list[int]:
         """Choose after what a job goes on: one of each kind, and the rarest and richest leftovers.
 
         A leftover is a name that no whole checkpoint has.
         """
         items = self.task.items
-        fine = [n for n, told in screened.items() if items[n].then and not self.is_suspect(told)]
+        fine = [n for n, told in in_batch.items() if items[n].then and not self.is_suspect(told)]
         kinds: dict[str, int] = {}
         for number in fine:
-            kinds.setdefault(items[number].group + _kind(screened[number]), number)
+            kinds.setdefault(items[number].group + _kind(in_batch[number]), number)
         whole = {entry.path for entry in self.recording.initial}
         whole |= {name for _, _, place in self.task.legal for name in _names(place)}
         left = {number: set(_names(items[number].place)) - whole for number in fine}
@@ -286,7 +286,7 @@ class Visitor:
         richest = sorted(rest, key=lambda number: -len(left[number]))[: self.task.onward - half]
         return list(dict.fromkeys([*kinds.values(), *rest[:half], *richest]))
 
-    def _screen(self) -> dict[int, Line]:
+    def _recover_in_batch(self) -> dict[int, Line]:
         """Recover from all, in one child after another where one dies of it."""
         found: dict[int, Line] = {}
         left = list(range(len(self.task.items)))
@@ -318,7 +318,7 @@ class Visitor:
 
     def _alone(self, number: int) -> Line:
         def work(put: Put) -> None:
-            self.layout = None
+            self.materializer = None
             put(self.one(number, alone=True))
 
         lines = list(children.run(work, self.task.deadline))
@@ -326,16 +326,16 @@ class Visitor:
             return lines[0]
         return _nothing(number, _died(lines[-1]), alone=True)
 
-    def _chosen(self, screened: dict[int, Line]) -> list[int]:
+    def _chosen(self, in_batch: dict[int, Line]) -> list[int]:
         """Choose what is judged alone: a sample of the fine, then suspects, all kinds first."""
         rng = random.Random(self.task.seed)  # noqa: S311
-        bad = [n for n, told in screened.items() if self.is_suspect(told)]
-        good = [n for n in screened if n not in set(bad)]
+        bad = [n for n, told in in_batch.items() if self.is_suspect(told)]
+        good = [n for n in in_batch if n not in set(bad)]
         again = [n for n in good if rng.random() < AGAIN] or good[:1]
         count: dict[str, int] = {}
         rank: dict[int, int] = {}
         for number in bad:
-            kind = self.task.items[number].group + _kind(screened[number])
+            kind = self.task.items[number].group + _kind(in_batch[number])
             rank[number] = count[kind] = count.get(kind, 0) + 1
         return [*again, *sorted(bad, key=lambda n: (rank[n], n))[: self.task.limit]]
 

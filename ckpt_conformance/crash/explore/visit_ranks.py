@@ -55,12 +55,12 @@ class RankVisitor(Visitor):
         dist.all_gather_object(heard, said, group=self.group)
         return heard
 
-    def lay_out(self, place: State | str) -> None:
+    def materialize(self, place: State | str) -> None:
         """Make the directory what a place says, while no rank has anything open."""
         self.child.op_close({}, {})
         self.meet()
         if self.rank == 0:
-            super().lay_out(place)
+            super().materialize(place)
         self.meet()
 
     def recover(self, step: int | None = None) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class RankVisitor(Visitor):
     def one(self, number: int, *, alone: bool = False) -> Line:
         """Recover from one item and compare this rank's part with that of the legal versions."""
         del alone
-        self.lay_out(self.task.items[number].place)
+        self.materialize(self.task.items[number].place)
         found = self.recover(self.task.ask)
         alone = len(self.task.items) == 1
         told = {key: value for key, value in found.items() if key != "leaves"}
@@ -94,7 +94,7 @@ class RankVisitor(Visitor):
 
     def _learn_together(self) -> None:
         for number, step, place in self.task.legal:
-            self.lay_out(place)
+            self.materialize(place)
             found = self.recover()
             steps = self.meet(found["step"])
             if self.task.explicit and any(each != step for each in steps):

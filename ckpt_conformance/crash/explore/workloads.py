@@ -109,9 +109,9 @@ def record(subject: Subject, name: str, layout: Mapping[str, int] | None = None)
     return found
 
 
-def struck(subject: Subject, name: str, fault: dict[str, Any], step: int) -> Recorded:
+def injected(subject: Subject, name: str, fault: dict[str, Any], step: int) -> Recorded:
     """Record a workload whose save of `step` meets a fault and goes on; Unknown if it fails."""
-    work = replace(WORKLOADS[name], name=f"{name}-struck")
+    work = replace(WORKLOADS[name], name=f"{name}-injected")
     return _record(subject, work, [fault], step)
 
 
@@ -121,7 +121,7 @@ def _record(
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / (f"{work.name}-of-ranks" if work.layout else work.name)
     trees.clear(folder)  # a recording that failed before may be tried again
-    before = _lay_out(subject, work)
+    before = _materialize(subject, work)
     result = _live(subject, work, faults, step, record=str(folder))
     if result.exit_kind != "ended" or result.error:
         told = subject.tell(result)
@@ -129,14 +129,14 @@ def _record(
             raise Unknown(f"a save that went on after a fault fails when it is recorded: {told}")
         _give_up(work, told)
     final = folder.with_name(f"{folder.name}-final")
-    trees.lay_out(subject.root, final)
+    trees.materialize(subject.root, final)
     recording = Recording.read(folder)
     return Recorded(work.name, recording, before, _options(work), final, work.layout)
 
 
 def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> ProcessResult:
     """Run a workload once more, with faults; what it leaves stands in the subject's root."""
-    _lay_out(subject, WORKLOADS[name])
+    _materialize(subject, WORKLOADS[name])
     result: Any = _live(subject, WORKLOADS[name], faults)
     return cast("ProcessResult", result)
 
@@ -144,12 +144,12 @@ def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> ProcessR
 def stopped(subject: Subject, recorded: Recorded, stops: Sequence[dict[str, Any]]) -> Finished:
     """Run a workload of ranks once more; kill all when each has done so many operations."""
     work = replace(WORKLOADS[recorded.name], layout=recorded.layout)
-    _lay_out(subject, work)
+    _materialize(subject, work)
     given: dict[str, Any] = {"seed": work.seed, "options": _options(work), "deadline": STOPPED}
     return worlds.recorded(subject, work.layout, *_ops(work), stops=stops, **given)
 
 
-def _lay_out(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
+def _materialize(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
     """Make the directory what the workload begins with; give the steps that are there, as trees."""
     golden: Golden | None = None
     if work.before:
@@ -157,7 +157,7 @@ def _lay_out(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
     if golden is None:
         trees.clear(subject.root)
         return []
-    subject.lay_out(golden, work.before[-1])
+    subject.materialize(golden, work.before[-1])
     return [(step, golden.snapshot(step)) for step in work.before]
 
 

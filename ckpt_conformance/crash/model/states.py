@@ -1,7 +1,7 @@
 """One content that the disk may hold after a crash: names, and what each file contains.
 
-Models make states and judge them; `lay_out` puts one on a disk. Both speak of bytes by where they
-came from (a WRITE, zeros, what was there before), so that a state costs little to make.
+Models make states and judge them; a `Materializer` puts one on a disk. Both speak of bytes by where
+they came from (a WRITE, zeros, what was there before), so that a state costs little to make.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def write(folder: Path, explorer: ScriptExplorer, violation: Violation) -> Path:
     """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
     found, state = explorer.found, violation.case.state
     target = bundles.fresh(folder, bundles.name_of(explorer.result.workload, violation))
-    bundles.lay_out(explorer.recording, state, target / "checkpoints")
+    bundles.materialize(explorer.recording, state, target / "checkpoints")
     trees.copy(explorer.recording.folder, target / "recording")
     if found.expected.is_dir():
         trees.copy(found.expected, target / found.expected.name)

@@ -74,9 +74,9 @@ class _Nursery:
         signature = inspect.signature(real)
 
         def execute(process: Any, *given: Any, **named: Any) -> None:  # noqa: ANN401  as Popen has it
-            asked = signature.bind(process, *given, **named).arguments
-            start = self._start_of(process, asked)
-            pid = self._fork(start, asked) if start else 0
+            request = signature.bind(process, *given, **named).arguments
+            start = self._start_of(process, request)
+            pid = self._fork(start, request) if start else 0
             if not pid:
                 real(process, *given, **named)
                 return
@@ -84,37 +84,37 @@ class _Nursery:
 
         setattr(subprocess.Popen, name, execute)
 
-    def _start_of(self, process: object, asked: Words) -> Start | None:
+    def _start_of(self, process: object, request: Words) -> Start | None:
         """Give the start that a fork can stand for; None if it has to be a real one."""
-        words, executable = asked.get("args"), asked.get("executable")
+        words, executable = request.get("args"), request.get("executable")
         if isinstance(words, str | bytes | os.PathLike) or words is None:
             return None
-        unusual = [name for name, value in PLAIN.items() if asked.get(name, value) != value]
-        if unusual or asked.get("pass_fds") or hasattr(process, "_devnull"):
+        unusual = [name for name, value in PLAIN.items() if request.get(name, value) != value]
+        if unusual or request.get("pass_fds") or hasattr(process, "_devnull"):
             return None
         words = [os.fsdecode(word) for word in words]
-        if executable not in {None, words[0]} or self._differs_at_start(asked.get("env")):
+        if executable not in {None, words[0]} or self._differs_at_start(request.get("env")):
             return None
         found = start_of(words)
         return found if isinstance(found, Start) else None
 
     def _differs_at_start(self, environment: Mapping[str, str] | None) -> bool:
-        asked = os.environ if environment is None else environment
-        names = {name for name in {*asked, *self.environment} if name.startswith(AT_START)}
-        return any(asked.get(name) != self.environment.get(name) for name in names)
+        request = os.environ if environment is None else environment
+        names = {name for name in {*request, *self.environment} if name.startswith(AT_START)}
+        return any(request.get(name) != self.environment.get(name) for name in names)
 
-    def _fork(self, start: Start, asked: Words) -> int:
+    def _fork(self, start: Start, request: Words) -> int:
         """Ask for a rank; gives its pid, 0 if it has to be started in the usual way."""
-        environment = asked.get("env")
+        environment = request.get("env")
         request = {
             "target": start.target,
             "arguments": start.arguments,
             "module": start.module,
             "environment": dict(os.environ if environment is None else environment),
             "cwd": str(Path.cwd()),
-            "session": bool(asked.get("start_new_session")),
+            "session": bool(request.get("start_new_session")),
         }
-        ends = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+        ends = (request["p2cread"], request["c2pwrite"], request["errwrite"])
         streams = [own if end == -1 else end for own, end in enumerate(ends)]
         with self.lock:
             try:
@@ -138,7 +138,7 @@ def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
 
 
 def _deliver(
-    asked: dict[str, Any], streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
+    request: dict[str, Any], streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
 ) -> int:
     """Fork a rank by way of a process that ends at once, so that the launcher is its parent."""
     wait, go = os.pipe()
@@ -147,7 +147,7 @@ def _deliver(
     if between == 0:
         if os.fork():
             os._exit(0)
-        if asked["session"]:
+        if request["session"]:
             os.setsid()  # before the launcher knows it: it may end the group at once
         os.write(tell, str(os.getpid()).encode())
         for unneeded in (go, told, tell):
@@ -155,7 +155,7 @@ def _deliver(
         os.read(wait, 1)  # nothing comes: it ends when the launcher is the parent
         os.close(wait)
         channel.close()
-        _be(asked, streams, seeded)
+        _be(request, streams, seeded)
     os.waitpid(between, 0)
     for unneeded in (wait, tell, go):
         os.close(unneeded)
@@ -164,7 +164,7 @@ def _deliver(
     return pid
 
 
-def _be(asked: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
+def _be(request: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
     """Be the rank."""
     code = 70
     try:
@@ -172,9 +172,9 @@ def _be(asked: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) 
             os.dup2(stream, to)
             os.close(stream)
         os.environ.clear()
-        os.environ.update(asked["environment"])
-        os.chdir(asked["cwd"])
-        start = Start(asked["target"], tuple(asked["arguments"]), module=asked["module"])
+        os.environ.update(request["environment"])
+        os.chdir(request["cwd"])
+        start = Start(request["target"], tuple(request["arguments"]), module=request["module"])
         child.become(start, seeded)
     finally:
         os._exit(code)

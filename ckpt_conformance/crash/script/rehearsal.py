@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore.exploring import complete
 from ckpt_conformance.crash.explore.judging import BEFORE, Version
-from ckpt_conformance.crash.explore.layout import digest
+from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.script import progress
 from ckpt_conformance.crash.script.child import GENERATORS
 from ckpt_conformance.crash.script.command import start_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash.explore.layout import Layout
+from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.script import (
     child,
     progress,
@@ -49,7 +49,7 @@ class Worker:
         self.root = Path(script.root)
         self.host = Host(folder, script.cwd, master)
         self.temporary: Path | None = None  # that no other worker sees
-        self.layout: Layout | None = None
+        self.materializer: Materializer | None = None
         self.recording: Recording | None = None
         self.expected = results.Result(results.ABSENT)
         self.expected_at: Path | None = None
@@ -129,7 +129,7 @@ class Worker:
     def do_expect(self, recording: str, expected: str, result_file: str) -> Line:
         """Learn what was recorded and what it produced."""
         self.recording = Recording.read(Path(recording))
-        self.layout, self.expected_at = None, Path(expected)
+        self.materializer, self.expected_at = None, Path(expected)
         self.script = replace(self.script, result_file=result_file)
         if self.script.result_cmd:
             self.expected = results.of_text(self.expected_at.read_text())
@@ -150,7 +150,7 @@ class Worker:
 
         `place` is a state in base64, the path of a tree, or "": nothing is there.
         """
-        self._lay_out(place)
+        self._materialize(place)
         forks, self.host.forks = self.host.forks, self.host.forks and fork
         words = self.script.filled(resume=not first)
         self.ran = self.host.run(words, deadline, watch=str(self.root), seeded=seeded or ())
@@ -162,16 +162,16 @@ class Worker:
         """Compare what the last run left with what is expected."""
         return self._compare(self.ran, deadline) if self.ran else {}
 
-    def _lay_out(self, place: str) -> None:
+    def _materialize(self, place: str) -> None:
         if self.temporary is not None:
             trees.empty(self.temporary)
         if place and not place.startswith("/") and self.recording is not None:
             state: State = pickle.loads(base64.b64decode(place))  # noqa: S301  our own
-            if self.layout is None:
-                self.layout = Layout(self.recording, self.root)
-            self.layout.apply(state)
+            if self.materializer is None:
+                self.materializer = Materializer(self.recording, self.root)
+            self.materializer.apply(state)
             return
-        self.layout = None
+        self.materializer = None
         trees.empty(self.root)
         if place:
             trees.copy(Path(place), self.root, into=True)

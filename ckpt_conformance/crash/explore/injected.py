@@ -20,7 +20,7 @@ def explore(subject: Subject, fault: dict[str, Any]) -> str:
     Every state is visited that the quick budget enumerates: the few in which the data of a failed
     sync is gone are what it is about.
     """
-    recorded = workloads.struck(subject, "second", fault, NEWEST)
+    recorded = workloads.injected(subject, "second", fault, NEWEST)
     limits = replace(engine.FULL_CHECK, candidates=engine.QUICK.candidates, onward=0)
     explorer = engine.Explorer(subject, recorded, limits)
     engine.run(explorer, MODELS)

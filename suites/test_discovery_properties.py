@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 
 def explore(subject: Subject, what: str, message: str, about: resumption.Check) -> None:
-    """Run an exploration of `subject/planted.py` in a child and judge what it found."""
+    """Explore a property of `subject/discovery_properties.py` in a child; judge what it found."""
     args = {"seed": subject.seed, "budget": subject.budget}
-    probe = {"op": "probe", "probe": f"ckpt_conformance.subject.planted:{what}", "args": args}
+    probe = {
+        "op": "probe",
+        "probe": f"ckpt_conformance.subject.discovery_properties:{what}",
+        "args": args,
+    }
     result = subject.execute(probe, deadline=600.0)
     found = result.result("probe").get("value")
     if found is None:

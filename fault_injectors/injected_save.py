@@ -1,6 +1,6 @@
-"""The save that crash and error checks strike: step 4, of one of two kinds.
+"""The save that crash and error checks hit: step 4, of one of two kinds.
 
-`new`: a job saves step 2 and is struck in the save of step 4. `same`: another job is struck while
+`new`: a job saves step 2 and is hit in the save of step 4. `same`: another job is hit while
 it saves its own step 4 over the one that is there. Neither resumes first, so that what a manager
 loses in a resume does not show here. `new elsewhere` and `same elsewhere` are these two where
 TMPDIR is on another file system.
@@ -38,7 +38,7 @@ def save(subject: Subject, name: str, faults: Sequence[dict[str, object]]) -> Pr
     if name.startswith("new"):
         trees.clear(subject.root)
         return subject.run(NEWEST, (OLDER, NEWEST), **given)
-    subject.lay_out(subject.golden())
+    subject.materialize(subject.golden())
     return subject.run(NEWEST, (NEWEST,), seed=OTHER, **given)
 
 
@@ -52,8 +52,8 @@ def points_of(subject: Subject, name: str) -> list[Point]:
         if result.exit_kind != "ended" or result.error:
             _give_up(name, subject.tell(result))
         after = injector.fingerprint(subject.root)
-        trees.lay_out(subject.root, keep / injector.identity(after))
-        trees.lay_out(subject.root, subject.folder / f"whole {name}")
+        trees.materialize(subject.root, keep / injector.identity(after))
+        trees.materialize(subject.root, subject.folder / f"whole {name}")
         counted = result.result("run")["faults"]
         subject.notes[key] = points([one for one in counted if one["name"] in WRITERS], after)
         crossed = [one["fired"] for one in counted if one["name"] not in WRITERS]
@@ -84,7 +84,7 @@ def crash_state(subject: Subject, name: str, point: Point) -> Path:
     if point.moment != "prefix":
         return after if point.moment == "after" else before
     target = keep / f"{point.disk[1]} {point.path.replace('/', ' ')} {point.prefix}"
-    trees.lay_out(after, target)
+    trees.materialize(after, target)
     start = 0 if point.fault in WHOLE_FILES else size(before / point.path)
     written = size(after / point.path) - start
     if written > 0:
@@ -98,11 +98,11 @@ def size(path: Path) -> int:
 
 
 def _give_up(name: str, told: str) -> None:
-    """Say why there is nothing to strike: some managers save no step that is there already."""
+    """Say why there is nothing to hit: some managers save no step that is there already."""
     if name.startswith("same"):
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
         raise NotApplicable(msg)
-    raise control_failed(f"the save that is to be struck ends: {told}")
+    raise control_failed(f"the save that is to be hit ends: {told}")
 
 
 def overwrites(subject: Subject) -> bool:
@@ -117,7 +117,7 @@ def overwritten(subject: Subject) -> dict[str, Any]:
     """Give the state that a load gives after the other job has saved step 4, unharmed."""
     if "overwritten" not in subject.notes:
         points_of(subject, "same")
-        trees.lay_out(subject.folder / "whole same", subject.root)
+        trees.materialize(subject.folder / "whole same", subject.root)
         result = subject.resume()
         step, state = oracle.arrival(result)
         if step != NEWEST:

@@ -83,7 +83,7 @@ class Sink:
 
 
 @dataclass
-class Asked:
+class Request:
     """One call: its notification, the tree, and the descriptors that have to be closed."""
 
     note: notify.Notification

@@ -24,7 +24,7 @@ from ckpt_conformance.contract.verdicts import (
 )
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
 from ckpt_conformance.subject import oracle
-from ckpt_conformance.subject.screening import Case, screen
+from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.syscall_faults import SYNCING
@@ -44,7 +44,7 @@ LOADING = ("EIO", "EINTR", "ENOSPC", "EDQUOT")
 
 @dataclass(frozen=True)
 class Operation:
-    """What is struck: a save of `step` with `before` there, or a load of the newest of those."""
+    """What is hit: a save of `step` with `before` there, or a load of the newest of those."""
 
     what: str
     before: tuple[int, ...]
@@ -89,7 +89,7 @@ class Trial:
 
     @property
     def call(self) -> dict[str, Any]:
-        """The call that was struck: name, path, number, size in bytes."""
+        """The call that was hit: name, path, number, size in bytes."""
         return dict(self.line.get("call", {}))
 
     @property
@@ -103,7 +103,7 @@ class Trial:
 
     @property
     def is_sync(self) -> bool:
-        """Whether a sync was struck."""
+        """Whether a sync was hit."""
         return self.call.get("what") in SYNCING
 
     @property
@@ -113,7 +113,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Say what was struck."""
+        """Say what was hit."""
         told = "a short write" if self.kind == "short" else self.args.get("error", "")
         lasting = ", and at every call after it" if self.args.get("persistent") else ""
         if self.kind == "EINTR" and lasting:
@@ -144,21 +144,21 @@ def trials(subject: Subject, what: str) -> list[Trial]:
 
 
 def remark(operation: Operation, control: Mapping[str, Any], rest: list[dict[str, Any]]) -> str:
-    """Say how many calls were struck; raises Unknown for one that never was."""
+    """Say how many calls were hit; raises Unknown for one that never was."""
     points = len(control["log"])
-    struck: dict[bool, set[int]] = {False: set(), True: set()}
+    injected: dict[bool, set[int]] = {False: set(), True: set()}
     for line in rest:
         lasting = bool(line["args"].get("persistent"))
         if line.get("fired"):
             if line["kind"] == "EIO":
-                struck[lasting].add(line["args"]["at"])
+                injected[lasting].add(line["args"]["at"])
         elif line["exit_kind"] == "ended" and line["args"]["at"] <= line["calls"]:
             raise Unknown(f"the fault did not fire: {Trial(line).name} of {line['calls']}")
     if not points:
         raise Unknown(f"no system call of the {operation.what} below the directory was seen")
     count = sum(1 for line in rest if line.get("fired"))
     whole = set(range(1, points + 1))
-    if whole <= struck[False] and whole <= struck[True]:
+    if whole <= injected[False] and whole <= injected[True]:
         return f"all {points} failed once and from there on ({count} trials)"
     return f"a sample of {points}: {count} trials"
 
@@ -167,7 +167,7 @@ def require_control(subject: Subject, operation: Operation, control: Mapping[str
     """Raise Unknown unless the operation goes well with the supervisor there and no fault."""
     if control["exit_kind"] != "ended" or control.get("error"):
         told = control.get("error") or control["exit_kind"]
-        msg = f"control failed: a {operation.what} that is watched and not struck ends: {told}"
+        msg = f"control failed: a {operation.what} that is watched and not hit ends: {told}"
         raise Unknown(msg)
     if operation.what != "load":
         foreign = [f"{one['call']} of {one['path']}" for one in control.get("unsupported", [])]
@@ -177,7 +177,7 @@ def require_control(subject: Subject, operation: Operation, control: Mapping[str
     golden = subject.golden()
     newest = digest_of(subject.legal(golden)[operation.step], sorted(subject.holds))
     if (control["step"], control["state"]) != (operation.step, newest):
-        msg = "control failed: a load that is watched and not struck gives another state"
+        msg = "control failed: a load that is watched and not hit gives another state"
         raise Unknown(f"{msg} (step {control['step']})")
 
 
@@ -186,7 +186,7 @@ def advance(
 ) -> list[dict[str, Any]]:
     """Run trials, in further children where one dies of a trial; the first line is the control."""
     golden = subject.golden()
-    folder = subject.folder / "struck" / operation.what
+    folder = subject.folder / "injected" / operation.what
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "lines"
     task = Task(
@@ -252,22 +252,22 @@ def reason(subject: Subject, result: ProcessResult) -> str:
 
 def resumed(subject: Subject, what: str, lines: list[dict[str, Any]]) -> list[Trial]:
     """Resume from what each trial left, each content once."""
-    keep = subject.folder / "struck" / what / "left"
+    keep = subject.folder / "injected" / what / "left"
     names = {line["left"]: keep / line["left"] for line in lines if "left" in line}
-    results = dict(zip(names, screened(subject, list(names.values())), strict=True))
+    results = dict(zip(names, in_batch(subject, list(names.values())), strict=True))
     return [
         Trial(line, names.get(line.get("left", "")), results.get(line.get("left", "")))
         for line in lines
     ]
 
 
-def screened(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
+def in_batch(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
     """Resume from each directory: in one child, or in a child of its own where that one died."""
-    found = screen(subject, [Case(folder) for folder in folders]) if folders else []
+    found = recover_in_batch(subject, [Case(folder) for folder in folders]) if folders else []
     results: list[ProcessResult] = []
     for folder, result in zip(folders, found, strict=True):
         if result is None:
-            trees.lay_out(folder, subject.root)
+            trees.materialize(folder, subject.root)
         results.append(subject.resume() if result is None else result)
     return results
 
@@ -278,12 +278,12 @@ def legal(subject: Subject, what: str) -> dict[int, Any]:
     golden = subject.golden()
     if key not in subject.notes:
         trials(subject, what)
-        trees.lay_out(control_folder(subject, what), subject.root)
+        trees.materialize(control_folder(subject, what), subject.root)
         result = subject.resume()
         step, state = oracle.arrival(result)
         if step != operation.step:
             told = subject.tell(result)
-            msg = f"control failed: the {what} that was watched and not struck gives {told}"
+            msg = f"control failed: the {what} that was watched and not hit gives {told}"
             raise Unknown(msg)
         subject.notes[key] = {**subject.legal(golden, *operation.before), step: state}
     found: dict[int, Any] = subject.notes[key]
@@ -291,9 +291,9 @@ def legal(subject: Subject, what: str) -> dict[int, Any]:
 
 
 def control_folder(subject: Subject, what: str) -> Path:
-    """Give what a save leaves that was watched and not struck."""
+    """Give what a save leaves that was watched and not hit."""
     left = str(subject.notes[f"control {what}"]["left"])
-    return subject.folder / "struck" / what / "left" / left
+    return subject.folder / "injected" / what / "left" / left
 
 
 def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
@@ -316,10 +316,10 @@ def again(subject: Subject, what: str, trial: Trial) -> Trial:
         raise Unknown(f"the fault does not fire again: {trial.name}")
     if what == "load":
         return Trial(found)
-    folder = subject.folder / "struck" / what / "left" / str(found.get("left", "none"))
+    folder = subject.folder / "injected" / what / "left" / str(found.get("left", "none"))
     if not folder.exists():
         return Trial(found)
-    trees.lay_out(folder, subject.root)
+    trees.materialize(folder, subject.root)
     return Trial(found, folder, subject.resume())
 
 
@@ -336,7 +336,7 @@ def applicable(subject: Subject, whats: Collection[str] = SAVES) -> list[str]:
 
 
 def tally(found: Collection[Trial]) -> dict[str, int]:
-    """Count trials by what was struck, for evidence."""
+    """Count trials by what was hit, for evidence."""
     return dict(Counter(f"{one.kind} at {one.call.get('what')}" for one in found))
 
 
@@ -371,6 +371,6 @@ def require(
         if trial.result is not None:
             evidence |= subject.evidence(trial.result)
         if trial.folder is not None:
-            trees.lay_out(trial.folder, subject.root)  # where a bundle takes it from
+            trees.materialize(trial.folder, subject.root)  # where a bundle takes it from
         raise Violation(message, evidence=evidence, rate=(len(wrong), len(found)))
     return judged

@@ -35,7 +35,7 @@ class Case:
 
 def alone(subject: Subject, case: Case) -> ProcessResult:
     """Resume from one directory in a child of its own."""
-    trees.lay_out(case.folder, subject.root)
+    trees.materialize(case.folder, subject.root)
     return subject.resume(**case.given)
 
 
@@ -47,24 +47,24 @@ def resume_each(
         return [alone(subject, case) for case in cases]
     rng = random.Random(subject.seed)  # noqa: S311
     results: list[ProcessResult] = []
-    for case, screened in zip(cases, screen(subject, cases), strict=True):
-        if screened is None or not is_fine(screened):
+    for case, in_batch in zip(cases, recover_in_batch(subject, cases), strict=True):
+        if in_batch is None or not is_fine(in_batch):
             results.append(alone(subject, case))
         elif rng.random() < AGAIN and not is_fine(alone(subject, case)):
             raise Unknown(f"order dependence: {case.folder.name} is fine in a batch, and not alone")
         else:
-            results.append(screened)
+            results.append(in_batch)
     return results
 
 
-def screen(subject: Subject, cases: Sequence[Case]) -> list[ProcessResult | None]:
+def recover_in_batch(subject: Subject, cases: Sequence[Case]) -> list[ProcessResult | None]:
     """Resume from all in one child, which is no judgement; None for what it did not reach."""
     ops: list[dict[str, Any]] = []
     for case in cases:
         run = {"op": "run", "until": None, "stop_after": 0, "continue": True}
         given = {"resume": case.given.get("step") or True, **case.given}
         given.pop("step", None)
-        ops += [{"op": "lay_out", "tree": str(case.folder)}, {"op": "fresh"}, {**run, **given}]
+        ops += [{"op": "materialize", "tree": str(case.folder)}, {"op": "fresh"}, {**run, **given}]
     process_result = subject.execute(*ops, seed=OTHER_SEED, deadline=STEP_DEADLINE * len(cases))
     runs = [result for result in process_result.results if result["op"] == "run"]
     if process_result.exit_kind != "ended":
@@ -77,10 +77,10 @@ def steps_each(subject: Subject, folders: Sequence[Path]) -> list[dict[str, Any]
     """Ask discovery in each directory; the results have a `value` or an `error`."""
     ops: list[dict[str, Any]] = []
     for folder in folders:
-        ops += [{"op": "lay_out", "tree": str(folder)}, {"op": "steps", "continue": True}]
+        ops += [{"op": "materialize", "tree": str(folder)}, {"op": "steps", "continue": True}]
     found = [result for result in subject.execute(*ops).results if result["op"] == "steps"]
     for folder in folders[len(found) :]:
-        trees.lay_out(folder, subject.root)
+        trees.materialize(folder, subject.root)
         process_result = subject.execute({"op": "steps"})
         told = {
             "error": {"type": process_result.exit_kind, "message": subject.tell(process_result)}

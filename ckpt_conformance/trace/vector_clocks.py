@@ -23,8 +23,8 @@ from ckpt_conformance.trace.supervisor import HOLD
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from ckpt_conformance.trace.asked import Action, Asked, Result
     from ckpt_conformance.trace.operations import Recording
+    from ckpt_conformance.trace.request import Action, Request, Result
     from ckpt_conformance.trace.supervisor import Supervisor
 
 Clock = tuple[int, ...]  # by rank: one more than the index of its last operation
@@ -55,9 +55,9 @@ class Collector:
         elif event["event"] in ORDERING and self.supervisor is not None:
             self.notes.append((len(self.supervisor.operations), event))
 
-    def see(self, asked: Asked, _action: Action, _result: Result) -> None:
+    def see(self, request: Request, _action: Action, _result: Result) -> None:
         """Find out whose helper a process is while it waits for its answer."""
-        self.learn(asked.process)
+        self.learn(request.process)
 
     def learn(self, process: int) -> None:
         """Find the rank of a process: its own, or that of the nearest process above it."""
@@ -98,24 +98,24 @@ class Stopper(Collector):
         self.left = [int(stop["count"]) for stop in stops]
         self.makes = [set[str](stop["makes"]) for stop in stops]
         self.counted = 0
-        self.held: list[tuple[Asked, Action]] = []  # calls that make a directory
+        self.held: list[tuple[Request, Action]] = []  # calls that make a directory
 
     def attach(self, supervisor: Supervisor) -> None:
         """Decide about calls, too."""
         super().attach(supervisor)
         supervisor.on_action = self.decide
 
-    def decide(self, asked: Asked, action: Action) -> Result | str:
+    def decide(self, request: Request, action: Action) -> Result | str:
         """Hold a call of a rank that has done its part, but what changes nothing anyway."""
-        self.learn(asked.process)
-        rank = self.ranks.get(asked.process)
+        self.learn(request.process)
+        rank = self.ranks.get(request.process)
         if rank is None or action.perform is None:
             return "perform"
-        if asked.name in {"mkdir", "mkdirat"}:
+        if request.name in {"mkdir", "mkdirat"}:
             mine = action.path in self.makes[rank] and self.left[rank] > 0
             if mine or self._is_there(action):
                 return "perform"
-            self.held.append((asked, action))
+            self.held.append((request, action))
             return HOLD
         return "perform" if self.left[rank] > 0 else HOLD
 
@@ -123,9 +123,9 @@ class Stopper(Collector):
         root = self.supervisor.tree.root if self.supervisor else ""
         return os.path.lexists(f"{root}/{action.path}")
 
-    def see(self, asked: Asked, action: Action, result: Result) -> None:
+    def see(self, request: Request, action: Action, result: Result) -> None:
         """Count what a rank has done; let go who waited for it."""
-        super().see(asked, action, result)
+        super().see(request, action, result)
         if self.supervisor is None:
             return
         for one in self.supervisor.operations[self.counted :]:

@@ -174,7 +174,7 @@ class Placed:
     prints: dict[str, Print] = field(default_factory=dict[str, Print])
 
 
-class Layout:
+class Materializer:
     """One directory that holds one state after the other."""
 
     def __init__(self, recording: Recording, root: Path) -> None:

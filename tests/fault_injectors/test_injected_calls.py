@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
-from ckpt_conformance.fault_injectors import struck_calls
+from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import KINDS, is_renewed
-from ckpt_conformance.fault_injectors.struck_calls import OPERATIONS, Trial
+from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
 from ckpt_conformance.harness.client import ProcessResult
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def quick(new_subject: Callable[..., Subject]) -> Subject:
 def test_every_call_fails_once_and_from_there_on_until_the_operation_is_clean(
     what: str, full: Subject
 ) -> None:
-    found = struck_calls.trials(full, what)
+    found = injected_calls.trials(full, what)
     log = full.notes[f"control {what}"]["log"]
     for lasting in (False, True):
-        struck = {one.args["at"] for one in found if one.kind == "EIO" and is_on(one) is lasting}
-        assert struck == set(range(1, len(log) + 1))
+        injected = {one.args["at"] for one in found if one.kind == "EIO" and is_on(one) is lasting}
+        assert injected == set(range(1, len(log) + 1))
     assert {one.kind for one in found} <= set(OPERATIONS[what].kinds)
     assert full.remarks[f"I/O points of {what}"].startswith(f"all {len(log)} failed once and from")
 
@@ -51,35 +51,35 @@ def is_on(trial: Trial) -> bool:
 
 
 def test_each_kind_strikes_only_calls_that_can_fail_so(full: Subject) -> None:
-    found = struck_calls.trials(full, "save")
-    struck = {kind: {one.call["what"] for one in found if one.kind == kind} for kind in KINDS}
-    assert struck["short"] == {"write", "writev"}
-    assert "rename" in struck["ENOSPC"]
-    assert "rename" not in struck["EINTR"]
-    assert struck["sync"] == set()  # this recipe syncs nothing
+    found = injected_calls.trials(full, "save")
+    injected = {kind: {one.call["what"] for one in found if one.kind == kind} for kind in KINDS}
+    assert injected["short"] == {"write", "writev"}
+    assert "rename" in injected["ENOSPC"]
+    assert "rename" not in injected["EINTR"]
+    assert injected["sync"] == set()  # this recipe syncs nothing
 
 
 def test_a_short_write_is_finished_and_an_error_is_raised(full: Subject) -> None:
-    found = struck_calls.trials(full, "save")
+    found = injected_calls.trials(full, "save")
     assert all(one.error for one in found if one.kind in {"ENOSPC", "EIO", "EDQUOT"})
     good = [one for one in found if one.kind in {"short", "EINTR"} and not one.error]
     assert good
-    assert {struck_calls.outcome(full, "save", one) for one in good} == {Outcome.NEW}
+    assert {injected_calls.outcome(full, "save", one) for one in good} == {Outcome.NEW}
 
 
 def test_a_sample_says_that_it_is_one_and_how_large(quick: Subject) -> None:
-    found = struck_calls.trials(quick, "save")
+    found = injected_calls.trials(quick, "save")
     assert sorted({one.kind for one in found}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
     count = len(quick.notes["control save"]["log"])
     assert quick.remarks["I/O points of save"] == f"a sample of {count}: {len(found)} trials"
 
 
 def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:
-    trial = next(one for one in struck_calls.trials(quick, "save") if one.error)
-    alone = struck_calls.again(quick, "save", trial)
+    trial = next(one for one in injected_calls.trials(quick, "save") if one.error)
+    alone = injected_calls.again(quick, "save", trial)
     assert alone.error
     assert (alone.call["what"], alone.error["type"]) == (trial.call["what"], trial.error["type"])
-    both = [struck_calls.outcome(quick, "save", one) for one in (trial, alone)]
+    both = [injected_calls.outcome(quick, "save", one) for one in (trial, alone)]
     assert both == [Outcome.PREVIOUS] * 2
 
 
@@ -93,16 +93,16 @@ def line(**more: Any) -> dict[str, Any]:  # noqa: ANN401
 def test_a_point_that_never_fired_is_unknown() -> None:
     control = {"log": [{}] * 9}
     with pytest.raises(Unknown, match="did not fire: EIO at write of a"):
-        struck_calls.remark(OPERATIONS["save"], control, [line(fired=0)])
+        injected_calls.remark(OPERATIONS["save"], control, [line(fired=0)])
     with pytest.raises(Unknown, match="no system call of the save"):
-        struck_calls.remark(OPERATIONS["save"], {"log": []}, [])
+        injected_calls.remark(OPERATIONS["save"], {"log": []}, [])
 
 
 def test_writes_that_nobody_sees_are_unknown(quick: Subject) -> None:
     foreign = [{"call": "mmap", "path": "a.bin", "why": "not seen"}]
     control = {"exit_kind": "ended", "error": None, "unsupported": foreign}
     with pytest.raises(Unknown, match=r"can't be made to fail: mmap of a\.bin"):
-        struck_calls.require_control(quick, OPERATIONS["save"], control)
+        injected_calls.require_control(quick, OPERATIONS["save"], control)
 
 
 def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
@@ -115,15 +115,15 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
 def test_where_nothing_can_be_struck_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
     result = ProcessResult("crashed", [], [], output, code=70)
-    told = struck_calls.reason(quick, result)
+    told = injected_calls.reason(quick, result)
     assert told.startswith("this machine can't make system calls fail")
 
 
 def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:
-    def call(number: int, what: str, *, struck: bool = False) -> dict[str, Any]:
-        return {"call": number, "what": what, "path": f"model_{number}.tmp", "struck": struck}
+    def call(number: int, what: str, *, injected: bool = False) -> dict[str, Any]:
+        return {"call": number, "what": what, "path": f"model_{number}.tmp", "injected": injected}
 
-    failed = call(2, "fsync", struck=True)
+    failed = call(2, "fsync", injected=True)
     again = [call(1, "write"), failed, call(3, "fsync")]
     anew = [call(1, "write"), failed, call(3, "write"), call(4, "fsync")]
     assert not is_renewed(again, failed)
