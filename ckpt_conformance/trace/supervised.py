@@ -2,8 +2,8 @@
 
 Keys of a child's program: `record` names the folder of the recording, and all ranks of a
 `rank_group` are in it. `stops` says how many operations each rank of it may do before all are
-killed. An operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes the child
-supervised too.
+killed. An operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes
+the child supervised too.
 """
 
 from __future__ import annotations
