@@ -9,7 +9,7 @@ import pytest
 from recording import Witness, needs_strace, plain, record, replay, tree
 from test_crash_recorder import HEAD
 
-from ckpt_conformance.crash.explore.materializer import Layout
+from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import Kind
 
@@ -113,7 +113,7 @@ def test_what_never_comes_in_leaves_no_trace(tmp_path: Path) -> None:
 def _outcomes(recording: Recording, model: str, folder: Path) -> set[bytes]:
     """Give what the name `a` may hold after a crash, where it is there; each state is legal."""
     found: set[bytes] = set()
-    materializer, rng = Layout(recording, folder), random.Random(0)  # noqa: S311
+    materializer, rng = Materializer(recording, folder), random.Random(0)  # noqa: S311
     for state in MODELS[model].states(recording, rng, 2000):
         for judge in (MODELS[model], MODELS["posix"]):
             assert judge.illegal(recording, state) == ""
