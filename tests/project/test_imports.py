@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PACKAGE = "ckpt_conformance"
 BESIDE = {"suites", "fault_injectors", "reference_impl"}  # subpackages that lie beside the package
 DIVIDED = {"crash", "fsck"}  # rooms that consist of rooms
-CORE_DEPENDENCIES = {"torch", "numpy", "pytest", "_pytest", "hypothesis", "faker"}
+CORE_DEPENDENCIES = {"torch", "numpy", "pytest", "_pytest", "hypothesis", "faker", "msgspec"}
 
 # What each room may import, from the top to the bottom: a room stands above all that it imports.
 # So there is no cycle between rooms.

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("packaging")
 
 PACKAGE = "ckpt_conformance"
 SIBLINGS = ("fault_injectors", "reference_impl", "suites")
-CORE = {"torch", "numpy", "pytest", "hypothesis", "faker"}
+CORE = {"torch", "numpy", "pytest", "hypothesis", "faker", "msgspec"}
 EXTRAS = {
     "cli": {"typer", "rich", "jinja2", "pytest-xdist"},
     "reference": {"blake3", "fsspec", "safetensors"},
