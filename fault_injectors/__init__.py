@@ -11,8 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.harness.messages import Fault
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 AT_CALL: Mapping[str, str] = {
     "file-write": "file_write:FileWrite",
@@ -48,9 +50,10 @@ class FaultInfo:
     proof: str
 
 
-def spec(name: str, **args: object) -> dict[str, object]:
-    """Give the JSON that `Child.arm` takes for a fault at a call."""
-    return {"injector": f"{__name__}.{AT_CALL[name]}", "args": args}
+def spec(name: str, *, ranks: Sequence[int] | None = None, **args: object) -> Fault:
+    """Make a fault at a call, by its name and the arguments of its injector; on some ranks only."""
+    where = None if ranks is None else tuple(ranks)
+    return Fault(injector=f"{__name__}.{AT_CALL[name]}", args=args, ranks=where)
 
 
 def all_faults() -> Mapping[str, FaultInfo]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.harness.messages import SeenCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ class Injector:
             msg = f"{self.name} takes no argument {sorted(given)}"
             raise TypeError(msg)
         self.calls, self.fired = 0, 0
-        self.log: list[dict[str, Any]] = []
+        self.log: list[SeenCall] = []
         self.on_hold: Callable[[], None] = lambda: None
         self._lock = threading.RLock()  # copying the tree comes here again
         self._undo: list[tuple[Any, str, Any]] = []
@@ -138,18 +139,19 @@ class Injector:
 
     # -- striking ---------------------------------------------------------------------------------
 
-    def count(self, what: str, name: str | None, **more: object) -> bool:
+    def count(self, what: str, name: str | None, *, size: int = 0) -> bool:
         """Count a call on a name; tell whether this is the one to hit."""
         if name is None or (self.only and what != self.only):
             return False
         with self._lock:
             self.calls += 1
-            entry: dict[str, Any] = {"call": self.calls, "what": what, "path": name, **more}
-            entry["order"] = next(_ORDER)
+            tree = fingerprint(Path(self.root)) if self.survey else {}
             if self.survey:
-                entry["tree"] = fingerprint(Path(self.root))
-                self._keep(entry["tree"])
-            self.log.append(entry)
+                self._keep(tree)
+            seen = SeenCall(
+                call=self.calls, what=what, path=name, order=next(_ORDER), tree=tree, size=size
+            )
+            self.log.append(seen)
             is_due = self.calls == self.at or (self.persistent and 0 < self.at <= self.calls)
         if is_due and self.mode == "hold":  # without the lock: other threads go on
             self.note(what, name)
@@ -175,9 +177,9 @@ class Injector:
             die()
         raise error_of(self.error, name)
 
-    def around(self, what: str, name: str | None, call: Callable[[], T], **more: object) -> T:
+    def around(self, what: str, name: str | None, call: Callable[[], T]) -> T:
         """Run a call that has no prefix, hit before or after it."""
-        due = self.count(what, name, **more)
+        due = self.count(what, name)
         if due and self.moment != "after":
             self.inject(what, str(name))
         try:

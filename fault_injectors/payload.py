@@ -1,7 +1,7 @@
 """Where a checkpoint keeps its payload, found without knowing the manager.
 
-Models: nothing; it aims. The bytes of live tensors (`Golden.needles`) are searched in the files, so
-a fault can hit a weight and not a comment. Files that belong to one step are those that its save
+Models: nothing; it aims. The bytes of live tensors (`Golden.payload_samples`) are searched in the
+files, so a fault can hit a weight and not a comment. Files that belong to one step are those that its save
 made or changed.
 Does not model: compressed, encrypted or re-encoded payloads; there the middle of the largest file
 stands in, and the place says so (`found` is False).
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from ckpt_conformance.harness.messages import PayloadSample
 
 GUESS = 256  # bytes around the middle of a file that stand in for a payload that was not found
 
@@ -57,12 +59,10 @@ def of_step(golden: Any, step: int) -> list[str]:  # noqa: ANN401  a Golden: sna
 
 
 def find(
-    root: Path, payload_samples: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
+    root: Path, payload_samples: Iterable[PayloadSample], files: Sequence[str] | None = None
 ) -> list[Place]:
     """Find every place of the tensors in the files (all by default), in the order of the files."""
-    wanted = [
-        (bytes.fromhex(each["bytes"]), each["size"], each["name"]) for each in payload_samples
-    ]
+    wanted = [(bytes.fromhex(sample.bytes), sample.size, sample.name) for sample in payload_samples]
     found: dict[tuple[str, int], Place] = {}
     for file in names(root) if files is None else files:
         data = (root / file).read_bytes()
@@ -81,7 +81,7 @@ def _occurrences(data: bytes, part: bytes) -> Iterable[int]:
 
 
 def places(
-    root: Path, payload_samples: Iterable[Mapping[str, Any]], files: Sequence[str] | None = None
+    root: Path, payload_samples: Iterable[PayloadSample], files: Sequence[str] | None = None
 ) -> list[Place]:
     """Find payload as `find` does, or fall back to the middle of the largest file."""
     return find(root, payload_samples, files) or [middle(root, files)]

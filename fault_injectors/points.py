@@ -12,15 +12,17 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.fault_injectors.injector import identity
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from ckpt_conformance.harness.messages import Arguments, Fault, FaultReport, SeenCall, Tree
 
 WRITERS = (
     "file-write",
@@ -36,7 +38,6 @@ WHOLE_FILES = ("torch-save", "safetensors-save")
 PREFIXES = ("0", "half", "len-1")
 _WORDS = {"0": "after 0 bytes of", "half": "after half of", "len-1": "before the last byte of"}
 LEFT = "left: something temporary"
-Tree = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Point:
     state: tuple[str, ...]
     disk: tuple[str, str] = ("", "")  # names of the trees that were kept before and after the call
 
-    def spec(self, mode: str, **more: object) -> dict[str, object]:
-        """Give the fault for `Child.arm`."""
-        args: dict[str, object] = {"at": self.at, "moment": self.moment, "mode": mode, **more}
+    def spec(self, mode: str, **more: object) -> Fault:
+        """Make the fault."""
+        args: Arguments = {"at": self.at, "moment": self.moment, "mode": mode, **more}
         return fault_injectors.spec(self.fault, prefix=self.prefix, **args)
 
     @property
@@ -64,36 +65,36 @@ class Point:
         return f"{when} {self.what} {self.path} (call {self.at})"
 
 
-def survey(keep: Path | None = None) -> list[dict[str, object]]:
+def survey(keep: Path | None = None) -> list[Fault]:
     """Give the faults of a counting pass; a folder gets each tree that a kill could leave."""
     kept = str(keep) if keep else ""
     return [fault_injectors.spec(name, survey=True, keep=kept) for name in WRITERS]
 
 
-def points(counted: Sequence[Mapping[str, Any]], after: Tree) -> list[Point]:
+def points(counted: Sequence[FaultReport], after: Tree) -> list[Point]:
     """List the points of a counting pass in their order; `after` is the tree that it left."""
-    calls = [{**call, "fault": each["name"]} for each in counted for call in each["log"]]
-    calls.sort(key=lambda call: int(call["order"]))
-    before: Tree = calls[0]["tree"] if calls else after
+    calls = [(report.name, call) for report in counted for call in report.log]
+    calls.sort(key=lambda call: call[1].order)
+    before = calls[0][1].tree if calls else after
     found: list[Point] = []
-    for index, call in enumerate(calls):
-        following = calls[index + 1]["tree"] if index + 1 < len(calls) else after
-        found += _of_call(call, following, before, after)
+    for index, (fault, call) in enumerate(calls):
+        following = calls[index + 1][1].tree if index + 1 < len(calls) else after
+        found += _of_call(fault, call, following, before, after)
     return found
 
 
-def _of_call(call: Mapping[str, Any], following: Tree, before: Tree, after: Tree) -> list[Point]:
+def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: Tree) -> list[Point]:
     def point(moment: str, tree: Tree, prefix: str = "half") -> Point:
-        cut = {call["path"]: f"cut at {prefix}"} if moment == "prefix" else {}
+        cut = {call.path: f"cut at {prefix}"} if moment == "prefix" else {}
         state = condition({**tree, **cut}, before, after)
-        named = (call["fault"], call["call"], moment, prefix, call["what"], call["path"])
-        return Point(*named, state, (identity(call["tree"]), identity(following)))
+        named = (fault, call.call, moment, prefix, call.what, call.path)
+        return Point(*named, state, (identity(call.tree), identity(following)))
 
-    found = [point("before", call["tree"])]
-    if call["fault"] in WHOLE_FILES:
-        found += [point("prefix", call["tree"], prefix) for prefix in PREFIXES]
-    elif call["what"] == "write":
-        found.append(point("prefix", call["tree"]))
+    found = [point("before", call.tree)]
+    if fault in WHOLE_FILES:
+        found += [point("prefix", call.tree, prefix) for prefix in PREFIXES]
+    elif call.what == "write":
+        found.append(point("prefix", call.tree))
     return [*found, point("after", following)]
 
 

@@ -16,14 +16,18 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.fault_injectors import slow_disk
 from ckpt_conformance.fault_injectors.points import WRITERS, pattern
+from ckpt_conformance.harness.messages import Fault, RunResult
 from ckpt_conformance.subject import worlds
+from ckpt_conformance.subject.subject import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpt_conformance.harness.messages import Arguments, SeenCall
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import Layout, WorldResult
 
+POINTS: Slot[list[RankPoint]] = Slot("the points of a save of ranks")
 OLDER, NEWEST = 2, 4  # the save of the second one is hit
 
 
@@ -50,31 +54,33 @@ class RankPoint:
         """What points of one sort have in common."""
         return self.rank, self.what, pattern(self.path), self.moment
 
-    def spec(self, mode: str, **more: object) -> dict[str, object]:
-        """Give the fault for `Child.arm`, for this rank alone."""
-        args: dict[str, object] = {"at": self.at, "moment": self.moment, "mode": mode, **more}
-        return {**fault_injectors.spec(self.fault, **args), "ranks": [self.rank]}
+    def spec(self, mode: str, **more: object) -> Fault:
+        """Make the fault, for this rank alone."""
+        args: Arguments = {"at": self.at, "moment": self.moment, "mode": mode, **more}
+        return fault_injectors.spec(self.fault, ranks=[self.rank], **args)
 
 
-def slow(subject: Subject, layout: Layout, point: RankPoint, copy: Path) -> list[dict[str, Any]]:
+def slow(subject: Subject, layout: Layout, point: RankPoint, copy: Path) -> list[Fault]:
     """Give the faults that hold a rank at a point, and let the others be watched meanwhile.
 
     `copy` is an empty directory: what there is while the rank is held is copied into it.
     """
-    journals = [Path(subject.program(rank=at)["journal"]) for at in range(worlds.size_of(layout))]
+    journals = [Path(subject.program(rank=at).journal) for at in range(worlds.size_of(layout))]
     sizes = [path.stat().st_size if path.exists() else 0 for path in journals]
     others = [rank for rank in range(len(journals)) if rank != point.rank]
     peers = {str(rank): (str(journals[rank]), sizes[rank]) for rank in others}
     call = fault_injectors.spec(point.fault, at=point.at, mode="hold")
-    fault = fault_injectors.spec("slow-disk", call=call, peers=peers, copy=str(copy))
-    watched = {"injector": slow_disk.PEER, "args": {}, "ranks": others}
-    return [{**fault, "ranks": [point.rank]}, watched]
+    counted = {"injector": call.injector, "args": call.args}
+    held = fault_injectors.spec(
+        "slow-disk", ranks=[point.rank], call=counted, peers=peers, copy=str(copy)
+    )
+    return [held, Fault(injector=slow_disk.PEER, ranks=tuple(others))]
 
 
 def save(
     subject: Subject,
     layout: Layout,
-    faults: Sequence[dict[str, Any]],
+    faults: Sequence[Fault],
     **given: Any,  # noqa: ANN401  fields of the operation and of the program
 ) -> WorldResult:
     """Save step 2, then step 4 with faults armed on their ranks."""
@@ -84,7 +90,7 @@ def save(
         layout,
         NEWEST,
         (OLDER, NEWEST),
-        faults=list(faults),
+        faults=faults,
         fault_step=NEWEST,
         **given,
     )
@@ -92,28 +98,29 @@ def save(
 
 def points_of(subject: Subject, layout: Layout) -> list[RankPoint]:
     """List the points of the save of step 4, rank by rank; counted once per adapter and layout."""
-    key = f"rank points {sorted(layout.items())}"
-    if key not in subject.notes:
-        result = save(subject, layout, [fault_injectors.spec(name) for name in WRITERS])
-        if result.exit_kind != "ended" or result.error:
-            raise control_failed(f"the save that is to be hit ends: {subject.tell(result)}")
-        subject.notes[key] = [
-            point
-            for rank, one in enumerate(result.ranks)
-            for counted in one.result("run")["faults"]
-            for call in counted["log"]
-            for point in _of_call(rank, str(counted["name"]), call)
-        ]
-    found: list[RankPoint] = subject.notes[key]
-    if not found:
+    points = subject.once(POINTS, lambda: _count(subject, layout), *sorted(layout.items()))
+    if not points:
         raise Unknown("no call of the save was seen on any rank: its writer is native")
-    return found
+    return points
 
 
-def _of_call(rank: int, fault: str, call: dict[str, Any]) -> list[RankPoint]:
-    moments = ("before", "prefix", "after") if call["what"] == "write" else ("before", "after")
-    named = (call["what"], call["path"], call["order"])
-    return [RankPoint(rank, fault, call["call"], moment, *named) for moment in moments]
+def _count(subject: Subject, layout: Layout) -> list[RankPoint]:
+    result = save(subject, layout, [fault_injectors.spec(name) for name in WRITERS])
+    if not result.went_well:
+        raise control_failed(f"the save that is to be hit ends: {subject.tell(result)}")
+    return [
+        point
+        for rank, ended in enumerate(result.ranks)
+        for counted in ended.of(RunResult).faults
+        for call in counted.log
+        for point in _of_call(rank, counted.name, call)
+    ]
+
+
+def _of_call(rank: int, fault: str, call: SeenCall) -> list[RankPoint]:
+    moments = ("before", "prefix", "after") if call.what == "write" else ("before", "after")
+    named = (call.what, call.path, call.order)
+    return [RankPoint(rank, fault, call.call, moment, *named) for moment in moments]
 
 
 def choose(subject: Subject, found: Sequence[RankPoint], quick: int) -> list[RankPoint]:

@@ -35,4 +35,4 @@ class Rename(Injector):
     ) -> object:
         name = self.below(dst) or self.below(src)
         call = partial(real, src, dst, **given)
-        return self.around(f"os.{what}", name, call, source=self.below(src) or "")
+        return self.around(f"os.{what}", name, call)

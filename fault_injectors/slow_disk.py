@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract.journal import ChildJournal
     from ckpt_conformance.fault_injectors.injector import Injector
+    from ckpt_conformance.harness.messages import Arguments, SeenCall
 
 FAULTS = ("slow-disk",)
 PEER = f"{__name__}:Peer"
@@ -45,7 +46,7 @@ class Peer:
         del root
         self.journal = journal
         self.calls, self.fired = 0, 0
-        self.log: list[dict[str, Any]] = []
+        self.log: list[SeenCall] = []
 
     def install(self) -> None:
         """Say it."""
@@ -76,7 +77,7 @@ class SlowDisk:
         self.peers: dict[str, tuple[str, int]] = given["peers"]
         self.copy = Path(given["copy"])
         module, _, name = str(given["call"]["injector"]).partition(":")
-        args: dict[str, Any] = given["call"]["args"]
+        args: Arguments = given["call"]["args"]
         kind: type[Injector] = getattr(importlib.import_module(module), name)
         self.inner = kind(root, journal, **args)
         self.inner.on_hold = self.hold
@@ -100,7 +101,7 @@ class SlowDisk:
         return self.inner.fired
 
     @property
-    def log(self) -> list[dict[str, Any]]:
+    def log(self) -> list[SeenCall]:
         """What was called."""
         return self.inner.log
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -11,14 +10,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from msgspec import structs
 
 from ckpt_conformance.contract import journal
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
 from ckpt_conformance.workload import devices
 
-# One thread and one code path, so that a resumed run can be compared bit for bit (DESIGN 4).
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.harness.messages import AnyResult, Error, Result
+
+R = TypeVar("R", bound="Result")
+
+# One thread and one code path, so that a resumed run can be compared bit for bit.
 FIXED_MACHINE = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -29,6 +39,9 @@ FIXED_MACHINE = {
 }
 
 
+NO_REPORT = Report()  # of a child that did not come to its end
+
+
 class ServerError(RuntimeError):
     """The server did not start, or went away; the message says why."""
 
@@ -37,8 +50,8 @@ class Finished(Protocol):
     """What the oracles read: how one child ended, or all ranks of a world together."""
 
     @property
-    def exit_kind(self) -> str:
-        """The way: ended, killed, hang, memory, crashed."""
+    def exit_kind(self) -> ExitKind:
+        """The way it ended."""
         ...
 
     @property
@@ -52,17 +65,26 @@ class Finished(Protocol):
         ...
 
     @property
-    def program(self) -> dict[str, Any]:
+    def program(self) -> Program:
         """What was run."""
         ...
 
     @property
-    def error(self) -> dict[str, Any] | None:
+    def error(self) -> Error | None:
         """The first error of an operation, or None."""
         ...
 
-    def result(self, op: str, index: int = -1) -> dict[str, Any]:
-        """Give the result of the n-th operation of a name; empty if it was not reached."""
+    @property
+    def went_well(self) -> bool:
+        """Whether it came to its end, and no operation raised."""
+        ...
+
+    def of(self, kind: type[R], index: int = -1) -> R:
+        """Give the n-th result of a kind; one with empty fields if it was not reached."""
+        ...
+
+    def reached(self, kind: type[Result]) -> bool:
+        """Tell whether an operation with such a result was reached."""
         ...
 
 
@@ -70,27 +92,40 @@ class Finished(Protocol):
 class ProcessResult:
     """How a child ended and what it left: results of its operations, journal, output."""
 
-    exit_kind: str  # ended, killed, hang, memory, crashed
-    results: list[dict[str, Any]]
+    exit_kind: ExitKind
+    results: tuple[AnyResult, ...]
     events: list[dict[str, Any]]
     output: str
+    program: Program
     code: int = 0
     baseline_kib: int = 0
     peak_kib: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
-    program: dict[str, Any] = field(default_factory=dict[str, Any])
-    left: list[str] = field(default_factory=list[str])  # daemons that had to be ended
+    left: Sequence[str] = ()  # daemons that had to be ended
 
     @property
-    def error(self) -> dict[str, Any] | None:
+    def error(self) -> Error | None:
         """The first error of an operation, or None."""
-        return next((result["error"] for result in self.results if "error" in result), None)
+        return next((result.error for result in self.results if result.error), None)
 
-    def result(self, op: str, index: int = -1) -> dict[str, Any]:
-        """Give the result of the n-th operation of a name; empty if it was not reached."""
-        found = [result for result in self.results if result["op"] == op]
-        return found[index] if found and -len(found) <= index < len(found) else {}
+    @property
+    def went_well(self) -> bool:
+        """Whether it came to its end, and no operation raised."""
+        return self.exit_kind is ExitKind.ENDED and self.error is None
+
+    def all_of(self, kind: type[R]) -> list[R]:
+        """Give the results of a kind, in order."""
+        return [result for result in self.results if isinstance(result, kind)]
+
+    def of(self, kind: type[R], index: int = -1) -> R:
+        """Give the n-th result of a kind; one with empty fields if it was not reached."""
+        found = self.all_of(kind)
+        return found[index] if found and -len(found) <= index < len(found) else kind()
+
+    def reached(self, kind: type[Result]) -> bool:
+        """Tell whether an operation with such a result was reached."""
+        return bool(self.all_of(kind))
 
     def steps_of(self, event: str) -> list[int]:
         """Give the steps of the journal's events of a name, in order."""
@@ -130,14 +165,13 @@ class Server:
         except BaseException:  # Ctrl-C while it starts: nothing is left behind
             self.close()
             raise
-        answer = _parse(line)
-        if "ready" not in answer:
+        answer = _first_word(line)
+        if not isinstance(answer, Ready):
             self.log.seek(0)
-            reason = answer.get("error") or self.log.read()[-2000:] or "it ended without a word"
+            said = answer.error if answer else self.log.read()[-2000:]
             self.close()
-            msg = f"the fork server did not start: {reason}"
-            raise ServerError(msg)
-        self.refused: dict[str, str] = answer["refused"]  # adapter -> why it can't be used
+            raise ServerError(f"the fork server did not start: {said or 'it ended without a word'}")
+        self.refused = answer.refused  # adapter -> why it can't be used
 
     def close(self) -> None:
         """Stop it and remove its folder."""
@@ -162,11 +196,13 @@ def _flags() -> list[str]:
     return ["-O"] if sys.flags.optimize else []
 
 
-def _parse(line: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        parsed: dict[str, Any] = json.loads(line)
-        return parsed
-    return {}
+def _first_word(line: str) -> Ready | NotReady | None:
+    """Read the line that a server begins with; None if it is anything else."""
+    with contextlib.suppress(messages.MessageError):
+        return messages.decode(line, Ready)
+    with contextlib.suppress(messages.MessageError):
+        return messages.decode(line, NotReady)
+    return None
 
 
 class Client:
@@ -191,12 +227,12 @@ class Client:
         self.reader.close()
         self.socket.close()
 
-    def run(self, program: dict[str, Any]) -> ProcessResult:
-        """Run a child and wait for its end; the result file is read and removed."""
+    def run(self, program: Program) -> ProcessResult:
+        """Run a child and wait for its end; the report is read and removed."""
         skip = self.send(program)
         return self.receive(program, skip)
 
-    def run_together(self, programs: list[dict[str, Any]]) -> list[ProcessResult]:
+    def run_together(self, programs: Sequence[Program]) -> list[ProcessResult]:
         """Run one child of each rank at the same time and wait for the end of all."""
         while len(self.peers) < len(programs) - 1:
             self.peers.append(Client(self.path))
@@ -205,60 +241,66 @@ class Client:
         sent = zip(clients, programs, skips, strict=False)
         return [client.receive(program, skip) for client, program, skip in sent]
 
-    def run_rank_group(self, program: dict[str, Any]) -> list[ProcessResult]:
-        """Run a child that forks its ranks; give the ending of each, as if it were a child."""
+    def run_rank_group(self, program: Program) -> list[ProcessResult]:
+        """Run a child that forks its ranks; give the result of each, as if it were a child."""
         skip = self.send(program)
-        answer = self._answer()
-        path = Path(program["result"])
-        codes: dict[str, int] = json.loads(path.read_text())["codes"] if path.exists() else {}
-        path.unlink(missing_ok=True)
-        text = _tail(Path(program["output"]))
-        found: list[ProcessResult] = []
-        for rank, one in enumerate(program["rank_group"]):
-            result = _process_result(
-                one, answer | {"code": codes.get(str(rank), answer["code"])}, skip
-            )
+        ended = self._answer()
+        codes = _take_report(program).codes
+        text = _tail(Path(program.output))
+        results: list[ProcessResult] = []
+        for rank, one in enumerate(program.rank_group):
+            code = codes.get(rank, ended.code)
+            result = process_result(one, structs.replace(ended, code=code), skip)
             mine = [event for event in result.events if event.get("rank") == rank]
-            found.append(replace(result, events=mine, output=result.output + text))
-        return found
+            results.append(replace(result, events=mine, output=result.output + text))
+        return results
 
-    def send(self, program: dict[str, Any]) -> int:
+    def send(self, program: Program) -> int:
         """Send a program; give the size of its journal so far."""
-        start = Path(program["journal"])
+        start = Path(program.journal)
         skip = start.stat().st_size if start.exists() else 0
-        self.socket.sendall(json.dumps(program).encode() + b"\n")
+        self.socket.sendall(messages.encode(program) + b"\n")
         return skip
 
-    def receive(self, program: dict[str, Any], skip: int) -> ProcessResult:
+    def receive(self, program: Program, skip: int) -> ProcessResult:
         """Wait for the end of the child that was sent; `skip` is what `send` gave."""
-        return _process_result(program, self._answer(), skip)
+        return process_result(program, self._answer(), skip)
 
-    def _answer(self) -> dict[str, Any]:
-        answer = _parse(self.reader.readline())
-        if not answer:
+    def _answer(self) -> Ended:
+        line = self.reader.readline()
+        if not line:
             msg = "the fork server went away"
             raise ServerError(msg)
-        return answer
+        return messages.decode(line, Ended)
 
 
-def _process_result(program: dict[str, Any], answer: dict[str, Any], skip: int) -> ProcessResult:
-    path = Path(program["result"])
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    path.unlink(missing_ok=True)
-    text = _tail(Path(program["output"]))
+def process_result(program: Program, ended: Ended, skip: int = 0) -> ProcessResult:
+    """Read what a child left; `skip` is the size of its journal before it began."""
+    report = _take_report(program)
+    text = _tail(Path(program.output))
     return ProcessResult(
-        exit_kind=_exit_kind(answer, report, text),
-        results=report.get("results", []),
-        events=journal.read(Path(program["journal"]), skip),
+        exit_kind=_exit_kind(ended, report, text),
+        results=report.results,
+        events=journal.read(Path(program.journal), skip),
         output=text,
-        code=answer["code"],
-        baseline_kib=report.get("baseline_kib", 0),
-        peak_kib=report.get("peak_kib", 0),
-        seconds=answer["seconds"],
-        cpu=answer["cpu"],
         program=program,
-        left=answer["left"],
+        code=ended.code,
+        baseline_kib=report.baseline_kib,
+        peak_kib=report.peak_kib,
+        seconds=ended.seconds,
+        cpu=ended.cpu,
+        left=ended.left,
     )
+
+
+def _take_report(program: Program) -> Report:
+    """Read and remove the report of a child; an empty one if it left none."""
+    path = Path(program.result)
+    if not path.exists():
+        return NO_REPORT
+    report = messages.decode(path.read_bytes(), Report)
+    path.unlink()
+    return report
 
 
 def _tail(path: Path, size: int = 4000) -> str:
@@ -270,13 +312,14 @@ def _tail(path: Path, size: int = 4000) -> str:
         return file.read().decode(errors="replace")
 
 
-def _exit_kind(answer: dict[str, Any], report: dict[str, Any], text: str) -> str:
+def _exit_kind(ended: Ended, report: Report, text: str) -> ExitKind:
     """Name the way a child ended; out of memory shows as an exception or a failed allocation."""
-    if answer["hang"] and not report:  # a rank that has reported only waits for the others
-        return "hang"
-    if report:
-        errors = [result["error"] for result in report["results"] if "error" in result]
-        return "memory" if any(error["memory"] for error in errors) else "ended"
-    if answer["code"] == -signal.SIGKILL:
-        return "killed"
-    return "memory" if "MemoryError" in text or "can't allocate memory" in text else "crashed"
+    if report is not NO_REPORT:  # also of a rank that has reported and only waits for the others
+        errors = [result.error for result in report.results if result.error]
+        return ExitKind.MEMORY if any(error.memory for error in errors) else ExitKind.ENDED
+    if ended.hang:
+        return ExitKind.HANG
+    if ended.code == -signal.SIGKILL:
+        return ExitKind.KILLED
+    no_memory = "MemoryError" in text or "can't allocate memory" in text
+    return ExitKind.MEMORY if no_memory else ExitKind.CRASHED

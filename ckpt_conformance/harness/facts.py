@@ -6,9 +6,12 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.harness.client import Client, Server, ServerError
+from ckpt_conformance.harness.messages import JobSpec, Probe, ProbeResult, Program
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
@@ -47,9 +50,9 @@ def _known(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
 def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
     """Ask for an adapter's facts; raises Unknown if even that fails."""
     result = client.run(_program(name, folder, "ckpt_conformance.harness.facts:probe"))
-    value = result.result("probe").get("value")
+    value = result.of(ProbeResult).value
     if value is None:
-        reason = result.error["message"] if result.error else result.output[-500:]
+        reason = result.error.message if result.error else result.output[-500:]
         msg = f"adapter {name!r} does not say what it is: {reason}"
         raise Unknown(msg)
     return registry.AdapterInfo(**value)
@@ -60,18 +63,23 @@ def check_device(socket: str, name: str, folder: Path, device: str) -> None:
     if device == devices.CUDA:
         program = _program(name, folder, "ckpt_conformance.workload.devices:count")
         with contextlib.closing(Client(socket)) as client:
-            result = client.run(program | {"isolation": "spawn", "device": device})
-        devices.check(result.result("probe").get("value", 0))
+            result = client.run(structs.replace(program, isolation="spawn", device=device))
+        devices.check(result.of(ProbeResult).value or 0)
 
 
-def _program(name: str, folder: Path, probe: str) -> dict[str, Any]:
+def _program(name: str, folder: Path, probe: str) -> Program:
     """Make the program of a child that only answers a probe."""
-    own = {one: str(folder / one) for one in ("journal", "result", "output")}
-    job = {"kind": "mixed", "seed": 0}
-    ops = [{"op": "probe", "probe": probe}]
-    return {"adapter": name, "root": str(folder), **own, "job": job, "ops": ops}
+    return Program(
+        adapter=name,
+        root=str(folder),
+        journal=str(folder / "journal"),
+        result=str(folder / "result"),
+        output=str(folder / "output"),
+        job=JobSpec(kind="mixed", seed=0),
+        ops=(Probe(probe=probe),),
+    )
 
 
 def probe(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
     """Run in the child: describe its adapter."""
-    return asdict(registry.describe(child.program["adapter"]))
+    return asdict(registry.describe(child.program.adapter))

@@ -15,10 +15,14 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.harness import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from ckpt_conformance.harness.messages import Program
 
 PATIENCE = 60.0  # seconds for an import
 LATER = "later"  # starts threads and says so: every child imports it anew
@@ -44,7 +48,7 @@ def warm_up() -> None:
     from ckpt_conformance.harness import child
     from ckpt_conformance.workload.job import Job
 
-    _ = child.MEMORY
+    _ = child.RESULTS
     for kind in ("mixed", "dtypes"):
         job = Job(kind, 0)
         job.train(2)
@@ -53,20 +57,18 @@ def warm_up() -> None:
         torch.save({name: part.state_dict() for name, part in job.components.items()}, io.BytesIO())
 
 
-def import_named(program: Mapping[str, Any]) -> None:
+def import_named(program: Program) -> None:
     """Import what a program names of this package: a child that imports an injector pays for it.
 
     What can't be imported is left to the child, which reports it.
     """
-    if "world" in program or "rank_group" in program:
+    if program.world or program.rank_group:
         importlib.import_module("ckpt_conformance.harness.ranks")
-    for op in program["ops"]:
-        named = [spec["injector"] for spec in op.get("faults", ())] + [op.get("probe", "")]
-        modules = {name.partition(":")[0] for name in named}
-        for module in modules - sys.modules.keys():
-            if module.startswith("ckpt_conformance."):
-                with contextlib.suppress(Exception):
-                    importlib.import_module(module)
+    modules = {name.partition(":")[0] for op in program.ops for name in messages.named(op)}
+    for module in modules - sys.modules.keys():
+        if module.startswith("ckpt_conformance."):
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
 
 
 def load(name: str) -> str | None:

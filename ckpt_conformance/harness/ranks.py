@@ -18,44 +18,43 @@ from ckpt_conformance.workload import devices
 from ckpt_conformance.workload.sharded import Layout, ShardedJob, Tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from ckpt_conformance.harness.messages import JobSpec, World
 
 LEAVING = 5.0  # seconds that a rank waits for the others when its own work has ended well
 
 
-def join(world: Mapping[str, Any]) -> None:
-    """Join the world of a program: rank, size, store (a path), timeout (s) of a collective.
+def join(world: World) -> None:
+    """Join the world of a program.
 
-    `device` is cpu (gloo) or cuda (NCCL, and gloo for what is on the CPU); there rank n has GPU n.
+    On cpu by gloo; on cuda by NCCL, and gloo for what is on the CPU: there rank n has GPU n.
     """
-    patience = dt.timedelta(seconds=world["timeout"])
-    on_gpu = world["device"] == devices.CUDA
+    patience = dt.timedelta(seconds=world.timeout)
+    on_gpu = world.device == devices.CUDA
     if on_gpu:
-        torch.cuda.set_device(world["rank"])
-    store = FileStore(world["store"], world["size"])
+        torch.cuda.set_device(world.rank)
+    store = FileStore(world.store, world.size)
     store.set_timeout(patience)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     dist.init_process_group(
-        backend, store=store, rank=world["rank"], world_size=world["size"], timeout=patience
+        backend, store=store, rank=world.rank, world_size=world.size, timeout=patience
     )
 
 
-def leave(world: Mapping[str, Any], *, well: bool) -> None:
+def leave(world: World, *, well: bool) -> None:
     """Wait for the others, so that no rank sees a peer vanish; one that failed does not wait."""
     with contextlib.suppress(dist.DistError, RuntimeError):
-        store = PrefixStore("leaving", FileStore(world["store"], world["size"]))
-        store.set(str(world["rank"]), "ended")
+        store = PrefixStore("leaving", FileStore(world.store, world.size))
+        store.set(str(world.rank), "ended")
         if not well:
             return
-        others = [str(rank) for rank in range(world["size"])]
+        others = [str(rank) for rank in range(world.size)]
         store.wait(others, dt.timedelta(seconds=LEAVING))
 
 
-def job(spec: Mapping[str, Any]) -> ShardedJob:
+def job(spec: JobSpec) -> ShardedJob:
     """Build the job of a program: its seed, variant and device, its layout and its tensors."""
-    layout, tensors = Layout(**spec.get("layout", {})), Tensors(**spec.get("tensors", {}))
-    given = {name: spec[name] for name in ("variant", "device") if name in spec}
-    return ShardedJob(spec["seed"], layout, tensors=tensors, **given)
+    layout, tensors = Layout(**spec.layout or {}), Tensors(**spec.tensors)
+    return ShardedJob(spec.seed, layout, tensors=tensors, variant=spec.variant, device=spec.device)
 
 
 def together() -> None:
@@ -72,8 +71,8 @@ def unequal(child: Any) -> int:  # noqa: ANN401  a Child
 
 def linger(child: Any) -> None:  # noqa: ANN401  a Child
     """Stay until every rank has come here, or the deadline ends it: a job that lives on."""
-    world = child.program["world"]
-    store = PrefixStore("lingering", FileStore(world["store"], world["size"]))
-    store.set(str(world["rank"]), "here")
-    every = [str(rank) for rank in range(world["size"])]
-    store.wait(every, dt.timedelta(seconds=child.program["deadline"]))
+    world: World = child.program.world
+    store = PrefixStore("lingering", FileStore(world.store, world.size))
+    store.set(str(world.rank), "here")
+    every = [str(rank) for rank in range(world.size)]
+    store.wait(every, dt.timedelta(seconds=child.program.deadline))

@@ -10,24 +10,38 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
 from ckpt_conformance.harness.preload import import_named, kill_group, preload
 from ckpt_conformance.processes import hugepages, orphans
 from ckpt_conformance.trace import supervised
+from ckpt_conformance.trace.supervised import Supervision
 from ckpt_conformance.workload import devices
 
-DEADLINE = 60.0  # seconds
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+SYSTEM_CALLS = "ckpt_conformance.fault_injectors.system_call:SystemCall"  # hit by a supervisor
 MANY = 40  # children after which huge pages are worth half a second of the server's time
+
+
+@dataclass(eq=False)
+class Running:
+    """A child that runs: who asked for it, and since when."""
+
+    client: socket.socket
+    pid: int
+    mark: int  # what marks all that it starts
+    begun: float  # time.monotonic()
+    hang: bool = False  # it was ended past its deadline
 
 
 class Server:
@@ -43,7 +57,7 @@ class Server:
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
         self.buffers: dict[socket.socket, bytes] = {}
         self.deadlines: dict[int, tuple[float, int]] = {}  # pidfd -> (when, pid)
-        self.owners: dict[int, tuple[socket.socket, int, dict[str, Any], float]] = {}
+        self.owners: dict[int, Running] = {}  # by pidfd
         self.begun = 0  # children, ever
         self.is_packed = False  # into huge pages
 
@@ -56,7 +70,7 @@ class Server:
             for descriptor, (when, pid) in list(self.deadlines.items()):
                 if time.monotonic() > when:
                     self.deadlines[descriptor] = (float("inf"), pid)
-                    self.owners[descriptor][2]["hang"] = True
+                    self.owners[descriptor].hang = True
                     kill_group(pid)
         for _, pid in self.deadlines.values():
             kill_group(pid)
@@ -77,43 +91,43 @@ class Server:
         self.buffers[client] += data
         while b"\n" in self.buffers.get(client, b""):
             line, _, self.buffers[client] = self.buffers[client].partition(b"\n")
-            self._begin(client, json.loads(line))
+            self._begin(client, messages.decode(line, Program))
 
-    def _begin(self, client: socket.socket, program: dict[str, Any]) -> None:
+    def _begin(self, client: socket.socket, program: Program) -> None:
         import_named(program)
         self.begun += 1
         if self.begun >= MANY and not self.owners and not self.is_packed:
             self.is_packed = True
             hugepages.collapse()
-        program["mark"] = self.begun
         pid = os.fork()
         if pid == 0:
-            self._child(program)
+            self._child(program, self.begun)
         descriptor = os.pidfd_open(pid)
-        self.deadlines[descriptor] = (time.monotonic() + program.get("deadline", DEADLINE), pid)
-        self.owners[descriptor] = (client, pid, program, time.monotonic())
+        now = time.monotonic()
+        self.deadlines[descriptor] = (now + program.deadline, pid)
+        self.owners[descriptor] = Running(client, pid, self.begun, now)
         self.selector.register(descriptor, selectors.EVENT_READ, self._ended)
 
-    def _child(self, program: dict[str, Any]) -> None:
+    def _child(self, program: Program, mark: int) -> None:
         """Become the child; never returns."""
         code = 70
         try:
-            orphans.mark(program["mark"])
+            orphans.mark(mark)
             os.setsid()  # its helpers (loader workers) die with it
             ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # however the server ends
-            out = os.open(program["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            out = os.open(program.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(out, 1)
             os.dup2(out, 2)
             self.listener.close()
-            if reason := self.refused.get(program["adapter"]):
+            if reason := self.refused.get(program.adapter):
                 sys.exit(reason)
-            if supervised.is_wanted(program):
-                supervised.enter(program)  # goes on in a child of this process
-            if program.get("device") == devices.CUDA:
+            if wanted := supervision_of(program):
+                supervised.enter(wanted)  # goes on in a child of this process
+            if program.device == devices.CUDA:
                 devices.show()
-            if program.get("isolation") == "spawn":
-                source = Path(program["result"]).with_suffix(".program")
-                source.write_text(json.dumps(program))
+            if program.isolation == "spawn":
+                source = Path(program.result).with_suffix(".program")
+                source.write_bytes(messages.encode(program))
                 os.execv(  # noqa: S606  our own interpreter
                     sys.executable,
                     [sys.executable, "-m", "ckpt_conformance.harness.child", str(source)],
@@ -134,25 +148,51 @@ class Server:
             os._exit(code)
 
     def _ended(self, descriptor: int) -> None:
-        client, pid, program, begun = self.owners.pop(descriptor)
+        running = self.owners.pop(descriptor)
+        pid = running.pid
         self.deadlines.pop(descriptor)
         self.selector.unregister(descriptor)
         os.close(descriptor)
         kill_group(pid)
         others = self.owners.values()
-        marks = [one["mark"] for _, _, one, _ in others]
-        left = orphans.sweep([pid, *(child for _, child, *_ in others)], pid, marks)
+        marks = [other.mark for other in others]
+        left = orphans.sweep([pid, *(other.pid for other in others)], pid, marks)
         _, status, usage = os.wait4(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        answer = {
-            "code": code,
-            "hang": bool(program.get("hang")),
-            "seconds": time.monotonic() - begun,
-            "cpu": usage.ru_utime + usage.ru_stime,
-            "left": left,
-        }
+        ended = Ended(
+            code=os.waitstatus_to_exitcode(status),
+            hang=running.hang,
+            seconds=time.monotonic() - running.begun,
+            cpu=usage.ru_utime + usage.ru_stime,
+            left=left,
+        )
         with contextlib.suppress(OSError):
-            client.sendall(json.dumps(answer).encode() + b"\n")
+            running.client.sendall(messages.encode(ended) + b"\n")
+
+
+def supervision_of(program: Program) -> Supervision | None:
+    """Tell what a supervisor has to do for a program; None if it needs none."""
+    faults = [fault for op in program.ops for fault in messages.faults_of(op)]
+    probes = [op.args for op in program.ops if isinstance(op, messages.Probe)]
+    hits = [fault.args for fault in faults if fault.injector == SYSTEM_CALLS]
+    hits += [args for args in probes if args.get("injector") == SYSTEM_CALLS]
+    if not (program.record or program.stops or hits):
+        return None
+    return Supervision(
+        root=Path(program.root),
+        journal=Path(program.journal),
+        deadline=program.deadline,
+        folder=Path(program.record) if program.record else None,
+        ranks=len(program.rank_group),
+        stops=program.stops,
+        injects=bool(hits),
+        reading=any(args.get("reading") for args in hits),
+        may_patch=not program.rank_group and program.isolation != "spawn",
+    )
+
+
+def _say(channel: TextIO, message: Ready | NotReady) -> None:
+    """Write the one line that the client waits for."""
+    print(messages.encode(message).decode(), file=channel, flush=True)
 
 
 def main() -> None:
@@ -169,11 +209,11 @@ def main() -> None:
         refused = preload(given.adapters)
         server = Server(given.socket, refused)
     except Exception as error:  # noqa: BLE001  the client prints it
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=channel, flush=True)
+        _say(channel, NotReady(error=f"{type(error).__name__}: {error}"))
         sys.exit(1)
     gc.freeze()  # a child's collector need not walk, and so copy, the pages of what was imported
     gc.enable()
-    print(json.dumps({"ready": os.getpid(), "refused": refused}), file=channel, flush=True)
+    _say(channel, Ready(refused=refused))
     server.serve(os.getppid())
 
 

@@ -7,11 +7,21 @@ one in fifty of the rest: where the two differ the order of the batch mattered, 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.harness.messages import (
+    Error,
+    ExitKind,
+    Fresh,
+    Materialize,
+    Run,
+    RunResult,
+    Steps,
+    StepsResult,
+)
 from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
@@ -19,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Fault
     from ckpt_conformance.subject.subject import Subject
 
 AGAIN = 0.02  # of what was fine in a batch
@@ -27,16 +38,17 @@ STEP_DEADLINE = 20.0  # seconds that each resume of a batch may take
 
 @dataclass(frozen=True)
 class Case:
-    """A directory to resume from, and how: `step` and `faults`, as `Subject.resume` takes them."""
+    """A directory to resume from, and how: `step` and `faults` as `Subject.resume` takes them."""
 
     folder: Path
-    given: dict[str, Any] = field(default_factory=dict[str, Any])
+    step: int | str | None = None
+    faults: tuple[Fault, ...] = ()
 
 
 def alone(subject: Subject, case: Case) -> ProcessResult:
     """Resume from one directory in a child of its own."""
     trees.materialize(case.folder, subject.root)
-    return subject.resume(**case.given)
+    return subject.resume(case.step, faults=case.faults)
 
 
 def resume_each(
@@ -59,31 +71,28 @@ def resume_each(
 
 def recover_in_batch(subject: Subject, cases: Sequence[Case]) -> list[ProcessResult | None]:
     """Resume from all in one child, which is no judgement; None for what it did not reach."""
-    ops: list[dict[str, Any]] = []
+    ops: list[AnyOp] = []
     for case in cases:
-        run = {"op": "run", "until": None, "stop_after": 0, "continue": True}
-        given = {"resume": case.given.get("step") or True, **case.given}
-        given.pop("step", None)
-        ops += [{"op": "materialize", "tree": str(case.folder)}, {"op": "fresh"}, {**run, **given}]
+        resume = True if case.step is None else case.step
+        run = Run(resume=resume, stop_after=0, faults=case.faults, go_on=True)
+        ops += [Materialize(tree=str(case.folder)), Fresh(), run]
     process_result = subject.execute(*ops, seed=OTHER_SEED, deadline=STEP_DEADLINE * len(cases))
-    runs = [result for result in process_result.results if result["op"] == "run"]
-    if process_result.exit_kind != "ended":
+    if process_result.exit_kind is not ExitKind.ENDED:
         return [None] * len(cases)
-    found: list[ProcessResult | None] = [replace(process_result, results=[run]) for run in runs]
+    runs = process_result.all_of(RunResult)
+    found: list[ProcessResult | None] = [replace(process_result, results=(run,)) for run in runs]
     return found + [None] * (len(cases) - len(found))
 
 
-def steps_each(subject: Subject, folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Ask discovery in each directory; the results have a `value` or an `error`."""
-    ops: list[dict[str, Any]] = []
+def steps_each(subject: Subject, folders: Sequence[Path]) -> list[StepsResult]:
+    """Ask discovery in each directory; the results have `steps` or an `error`."""
+    ops: list[AnyOp] = []
     for folder in folders:
-        ops += [{"op": "materialize", "tree": str(folder)}, {"op": "steps", "continue": True}]
-    found = [result for result in subject.execute(*ops).results if result["op"] == "steps"]
+        ops += [Materialize(tree=str(folder)), Steps(go_on=True)]
+    found = subject.execute(*ops).all_of(StepsResult)
     for folder in folders[len(found) :]:
         trees.materialize(folder, subject.root)
-        process_result = subject.execute({"op": "steps"})
-        told = {
-            "error": {"type": process_result.exit_kind, "message": subject.tell(process_result)}
-        }
-        found.append(process_result.result("steps") or told)
+        alone_result = subject.execute(Steps())
+        died = Error(type=alone_result.exit_kind, message=subject.tell(alone_result))
+        found.append(next(iter(alone_result.all_of(StepsResult)), StepsResult(error=died)))
     return found

@@ -15,6 +15,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.harness import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,7 +50,7 @@ def write(folder: Path, subject: Subject, outcome: CheckOutcome) -> Path:
     target.mkdir(parents=True)
     how = {"schema": SCHEMA, "budget": subject.budget, "outcome": outcome.to_json()}
     (target / "violation.json").write_text(json.dumps(how, indent=2, default=str))
-    (target / "programs.json").write_text(json.dumps(subject.programs, indent=1))
+    (target / "programs.json").write_bytes(messages.encode(subject.programs, indent=1))
     if subject.root.is_dir():
         trees.copy(subject.root, target / "checkpoints")
     if (subject.scratch / CRASH).is_dir():

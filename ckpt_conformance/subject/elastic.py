@@ -7,16 +7,19 @@ program of the attempt that it is: the first one is hit, the next ones resume.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.contract import journal
-from ckpt_conformance.harness.client import FIXED_MACHINE, ProcessResult
+from msgspec import structs
+
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.client import FIXED_MACHINE, process_result
+from ckpt_conformance.harness.messages import Ended, Program
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED
 from ckpt_conformance.workload import devices
@@ -24,6 +27,8 @@ from ckpt_conformance.workload import devices
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import WorldResult
 
@@ -31,7 +36,7 @@ DEADLINE = 120.0  # seconds for all attempts: each starts a new interpreter for 
 
 
 def launch(
-    subject: Subject, layout: Mapping[str, int], attempts: Sequence[Sequence[dict[str, Any]]]
+    subject: Subject, layout: Mapping[str, int], attempts: Sequence[Sequence[AnyOp]]
 ) -> list[WorldResult]:
     """Run the operations of each attempt under torchrun; give how the ranks of each ended.
 
@@ -41,7 +46,7 @@ def launch(
     size, folder = worlds.size_of(layout), subject.scratch / "elastic"
     folder.mkdir()
     found = [_programs(subject, layout, folder, at, ops) for at, ops in enumerate(attempts)]
-    (folder / "attempts").write_text(json.dumps(found))
+    (folder / "attempts").write_bytes(messages.encode(found))
     code, output = _torchrun(size, len(attempts) - 1, folder)
     return [
         worlds.WorldResult(tuple(_process_result(one, code, output) for one in ranks), ranks[0])
@@ -54,20 +59,20 @@ def _programs(
     layout: Mapping[str, int],
     folder: Path,
     attempt: int,
-    ops: Sequence[dict[str, Any]],
-) -> list[dict[str, Any]]:
-    given = {"seed": JOB_SEED if attempt == 0 else OTHER_SEED}
+    ops: Sequence[AnyOp],
+) -> list[Program]:
+    given: dict[str, Any] = {"seed": JOB_SEED if attempt == 0 else OTHER_SEED}
     made = worlds.programs(subject, layout, ops, given)
     own = ("journal", "result", "output")
     named = [
         {name: str(folder / f"{name}-{attempt}-{at}") for name in own} for at in range(len(made))
     ]
-    return [{**one, **names} for one, names in zip(made, named, strict=True)]
+    return [structs.replace(one, **names) for one, names in zip(made, named, strict=True)]
 
 
 def began(result: WorldResult) -> bool:
     """Tell whether every rank of an attempt came as far as its journal."""
-    return all(Path(one.program["journal"]).exists() for one in result.ranks)
+    return all(Path(one.program.journal).exists() for one in result.ranks)
 
 
 def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:
@@ -104,32 +109,25 @@ def end_all(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def _process_result(program: dict[str, Any], code: int, output: str) -> ProcessResult:
-    path = Path(program["result"])
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    hang = not report and code == -signal.SIGALRM
-    return ProcessResult(
-        exit_kind="ended" if report else "hang" if hang else "killed",
-        results=report.get("results", []),
-        events=journal.read(Path(program["journal"])),
-        output=output,
-        code=code,
-        program=program,
-    )
+def _process_result(program: Program, code: int, output: str) -> ProcessResult:
+    """Read what a rank left; torchrun alone knows how it ended, and tells only its own exit."""
+    hang = code == -signal.SIGALRM
+    ended = Ended(code=-signal.SIGKILL, hang=hang, seconds=0.0, cpu=0.0, left=[])
+    return replace(process_result(program, ended), output=output, code=code)
 
 
 def main() -> None:
     """Be one rank of one attempt: run by `-m` with ATTEMPTS, under torchrun."""
-    attempts: list[list[dict[str, Any]]] = json.loads(Path(sys.argv[1]).read_text())
+    attempts = messages.decode(Path(sys.argv[1]).read_bytes(), list[list[Program]])
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     program = attempts[attempt][int(os.environ["RANK"])]
-    if program.get("device") == devices.CUDA:
+    if program.device == devices.CUDA:
         devices.show()
     from ckpt_conformance.harness import child
 
     child.run_program(program)
-    report = json.loads(Path(program["result"]).read_text())
-    failed = any("error" in result for result in report["results"])
+    report = messages.decode(Path(program.result).read_bytes(), messages.Report)
+    failed = any(result.error for result in report.results)
     sys.stdout.flush()
     os._exit(1 if failed else 0)  # what torch and the manager left running ends here
 

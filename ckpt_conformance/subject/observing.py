@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance.harness.messages import JobSpec
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.workload import digests
 
@@ -88,7 +89,7 @@ def two_managers(child: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: 
     here, there = child.adapter.open(child.root, options), child.adapter.open(Path(other), options)
     child.job.train(2)
     here.save(child.job, 2)
-    second = child.new_job({"kind": kind, "seed": OTHER_SEED})
+    second = child.new_job(JobSpec(kind=kind, seed=OTHER_SEED))
     second.train(3)
     there.save(second, 3)
     child.job.train(2)

@@ -1,31 +1,44 @@
-"""The two oracles (DESIGN 4): identity, and what an undamaged load of a legal step gives."""
+"""The two oracles: identity, and what an undamaged load of a legal step gives."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Outcome
+from ckpt_conformance.harness.messages import ExitKind, RunResult
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ckpt_conformance.harness.client import Finished
+    from ckpt_conformance.harness.messages import Leaves
 
-State = dict[str, dict[str, str]]  # component -> leaf -> digest
+DEATHS = {
+    ExitKind.HANG: Outcome.HANG,
+    ExitKind.MEMORY: Outcome.OUT_OF_MEMORY,
+    ExitKind.CRASHED: Outcome.CRASHED,
+    ExitKind.KILLED: Outcome.CRASHED,
+}
+"""What a resume came to that did not live to answer."""
 
 
-def held(state: Mapping[str, dict[str, str]], holds: Collection[str]) -> State:
+def held(state: Mapping[str, dict[str, str]], holds: Collection[str]) -> Leaves:
     """Keep the components that the manager saves; `optimizer.second` belongs to `optimizer`."""
     return {name: found for name, found in state.items() if name.partition(".")[0] in holds}
 
 
-def same(left: Mapping[str, Any], right: Mapping[str, Any], holds: Collection[str]) -> bool:
+def same(
+    left: Mapping[str, dict[str, str]], right: Mapping[str, dict[str, str]], holds: Collection[str]
+) -> bool:
     """Tell whether two states are equal on the held components."""
     return held(left, holds) == held(right, holds)
 
 
 def differences(
-    left: Mapping[str, Any], right: Mapping[str, Any], holds: Collection[str], limit: int = 8
+    left: Mapping[str, dict[str, str]],
+    right: Mapping[str, dict[str, str]],
+    holds: Collection[str],
+    limit: int = 8,
 ) -> list[str]:
     """Name the leaves that differ, component first."""
     a, b = held(left, holds), held(right, holds)
@@ -34,16 +47,22 @@ def differences(
     return differing(flat_a, flat_b, limit)
 
 
-def arrival(result: Finished) -> tuple[int | None, dict[str, Any]]:
+def arrival(result: Finished) -> tuple[int | None, Leaves]:
     """Give step and state at the first training step of a child; (None, {}) if it trained none."""
-    found = result.result("run")
-    step = found.get("arrived", {}).get("step")
-    return step, found.get("states", {}).get(str(step), {})
+    ran = result.of(RunResult)
+    if ran.arrived is None:
+        return None, {}
+    return ran.arrived.step, ran.states.get(ran.arrived.step, {})
+
+
+def step_of(result: Finished) -> int | None:
+    """Give the step of a resume that went well; None for any other."""
+    return arrival(result)[0] if result.went_well else None
 
 
 def classify(
     result: Finished,
-    legal: Mapping[int, Mapping[str, Any]],
+    legal: Mapping[int, Leaves],
     *,
     holds: Collection[str],
     newest: int,
@@ -54,16 +73,10 @@ def classify(
     `legal` maps each step that may be served to the state an undamaged load of it gives; `newest`
     is the newest step that was begun. LOST_ALL is for the caller: a refusal may be right.
     """
-    failed = {
-        "hang": Outcome.HANG,
-        "memory": Outcome.OUT_OF_MEMORY,
-        "crashed": Outcome.CRASHED,
-        "killed": Outcome.CRASHED,
-    }
-    if result.exit_kind in failed:
-        return failed[result.exit_kind]
+    if result.exit_kind in DEATHS:
+        return DEATHS[result.exit_kind]
     if result.error is not None:
-        return Outcome.REFUSED_TYPED if result.error["typed"] else Outcome.REFUSED_UNTYPED
+        return Outcome.REFUSED_TYPED if result.error.typed else Outcome.REFUSED_UNTYPED
     step, state = arrival(result)
     if not step:
         return Outcome.COLD_START

@@ -7,7 +7,7 @@ step is shared by all checks, so that each of them costs next to nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import (
@@ -17,17 +17,20 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.harness.messages import Close, RunResult, TrainResult
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import id_of, key_of
-from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
+from ckpt_conformance.subject.subject import NOT_IMPLEMENTED, OTHER_SEED, SAVES, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
+    from ckpt_conformance.contract import StepRecord
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
 
-    Records = list[dict[str, Any]]
+    Records = Sequence[StepRecord]
     Check = Callable[[Subject], None]
 
 # Kind of job -> the invariant whose check says whether it comes back (`arrive` with owner=True).
@@ -38,7 +41,7 @@ OWNERS = {
     "two-optimizers": "CKC-COMP-014",
     "accumulate": "CKC-COMP-013",
 }
-PLAIN = "plain trouble"
+PLAIN: Slot[str] = Slot("the promise that a manager breaks which does not even save and load")
 AFTER = 4  # steps that a resumed run is followed for: beyond the end of the epoch
 
 
@@ -60,9 +63,7 @@ def resumed(
     return golden.resumed[key]
 
 
-def arrive(
-    subject: Subject, kind: str = "mixed", *, owner: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def arrive(subject: Subject, kind: str = "mixed", *, owner: bool = False) -> tuple[Leaves, Leaves]:
     """Give (saved state, state at the first training step after the resume) of the newest step.
 
     A resume that fails is a violation of the check that is the `owner` of the kind; for all others
@@ -84,9 +85,7 @@ def plain_trouble(subject: Subject) -> str:
 
     It is found out once; what is in the manager's directory is gone after it.
     """
-    if PLAIN not in subject.notes:
-        subject.notes[PLAIN] = _plain_trouble(subject)
-    return str(subject.notes[PLAIN])
+    return subject.once(PLAIN, lambda: _plain_trouble(subject))
 
 
 def _plain_trouble(subject: Subject) -> str:
@@ -103,20 +102,20 @@ def _plain_trouble(subject: Subject) -> str:
 
 def loads_in_a_new_process(subject: Subject) -> None:
     """Save two steps, end, load the latest in a new process; raises Violation (CKC-SMOK-001)."""
-    saved = subject.run(SAVES[-1], SAVES, then=[{"op": "close"}])
-    if saved.exit_kind != "ended" or saved.error:
+    saved = subject.run(SAVES[-1], SAVES, then=[Close()])
+    if not saved.went_well:
         raise Violation("a run without faults does not end well", evidence=subject.evidence(saved))
     result = subject.resume()
-    if subject.tell(result) != f"step {SAVES[-1]}":
+    if oracle.step_of(result) != SAVES[-1]:
         raise Violation(
             "the newest step does not load in a new process", evidence=subject.evidence(result)
         )
 
 
-def _arrive(subject: Subject, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _arrive(subject: Subject, kind: str) -> tuple[Leaves, Leaves]:
     golden = subject.golden(kind=kind)
     result = resumed(subject, golden)
-    if result.error and result.error["type"] == "builtins.NotImplementedError":
+    if result.error and result.error.type == NOT_IMPLEMENTED:
         raise NotApplicable(f"the adapter takes no job of kind {kind}: {subject.tell(result)}")
     step, state = oracle.arrival(result)
     if step != SAVES[-1]:
@@ -125,8 +124,8 @@ def _arrive(subject: Subject, kind: str) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def differing(
-    saved: Mapping[str, Any],
-    arrived: Mapping[str, Any],
+    saved: Leaves,
+    arrived: Leaves,
     component: str,
     leaf: Callable[[str], bool] = every_leaf,
 ) -> list[str]:
@@ -134,7 +133,7 @@ def differing(
     return oracle.differences(_chosen(arrived, leaf), _chosen(saved, leaf), {component})
 
 
-def _chosen(state: Mapping[str, Any], leaf: Callable[[str], bool]) -> oracle.State:
+def _chosen(state: Leaves, leaf: Callable[[str], bool]) -> Leaves:
     return {
         part: {path: bits for path, bits in found.items() if leaf(path)}
         for part, found in state.items()
@@ -197,22 +196,33 @@ def _violated(subject: Subject, check: Check) -> bool:
 
 def divergence(golden: Golden, records: Records) -> list[str]:
     """Say where records of a resumed run leave those of the run that never stopped."""
-    whole = {record["step"]: record for record in golden.records}
+    whole = {one.record.step: one.record for one in golden.records}
     for record in records:
-        wanted = whole.get(record["step"], {})
-        fields = [key for key, value in record.items() if wanted.get(key) != value]
+        fields = other_fields(record, whole.get(record.step))
         if fields:
-            return [f"step {record['step']}", *(_tell(key, record, wanted) for key in fields)]
+            told = (_tell(name, record, whole.get(record.step)) for name in fields)
+            return [f"step {record.step}", *told]
     return []
 
 
-def _tell(key: str, record: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    return f"{key}: {str(record[key])[:60]} != {str(wanted.get(key))[:60]}"
+def other_fields(record: StepRecord, wanted: StepRecord | None) -> list[str]:
+    """Name the fields of a record that differ from the wanted one; all if there is none."""
+    return [name for name, value in vars(record).items() if getattr(wanted, name, None) != value]
+
+
+def _tell(field: str, record: StepRecord, wanted: StepRecord | None) -> str:
+    here, there = getattr(record, field), getattr(wanted, field, None)
+    return f"{field}: {_shown(here)} != {_shown(there)}"
+
+
+def _shown(value: object) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)[:60]
 
 
 def records_of(result: ProcessResult) -> Records:
-    """Give the training records of a child's last operation."""
-    return result.results[-1].get("records", []) if result.results else []
+    """Give the training records of a child's last operation; none of one that does not train."""
+    last = result.results[-1] if result.results else None
+    return last.records if isinstance(last, RunResult | TrainResult) else ()
 
 
 def follow(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec import structs
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
@@ -14,30 +16,56 @@ from ckpt_conformance.contract.verdicts import (
     Violation,
     control_failed,
 )
+from ckpt_conformance.harness.messages import (
+    Close,
+    ExitKind,
+    JobSpec,
+    PayloadSamplesResult,
+    Program,
+    ReadPayloadSamples,
+    Run,
+    RunResult,
+    Steps,
+    StepsResult,
+)
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from pathlib import Path
 
+    from ckpt_conformance.contract import StepRecord
     from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.harness.client import Client, Finished, ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Leaves, PayloadSample
 
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
 JOB_SEED, OTHER_SEED = 11, 97
-RUN_FIELDS = (
-    *("resume", "stop_after", "watch", "faults", "fault_step", "final", "continue"),
-    "realign",  # re-lay the parameters in aligned storage after the load
-)
+NOT_IMPLEMENTED = "builtins.NotImplementedError"  # an adapter that takes no such job raises it
+
+
+@dataclass(frozen=True, eq=False)
+class Slot(Generic[T]):
+    """What is found out once per adapter and shared by checks: a typed key of `Subject.once`."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What one training step of one rank did."""
+
+    rank: int
+    record: StepRecord
 
 
 @dataclass
 class Golden:
     """A run without faults: a snapshot of the directory after each save, and what they give.
 
-    `at` maps a step to the state at that step's loss call in the run that never stopped; `served`
+    `at` maps a step to the state at that step's loss call in the run that never stopped; `loaded`
     (filled by controls) to the state that this manager's own undamaged load gives. For each saved
     step `payload_samples` gives the first bytes of its large tensors: where they stand is payload.
     `resumed` keeps the children of `resumption`.
@@ -46,19 +74,30 @@ class Golden:
     saves: tuple[int, ...]
     kind: str
     folder: Path
-    at: dict[int, dict[str, Any]]
-    records: list[dict[str, Any]]
-    ties: list[list[str]]
-    payload_samples: dict[int, list[dict[str, Any]]]
-    served: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    at: Mapping[int, Leaves]
+    records: Sequence[RankRecord]
+    ties: Sequence[Sequence[str]]
+    payload_samples: Mapping[int, Sequence[PayloadSample]]
+    loaded: dict[int, Leaves] = field(default_factory=dict[int, Any])
     resumed: dict[tuple[int, bool], ProcessResult] = field(
         default_factory=dict[tuple[int, bool], Any]
     )
-    memo: dict[str, Any] = field(default_factory=dict[str, Any])  # what suites find out once
 
     def snapshot(self, step: int) -> Path:
         """Give the directory as it was when the save of `step` had returned."""
         return self.folder / str(step)
+
+
+def run_op(
+    until: int | None, save_at: Sequence[int], given: Mapping[str, Any]
+) -> tuple[Run, dict[str, Any]]:
+    """Make a run of the fields that belong to it; give those that do not, too."""
+    known = {field.name for field in structs.fields(Run)}
+    own = {name: value for name, value in given.items() if name in known}
+    if "faults" in own:
+        own["faults"] = tuple(own["faults"])
+    rest = {name: value for name, value in given.items() if name not in known}
+    return Run(until=until, save_at=tuple(save_at), **own), rest
 
 
 @dataclass
@@ -78,14 +117,17 @@ class Subject:
     device: str = devices.CPU  # where ranks compute
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # by check; empty if it held
-    notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
+    explored: dict[str, dict[str, Any]] = field(
+        default_factory=dict[str, dict[str, Any]]
+    )  # since the last outcome
     remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
     children: int = 0
-    programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    programs: list[Program] = field(default_factory=list[Program])
     left: list[str] = field(default_factory=list[str])  # daemons of its children, ended since
 
     def __post_init__(self) -> None:
         """Make the folders."""
+        self._found: dict[tuple[Hashable, ...], Any] = {}
         self.root = self.folder / "run" / "checkpoints"
         self.scratch = self.folder / "scratch"
         trees.clear(self.root)
@@ -119,6 +161,18 @@ class Subject:
             return list(items)
         return [items[at] for at in sorted(self.rng.sample(range(len(items)), quick))]
 
+    def once(self, slot: Slot[T], make: Callable[[], T], *key: Hashable) -> T:
+        """Give what a slot holds for a key; the first one to ask finds it out."""
+        place = (slot, *key)
+        if place not in self._found:
+            self._found[place] = make()
+        known: T = self._found[place]
+        return known
+
+    def forget(self, slot: Slot[T], *key: Hashable) -> None:
+        """Empty a slot, so that it is found out again."""
+        self._found.pop((slot, *key), None)
+
     # -- children ------------------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -128,41 +182,45 @@ class Subject:
         self.programs.clear()
         self.remarks.clear()
 
-    def execute(self, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  program fields
+    def execute(self, *ops: AnyOp, **given: Any) -> ProcessResult:  # noqa: ANN401
         """Run operations in one fresh child; a crash of the harness itself is UNKNOWN.
 
-        Fields: kind, seed, variant (of the job), options, deadline (s), memory (bytes), snapshots.
+        `given` are fields of `JobSpec` (kind, seed, variant) and of `Program`.
         """
         return self.send([self.program(*ops, **given)])[0]
 
     def program(
         self,
-        *ops: dict[str, Any],
+        *ops: AnyOp,
         rank: int = 0,
-        layout: dict[str, int] | None = None,
-        **given: Any,  # noqa: ANN401  program fields
-    ) -> dict[str, Any]:
-        """Make the program of one child; with a layout, of one rank of a world."""
-        job = {
-            "kind": given.pop("kind", "mixed" if layout is None else "sharded"),
-            "seed": given.pop("seed", JOB_SEED),
-            "variant": given.pop("variant", ""),
-            **({"tensors": given.pop("tensors")} if "tensors" in given else {}),
-            **({"device": self.device} if layout is not None else {}),
-        }
-        own = f"-{rank}" if rank else ""
-        return {
-            "adapter": self.info.name,
-            "isolation": self.info.isolation,
-            "root": str(given.pop("root", self.root)),
-            **{name: str(self.folder / f"{name}{own}") for name in ("journal", "result", "output")},
-            "job": job if layout is None else job | {"layout": layout},
-            "ops": list(ops),
-            "deadline": self.deadline,
-            **given,
-        }
+        layout: Mapping[str, int] | None = None,
+        **given: Any,  # noqa: ANN401  fields of a job and of a program
+    ) -> Program:
+        """Make the program of one child; with a layout, of one rank of a world.
 
-    def send(self, programs: list[dict[str, Any]]) -> list[ProcessResult]:
+        Raises TypeError for a field that neither has.
+        """
+        job = JobSpec(
+            kind=given.pop("kind", "mixed" if layout is None else "sharded"),
+            seed=given.pop("seed", JOB_SEED),
+            variant=given.pop("variant", ""),
+            tensors=given.pop("tensors", {}),
+            layout=None if layout is None else dict(layout),
+            device=devices.CPU if layout is None else self.device,
+        )
+        own = f"-{rank}" if rank else ""
+        return Program(
+            adapter=self.info.name,
+            root=str(given.pop("root", self.root)),
+            journal=str(self.folder / f"journal{own}"),
+            result=str(self.folder / f"result{own}"),
+            output=str(self.folder / f"output{own}"),
+            job=job,
+            ops=ops,
+            **{"isolation": self.info.isolation, "deadline": self.deadline, **given},
+        )
+
+    def send(self, programs: Sequence[Program]) -> list[ProcessResult]:
         """Run one child of each program, all at the same time."""
         self.children += len(programs)
         self.programs += programs
@@ -170,7 +228,7 @@ class Subject:
         self.left += [left for result in results for left in result.left]
         return results
 
-    def send_rank_group(self, program: dict[str, Any]) -> list[ProcessResult]:
+    def send_rank_group(self, program: Program) -> list[ProcessResult]:
         """Run one child that forks its ranks, and is recorded; give how each rank ended."""
         self.children += 1
         self.programs.append(program)
@@ -178,12 +236,20 @@ class Subject:
         self.left += results[0].left
         return results
 
-    def run(self, until: int | None, save_at: Sequence[int] = (), **given: Any) -> ProcessResult:  # noqa: ANN401
-        """Train to a step with saves; the fields of the operation are `RUN_FIELDS`."""
-        op = {"op": "run", "until": until, "save_at": list(save_at)}
-        op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
-        tail = given.pop("then", [])
-        return self.execute(op, *tail, **given)
+    def run(
+        self,
+        until: int | None,
+        save_at: Sequence[int] = (),
+        *,
+        then: Sequence[AnyOp] = (),
+        **given: Any,  # noqa: ANN401
+    ) -> ProcessResult:
+        """Train to a step with saves, and do what comes `then`.
+
+        `given` are fields of the operation (see `Run`), of the job and of the program.
+        """
+        op, rest = run_op(until, save_at, given)
+        return self.execute(op, *then, **rest)
 
     def resume(self, step: int | str | None = None, **given: Any) -> ProcessResult:  # noqa: ANN401
         """Load into a job of another seed and digest at its first training step."""
@@ -193,11 +259,11 @@ class Subject:
     def steps(self, **given: Any) -> list[int]:  # noqa: ANN401
         """Ask discovery in a fresh child; raises Violation if it raises."""
         self.need("steps")
-        result = self.execute({"op": "steps"}, **given)
-        if "value" not in result.result("steps"):
+        result = self.execute(Steps(), **given)
+        steps = result.of(StepsResult).steps
+        if steps is None:
             raise Violation("discovery does not answer", evidence=self.evidence(result))
-        found: list[int] = result.result("steps")["value"]
-        return found
+        return steps
 
     # -- golden runs and controls -----------------------------------------------------------
 
@@ -219,36 +285,34 @@ class Subject:
             kind=kind,
             watch=True,
             snapshots=str(folder),
-            then=[{"op": "payload_samples"}, {"op": "close"}],
+            then=[ReadPayloadSamples(), Close()],
             **given,
         )
-        if result.error and result.error["type"] == "builtins.NotImplementedError":
+        if result.error and result.error.type == NOT_IMPLEMENTED:
             raise NotApplicable(f"the adapter takes no job of kind {kind}: {self.tell(result)}")
-        if result.exit_kind != "ended" or result.error:
+        if not result.went_well:
             raise control_failed(f"a run without faults does not end well: {self.tell(result)}")
-        found = result.result("run")
-        at = {int(step): state for step, state in found["states"].items()}
-        found_samples = result.result("payload_samples").get("value", {})
-        payload_samples = {int(step): each for step, each in found_samples.items()}
-        return Golden(
-            saves, kind, folder, at, found["records"], found["arrived"]["ties"], payload_samples
-        )
+        ran = result.of(RunResult)
+        samples = result.of(PayloadSamplesResult).samples
+        records = [RankRecord(0, record) for record in ran.records]
+        ties = ran.arrived.ties if ran.arrived else []
+        return Golden(saves, kind, folder, ran.states, records, ties, samples)
 
-    def served(self, golden: Golden, step: int, **given: Any) -> dict[str, Any]:  # noqa: ANN401
+    def loaded(self, golden: Golden, step: int, **given: Any) -> Leaves:  # noqa: ANN401
         """Give what an undamaged load of `step` gives: the control of every fault check."""
-        if step not in golden.served:
+        if step not in golden.loaded:
             self.materialize(golden, step)
             result = self.resume(kind=golden.kind, **given)
             arrived, state = oracle.arrival(result)
             if arrived != step:
                 told = self.tell(result)
                 raise control_failed(f"an undamaged load of step {step} gives {told}")
-            golden.served[step] = state
-        return golden.served[step]
+            golden.loaded[step] = state
+        return golden.loaded[step]
 
-    def legal(self, golden: Golden, *steps: int, **given: Any) -> dict[int, dict[str, Any]]:  # noqa: ANN401
+    def legal(self, golden: Golden, *steps: int, **given: Any) -> dict[int, Leaves]:  # noqa: ANN401
         """Give the states of several steps."""
-        return {step: self.served(golden, step, **given) for step in steps or golden.saves}
+        return {step: self.loaded(golden, step, **given) for step in steps or golden.saves}
 
     def materialize(self, golden: Golden, step: int | None = None) -> None:
         """Make the directory what it was after the save of `step` (the last by default)."""
@@ -259,7 +323,7 @@ class Subject:
     def classify(
         self,
         result: Finished,
-        legal: Mapping[int, Any],
+        legal: Mapping[int, Leaves],
         *,
         newest: int,
         acknowledged: Collection[int],
@@ -271,12 +335,12 @@ class Subject:
 
     def tell(self, result: Finished) -> str:
         """Say in one line how a child ended."""
-        if result.exit_kind == "hang":
-            return f"hang (no end within {result.program.get('deadline', 0):g} s)"
+        if result.exit_kind is ExitKind.HANG:
+            return f"hang (no end within {result.program.deadline:g} s)"
         if result.error:
-            what = "out of memory: " if result.exit_kind == "memory" else ""
-            return f"{what}{result.error['type']}: {result.error['message'][:200]}"
-        if result.exit_kind != "ended":
+            what = "out of memory: " if result.exit_kind is ExitKind.MEMORY else ""
+            return f"{what}{result.error.type}: {result.error.message[:200]}"
+        if result.exit_kind is not ExitKind.ENDED:
             last = result.output.strip().splitlines()[-1:] or [""]
             return f"{result.exit_kind} (exit code {result.code}) {last[0][:200]}".strip()
         step, _ = oracle.arrival(result)
@@ -285,13 +349,13 @@ class Subject:
     def evidence(
         self,
         result: Finished,
-        state: Mapping[str, Any] | None = None,
+        state: Leaves | None = None,
         **more: Any,  # noqa: ANN401  further evidence
     ) -> dict[str, Any]:
         """Collect what a reader needs: how the child ended, the error, the leaves that differ."""
         found: dict[str, Any] = {"child": self.tell(result), **more}
         if result.error:
-            found["where"] = result.error["where"]
+            found["where"] = list(result.error.where)
         if self.left:
             found["left behind"] = self.left[-3:]
         step, arrived = oracle.arrival(result)
@@ -303,7 +367,7 @@ class Subject:
     def judge(  # noqa: PLR0913  what a verdict needs
         self,
         result: Finished,
-        legal: Mapping[int, Any],
+        legal: Mapping[int, Leaves],
         allowed: Collection[Outcome],
         message: str,
         *,

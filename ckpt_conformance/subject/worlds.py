@@ -8,27 +8,54 @@ so the oracles judge both alike.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from msgspec import structs
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
+from ckpt_conformance.harness.messages import (
+    Close,
+    ExitKind,
+    Load,
+    Probe,
+    ProbeResult,
+    Result,
+    Run,
+    RunResult,
+    Save,
+    World,
+)
 from ckpt_conformance.subject import oracle
-from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
+from ckpt_conformance.subject.subject import (
+    JOB_SEED,
+    OTHER_SEED,
+    SAVES,
+    Golden,
+    RankRecord,
+    Slot,
+    run_op,
+)
 from ckpt_conformance.workload import devices, joining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Error, Leaves, Program, Stop
     from ckpt_conformance.subject.subject import Subject
 
+R = TypeVar("R", bound=Result)
+MOST: Slot[tuple[int, str]] = Slot("the largest world, and what to remark on it")
+GPUS: Slot[int] = Slot("GPUs of this machine")
+LOADED: Slot[Leaves] = Slot("the state that an undamaged load gives in a layout")
 Layout = dict[str, int]  # fsdp, tp, replicate, dim: the fields of `sharded.Layout`
 
 PATIENCE = 8.0  # seconds that a collective of the harness's own group waits for a peer
 DEADLINE = 20.0  # seconds that a rank has to end, one way or another
-WORST = ("hang", "memory", "crashed", "killed")
+WORST = (ExitKind.HANG, ExitKind.MEMORY, ExitKind.CRASHED, ExitKind.KILLED)
 PLAIN: tuple[Layout, ...] = tuple({"fsdp": size} for size in (1, 2, 3, 4))
 USUAL, MANY = 4, 8  # ranks of the largest world: always, and at the full budget where they fit
 
@@ -47,15 +74,17 @@ def most(subject: Subject) -> int:
     """
     if subject.budget != "full":
         return USUAL
-    if "most ranks" not in subject.notes:
-        result = execute(subject, {"fsdp": 2}, {"op": "run", "until": 1})
-        if result.exit_kind != "ended" or result.error:
-            raise control_failed(f"two ranks do not train: {subject.tell(result)}")
-        wanted = MANY * max(one.peak_kib for one in result.ranks)
-        subject.notes["most ranks"] = fit(wanted, available_kib())
-    found, remark = subject.notes["most ranks"]
+    number, remark = subject.once(MOST, lambda: _fit_here(subject))
     subject.remarks["ranks"] = remark
-    return int(found)
+    return number
+
+
+def _fit_here(subject: Subject) -> tuple[int, str]:
+    """Measure what one of two ranks takes, and hold it against the memory that is free."""
+    result = execute(subject, {"fsdp": 2}, Run(until=1))
+    if not result.went_well:
+        raise control_failed(f"two ranks do not train: {subject.tell(result)}")
+    return fit(MANY * max(rank.peak_kib for rank in result.ranks), available_kib())
 
 
 def fit(wanted: int, free: int) -> tuple[int, str]:
@@ -77,21 +106,26 @@ class WorldResult:
     """How the ranks of a world ended; reads like the result of one child."""
 
     ranks: tuple[ProcessResult, ...]
-    program: dict[str, Any] = field(default_factory=dict[str, Any])
+    program: Program  # of the first rank
 
     @property
-    def exit_kind(self) -> str:
+    def exit_kind(self) -> ExitKind:
         """The worst end of a rank: hang, memory, crashed, killed; else ended."""
-        found = {rank.exit_kind for rank in self.ranks}
-        return next((exit_kind for exit_kind in WORST if exit_kind in found), "ended")
+        kinds = {rank.exit_kind for rank in self.ranks}
+        return next((kind for kind in WORST if kind in kinds), ExitKind.ENDED)
 
     @property
-    def error(self) -> dict[str, Any] | None:
+    def error(self) -> Error | None:
         """The first error of the lowest rank that has one, with the rank in its message."""
         for at, rank in enumerate(self.ranks):
             if rank.error:
-                return {**rank.error, "message": f"rank {at}: {rank.error['message']}"}
+                return structs.replace(rank.error, message=f"rank {at}: {rank.error.message}")
         return None
+
+    @property
+    def went_well(self) -> bool:
+        """Whether every rank came to its end, and no operation raised."""
+        return self.exit_kind is ExitKind.ENDED and self.error is None
 
     @property
     def output(self) -> str:
@@ -111,48 +145,64 @@ class WorldResult:
     @property
     def left(self) -> list[str]:
         """Daemons that had to be ended."""
-        return [one for rank in self.ranks for one in rank.left]
+        return [daemon for rank in self.ranks for daemon in rank.left]
+
+    @property
+    def records(self) -> list[RankRecord]:
+        """The records of all ranks, rank by rank; none if a rank did not train."""
+        if self.of(RunResult).arrived is None:
+            return []
+        return [
+            RankRecord(at, record)
+            for at, rank in enumerate(self.ranks)
+            for record in rank.of(RunResult).records
+        ]
 
     def steps_of(self, event: str) -> list[int]:
         """Give the steps that every rank's journal has for an event, in order."""
-        found = [rank.steps_of(event) for rank in self.ranks]
-        return [step for step in found[0] if all(step in one for one in found)]
+        by_rank = [rank.steps_of(event) for rank in self.ranks]
+        return [step for step in by_rank[0] if all(step in steps for steps in by_rank)]
 
-    def result(self, op: str, index: int = -1) -> dict[str, Any]:
+    def of(self, kind: type[R], index: int = -1) -> R:
         """Join the ranks' results of an operation; empty if a rank did not reach it."""
-        found = [rank.result(op, index) for rank in self.ranks]
-        if not all(found):
-            return {}
-        if op != "run":
-            return found[0]
-        return joined(found) if all("arrived" in one for one in found) else {}
+        if not self.reached(kind):
+            return kind()
+        results = [rank.of(kind, index) for rank in self.ranks]
+        if not all(isinstance(result, RunResult) for result in results):
+            return results[0]
+        runs = [result for result in results if isinstance(result, RunResult)]
+        whole: Any = joined(runs) if all(run.arrived for run in runs) else kind()
+        return cast("R", whole)
+
+    def reached(self, kind: type[Result]) -> bool:
+        """Tell whether every rank reached an operation with such a result."""
+        return all(rank.reached(kind) for rank in self.ranks)
 
     @property
     def split(self) -> bool:
         """Whether some ranks arrived at a training step, and others did not, or at another one."""
-        arrived = [rank.result("run").get("arrived", {}).get("step") for rank in self.ranks]
-        return len(set(arrived)) > 1
+        places = [rank.of(RunResult).arrived for rank in self.ranks]
+        return len({place and place.step for place in places}) > 1
 
 
-def joined(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined(runs: Sequence[RunResult]) -> RunResult:
     """Join the results of `run`: global states; ranks at different steps arrived nowhere legal."""
-    steps = {one["arrived"]["step"] for one in found}
-    whole = dict(found[0])
-    whole["records"] = [{**one, "rank": at} for at, r in enumerate(found) for one in r["records"]]
-    if len(steps) > 1:
-        return whole | {"arrived": {**whole["arrived"], "step": -1}, "states": {}}
-    states = [one["states"] for one in found]
-    shared = [step for step in states[0] if all(step in one for one in states)]
-    whole["states"] = {step: joining.assemble([one[step] for one in states]) for step in shared}
-    if all("final" in one for one in found):
-        whole["final"] = joining.assemble([one["final"] for one in found])
-    return whole
+    whole = runs[0]
+    steps = {run.arrived.step for run in runs if run.arrived}
+    if len(steps) > 1 and whole.arrived:
+        nowhere = structs.replace(whole.arrived, step=-1)
+        return structs.replace(whole, arrived=nowhere, states={})
+    shared = [step for step in whole.states if all(step in run.states for run in runs)]
+    states = {step: joining.assemble([run.states[step] for run in runs]) for step in shared}
+    finals = [run.final for run in runs if run.final is not None]
+    final = joining.assemble(finals) if len(finals) == len(runs) else whole.final
+    return structs.replace(whole, states=states, final=final)
 
 
 def execute(
     subject: Subject,
     layout: Mapping[str, int],
-    *ops: dict[str, Any],
+    *ops: AnyOp,
     **given: Any,  # noqa: ANN401
 ) -> WorldResult:
     """Run operations on every rank of a world; an operation or a fault with `ranks` on these only.
@@ -168,9 +218,9 @@ def execute(
 def recorded(
     subject: Subject,
     layout: Mapping[str, int],
-    *ops: dict[str, Any],
+    *ops: AnyOp,
     folder: Path | None = None,
-    stops: Sequence[Mapping[str, Any]] = (),
+    stops: Sequence[Stop] = (),
     **given: Any,  # noqa: ANN401
 ) -> WorldResult:
     """Run operations on every rank of a world in one child, which is recorded into a folder.
@@ -178,21 +228,30 @@ def recorded(
     With `stops` all are killed when each rank has done so many operations on the directory.
     """
     made = programs(subject, layout, ops, given)
-    journal = made[0]["journal"]
-    ranks = [{**one, "rank": at, "journal": journal} for at, one in enumerate(made)]
-    rank_group = subject.program(deadline=made[0]["deadline"], rank_group=ranks)
-    rank_group |= {"record": str(folder)} if folder else {"stops": list(stops)}
-    rank_group |= {key: made[0][key] for key in ("isolation", "device") if key in made[0]}
-    own = {name: f"{rank_group[name]}-rank-group" for name in ("result", "output")}
-    return WorldResult(tuple(subject.send_rank_group(rank_group | own)), made[0])
+    first = made[0]
+    ranks = [
+        structs.replace(program, rank=at, journal=first.journal) for at, program in enumerate(made)
+    ]
+    group = subject.program(
+        rank_group=tuple(ranks),
+        record=str(folder) if folder else "",
+        stops=() if folder else tuple(stops),
+        deadline=first.deadline,
+        isolation=first.isolation,
+        device=first.device,
+    )
+    group = structs.replace(
+        group, result=f"{group.result}-rank-group", output=f"{group.output}-rank-group"
+    )
+    return WorldResult(tuple(subject.send_rank_group(group)), first)
 
 
 def programs(
     subject: Subject,
     layout: Mapping[str, int],
-    ops: Sequence[dict[str, Any]],
+    ops: Sequence[AnyOp],
     given: dict[str, Any],
-) -> list[dict[str, Any]]:
+) -> list[Program]:
     """Make the program of each rank."""
     size = size_of(layout)
     store = subject.scratch / f"rendezvous-{next(_worlds)}"
@@ -209,44 +268,46 @@ def programs(
             *ops_of_rank(ops, rank),
             rank=rank,
             layout=dict(layout),
-            world={
-                "rank": rank,
-                "size": size,
-                "store": str(store),
-                "timeout": patience,
-                "device": subject.device,
-            },
+            world=World(
+                rank=rank, size=size, store=str(store), timeout=patience, device=subject.device
+            ),
             **dict(given),
         )
         for rank in range(size)
     ]
-    return [{**one, "root": roots.get(rank, one["root"])} for rank, one in enumerate(made)]
+    return [
+        structs.replace(program, root=roots.get(rank, program.root))
+        for rank, program in enumerate(made)
+    ]
 
 
 def _have_gpus(subject: Subject, size: int) -> None:
     """Raise Unknown if ranks are more than GPUs: NCCL takes no two ranks on one."""
-    if "gpus" not in subject.notes:
-        op = {"op": "probe", "probe": "ckpt_conformance.workload.devices:count"}
-        result = subject.execute(op, isolation="spawn", device=devices.CUDA)
-        subject.notes["gpus"] = result.result("probe").get("value", 0)
-    if size > subject.notes["gpus"]:
+    gpus = subject.once(GPUS, lambda: _count_gpus(subject))
+    if size > gpus:
         raise Unknown(
-            f"this machine has {subject.notes['gpus']} GPUs for {size} ranks on cuda, and NCCL "
+            f"this machine has {gpus} GPUs for {size} ranks on cuda, and NCCL "
             f"takes one for each: run it where there are {size}, or on the CPU"
         )
 
 
-def ops_of_rank(ops: Sequence[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
+def _count_gpus(subject: Subject) -> int:
+    count = Probe(probe="ckpt_conformance.workload.devices:count")
+    result = subject.execute(count, isolation="spawn", device=devices.CUDA)
+    return int(result.of(ProbeResult).value or 0)
+
+
+def ops_of_rank(ops: Sequence[AnyOp], rank: int) -> list[AnyOp]:
     """Give the operations of one rank, each with the faults that hit it."""
-    return [_of_rank(op, rank) for op in ops if rank in op.get("ranks", [rank])]
+    return [_of_rank(op, rank) for op in ops if op.ranks is None or rank in op.ranks]
 
 
-def _of_rank(op: dict[str, Any], rank: int) -> dict[str, Any]:
+def _of_rank(op: AnyOp, rank: int) -> AnyOp:
     """Keep of an operation's faults those that hit this rank."""
-    if "faults" not in op:
+    if not isinstance(op, Run | Save | Load):
         return op
-    mine = [one for one in op["faults"] if rank in one.get("ranks", [rank])]
-    return {**op, "faults": mine}
+    mine = tuple(one for one in op.faults if one.ranks is None or rank in one.ranks)
+    return structs.replace(op, faults=mine)
 
 
 def run(
@@ -254,14 +315,14 @@ def run(
     layout: Mapping[str, int],
     until: int | None,
     save_at: Sequence[int] = (),
+    *,
+    then: Sequence[AnyOp] = (),
     **given: Any,  # noqa: ANN401  fields of the operation and of the program
 ) -> WorldResult:
-    """Train to a step with saves, on every rank."""
-    op = {"op": "run", "until": until, "save_at": list(save_at)}
-    op |= {key: given.pop(key) for key in RUN_FIELDS if key in given}
-    tail = given.pop("then", [])
-    given.setdefault("seed", JOB_SEED)
-    return execute(subject, layout, op, *tail, **given)
+    """Train to a step with saves, on every rank, and do what comes `then`."""
+    op, rest = run_op(until, save_at, given)
+    rest.setdefault("seed", JOB_SEED)
+    return execute(subject, layout, op, *then, **rest)
 
 
 def resume(
@@ -302,37 +363,37 @@ def _record(
         saves,
         watch=True,
         snapshots=str(folder),
-        then=[{"op": "close"}],
+        then=[Close()],
         **given,
     )
-    if result.exit_kind != "ended" or result.error:
+    if not result.went_well:
         told = subject.tell(result)
         raise control_failed(f"a run of {size_of(layout)} ranks does not end well: {told}")
-    found = result.result("run")
-    at = {int(step): state for step, state in found["states"].items()}
-    return Golden(saves, "sharded", folder, at, found["records"], found["arrived"]["ties"], {})
+    ran = result.of(RunResult)
+    ties = ran.arrived.ties if ran.arrived else []
+    return Golden(saves, "sharded", folder, ran.states, result.records, ties, {})
 
 
-def served(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int) -> dict[str, Any]:
+def loaded(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int) -> Leaves:
     """Give what an undamaged load of a step gives in a layout: the control of a fault check."""
-    key = f"served {sorted(layout.items())} {step}"
-    if key not in gold.memo:
+
+    def load() -> Leaves:
         subject.materialize(gold, step)
         result = resume(subject, layout)
         arrived, state = oracle.arrival(result)
         if arrived != step:
-            told = subject.tell(result)
-            raise control_failed(f"an undamaged load of step {step} gives {told}")
-        gold.memo[key] = state
-    found: dict[str, Any] = gold.memo[key]
-    return found
+            message = subject.tell(result)
+            raise control_failed(f"an undamaged load of step {step} gives {message}")
+        return state
+
+    return subject.once(LOADED, load, gold.folder, *sorted(layout.items()), step)
 
 
 def legal(
     subject: Subject, gold: Golden, layout: Mapping[str, int], *steps: int
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, Leaves]:
     """Give the states of several steps in a layout."""
-    return {step: served(subject, gold, layout, step) for step in steps or gold.saves}
+    return {step: loaded(subject, gold, layout, step) for step in steps or gold.saves}
 
 
 def of_rank(component: Mapping[str, str], rank: int) -> dict[str, str]:

@@ -1,55 +1,60 @@
-"""A child that is recorded or hit at its system calls: its parent becomes the supervisor.
-
-Keys of a child's program: `record` names the folder of the recording, and all ranks of a
-`rank_group` are in it. `stops` says how many operations each rank of it may do before all are
-killed. An operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes
-the child supervised too.
-"""
+"""A child that is recorded or hit at its system calls: its parent becomes the supervisor."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shutil
 import signal
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace import notify, syscall_faults, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
 from ckpt_conformance.trace.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ckpt_conformance.trace.supervisor import Supervisor
+    from pathlib import Path
 
-INJECTOR = "fault_injectors.system_call:"
+    from ckpt_conformance.trace.supervisor import Supervisor
+    from ckpt_conformance.trace.vector_clocks import Stop
+
 _PATCHED: list[PatchedRecorder] = []
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
-def is_wanted(program: dict[str, Any]) -> bool:
-    """Tell whether a program asks for a supervisor."""
-    request = program.get("record") or program.get("stops")
-    return bool(request) or INJECTOR in json.dumps(program["ops"])
+@dataclass(frozen=True)
+class Supervision:
+    """What a supervisor does for one child: record, count and hit calls, or stop ranks.
+
+    `folder` takes the recording, None for none; `ranks` is the size of a rank group, 0 for none.
+    Each rank does the operations of its stop, then all are killed.
+    """
+
+    root: Path  # the manager's directory
+    journal: Path
+    deadline: float  # seconds
+    folder: Path | None = None
+    ranks: int = 0
+    stops: tuple[Stop, ...] = ()
+    injects: bool = False  # an operation has a fault at a system call
+    reading: bool = False  # one of these counts calls that only read
+    may_patch: bool = True  # without a supervisor, entry points in this process may be patched
 
 
-def enter(program: dict[str, Any]) -> None:
+def enter(wanted: Supervision) -> None:
     """Fork: the child returns, with the filter in place; the parent supervises and ends as it does.
 
     The one who waits for the child sees its exit code, or the signal that ended it.
     """
-    folder = Path(program["record"]) if program.get("record") else None
-    reading = '"reading": true' in json.dumps(program["ops"])
-    journal = Path(program["journal"])
-    journal.touch()
+    wanted.journal.touch()
     recorder = Recorder(
-        Path(program["root"]),
-        folder,
-        journal=journal,
-        reading=reading,
-        closing="rank_group" in program,  # the ranks may be nodes of an NFS
+        wanted.root,
+        wanted.folder,
+        journal=wanted.journal,
+        reading=wanted.reading,
+        closing=wanted.ranks > 0,  # the ranks may be nodes of an NFS
     )
     pid = os.fork()
     if pid == 0:
@@ -58,22 +63,21 @@ def enter(program: dict[str, Any]) -> None:
         return
     fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
     ranks: vector_clocks.Collector | None = None
-    if "rank_group" in program:
-        ranks = vector_clocks.Collector(len(program["rank_group"]))
-        if stops := program.get("stops"):
-            ranks = vector_clocks.Stopper(stops, main=pid)
+    if wanted.stops:
+        ranks = vector_clocks.Stopper(wanted.stops, main=pid)
+    elif wanted.ranks:
+        ranks = vector_clocks.Collector(wanted.ranks)
 
     def prepare(supervisor: Supervisor) -> None:
         (ranks or fault_supervisor).attach(supervisor)
 
     try:
-        deadline = program.get("deadline", 600.0)
-        recording = recorder.supervise(pid, deadline=deadline, prepare=prepare)
-        if ranks is not None and folder is not None:
+        recording = recorder.supervise(pid, deadline=wanted.deadline, prepare=prepare)
+        if ranks is not None and wanted.folder is not None:
             ranks.finish(recording)
     except notify.NotAvailableError as error:
         os.waitpid(pid, 0)
-        _fall_back(program, error)
+        _fall_back(wanted, error)
         return
     _end_as(recorder.code)
 
@@ -84,15 +88,13 @@ def leave() -> None:
         _PATCHED.pop().finish()
 
 
-def _fall_back(program: dict[str, Any], error: notify.NotAvailableError) -> None:
+def _fall_back(wanted: Supervision, error: notify.NotAvailableError) -> None:
     """Record by patched entry points here; a fault at a system call has no such way out."""
-    one = "rank_group" not in program and program.get("isolation") != "spawn"
-    if INJECTOR in json.dumps(program["ops"]) or not one:
+    if wanted.injects or not wanted.may_patch or wanted.folder is None:
         raise error
     print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
-    folder = Path(program["record"])
-    shutil.rmtree(folder)  # what the recorder that could not begin left there
-    patched = PatchedRecorder(Path(program["root"]), folder, Path(program["journal"]))
+    shutil.rmtree(wanted.folder)  # what the recorder that could not begin left there
+    patched = PatchedRecorder(wanted.root, wanted.folder, wanted.journal)
     patched.install()
     _PATCHED.append(patched)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ckpt_conformance.trace.operations import NAMING, SILENT, SYNCING, Kind, Operation, Unsupported
 from ckpt_conformance.trace.supervisor import HOLD
 
@@ -80,6 +82,13 @@ class Collector:
         recording.save()
 
 
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many operations a rank may do, and the paths of directories that it makes."""
+
+    count: int
+    makes: tuple[str, ...] = ()
+
+
 class Stopper(Collector):
     """Lets each rank do so many operations, and kills all when the last one has done its own.
 
@@ -88,15 +97,12 @@ class Stopper(Collector):
     chance otherwise, and who comes second does no operation.
     """
 
-    def __init__(self, stops: Sequence[Mapping[str, Any]], main: int) -> None:
-        """Take, for each rank, `count` and the paths of directories that it `makes`.
-
-        To kill the process `main` kills all ranks.
-        """
+    def __init__(self, stops: Sequence[Stop], main: int) -> None:
+        """Take where each rank stops; to kill the process `main` kills all ranks."""
         super().__init__(len(stops))
         self.main = main
-        self.left = [int(stop["count"]) for stop in stops]
-        self.makes = [set[str](stop["makes"]) for stop in stops]
+        self.left = [stop.count for stop in stops]
+        self.makes = [set(stop.makes) for stop in stops]
         self.counted = 0
         self.held: list[tuple[Request, Action]] = []  # calls that make a directory
 

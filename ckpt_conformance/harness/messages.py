@@ -1,0 +1,484 @@
+"""What the harness and its child processes say to each other: programs, operations, results.
+
+A program is a list of operations for one child. It is sent to the fork server as one line of JSON,
+and the child leaves a report with one result for each operation that it reached. Both sides encode
+and decode with these types: what is missing, misspelt or of another type is an error at once, and
+not a verdict. A bundle keeps programs as they were sent.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from ckpt_conformance.contract import StepRecord
+from ckpt_conformance.trace.vector_clocks import Stop as Stop  # noqa: PLC0414  for programs
+
+T = TypeVar("T")
+Leaves = dict[str, dict[str, str]]  # component -> leaf -> digest
+Tree = dict[str, str]  # name below a directory -> digest of what a new process would read there
+Arguments = dict[str, Any]  # plain values by name; what takes them says which
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One message: immutable; a field that the other side does not know is refused."""
+
+
+class MessageError(ValueError):
+    """A message that is not one of these; the text names the field and what is wrong with it."""
+
+
+def encode(message: object, indent: int | None = None) -> bytes:
+    """Write a message as JSON, on one line unless `indent` says otherwise.
+
+    By `json`, which keeps what msgspec refuses or changes: NaN, and file names that are no UTF-8.
+    """
+    plain = msgspec.to_builtins(message, str_keys=True, enc_hook=str)
+    return json.dumps(plain, indent=indent).encode()
+
+
+def decode(data: bytes | str, kind: type[T]) -> T:
+    """Read a message of a type; raises MessageError for anything else."""
+    try:
+        return msgspec.convert(json.loads(data), kind, str_keys=True)
+    except ValueError as error:  # of either: no JSON, or not this message
+        msg = f"no {kind.__name__}: {error}"
+        raise MessageError(msg) from error
+
+
+# ---- faults ----------------------------------------------------------------------------------
+
+
+class Fault(Message, frozen=True):
+    """A fault injector for an operation: `module:Class` and its arguments; on some ranks only."""
+
+    injector: str
+    args: Arguments = {}
+    ranks: tuple[int, ...] | None = None
+
+
+class SeenCall(Message, frozen=True, omit_defaults=True):
+    """One call that an injector counted: its number, the function, the name that it is about."""
+
+    call: int
+    what: str
+    path: str = ""
+    size: int = 0  # bytes, of a write
+    order: int = 0  # over all injectors of a child
+    tree: Tree = {}  # before the call, of a survey
+    reads: bool = False  # changes nothing
+    injected: bool = False  # the fault hit this call
+
+
+class UnsupportedCall(Message, frozen=True):
+    """A call that writes and that no supervisor can follow or hit, and why."""
+
+    call: str
+    path: str
+    why: str
+
+
+class FaultReport(Message, frozen=True):
+    """What one injector counted in an operation, and how often it fired."""
+
+    name: str = ""
+    calls: int = 0
+    fired: int = 0
+    log: tuple[SeenCall, ...] = ()
+    unsupported: tuple[UnsupportedCall, ...] = ()
+
+
+# ---- operations ------------------------------------------------------------------------------
+
+
+class Op(Message, frozen=True, tag_field="op", omit_defaults=True):
+    """One operation of a program.
+
+    `ranks` are those of a world that do it, None for all. After an error the program ends, unless
+    the operation says `go_on`.
+    """
+
+    ranks: tuple[int, ...] | None = None
+    go_on: bool = False
+
+
+class Run(Op, frozen=True, tag="run"):
+    """Train to a step with saves, by the harness's loop or by the framework's.
+
+    `resume` loads first: the newest (True), a step, or a path. `watch` digests the state at every
+    step, else only at the first; `stop_after` ends the run after so many further steps; `final`
+    digests the state at the end; `realign` lays the parameters anew in aligned storage after the
+    load. The faults hold for the whole run, or from the save of `fault_step` on.
+    """
+
+    until: int | None = None
+    save_at: tuple[int, ...] = ()
+    resume: bool | int | str = False
+    stop_after: int | None = None
+    watch: bool = False
+    final: bool = False
+    realign: bool = False
+    faults: tuple[Fault, ...] = ()
+    fault_step: int | None = None
+
+
+class Save(Op, frozen=True, tag="save"):
+    """Save now, as `step` or as the step of the job."""
+
+    step: int | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+class Load(Op, frozen=True, tag="load"):
+    """Load into the live job: the newest, a step, or a path."""
+
+    step: int | str | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+class Train(Op, frozen=True, tag="train", kw_only=True):
+    """Train `n` steps with the job's own loop."""
+
+    n: int
+
+
+class Steps(Op, frozen=True, tag="steps"):
+    """Ask which steps there are."""
+
+
+class ReadLeaves(Op, frozen=True, tag="leaves"):
+    """Digest the live state."""
+
+
+class ReadPayloadSamples(Op, frozen=True, tag="payload_samples"):
+    """Give bytes of tensors that must stand in an uncompressed payload, by saved step."""
+
+
+class Perturb(Op, frozen=True, tag="perturb"):
+    """Change every live tensor and every generator."""
+
+
+class Fresh(Op, frozen=True, tag="fresh"):
+    """Replace the job by a fresh one in the same process; the manager stays."""
+
+    seed: int | None = None
+    kind: str | None = None
+
+
+class Materialize(Op, frozen=True, tag="materialize", kw_only=True):
+    """Close the manager and make its directory a copy of a tree; the next one opens anew."""
+
+    tree: str
+
+
+class Close(Op, frozen=True, tag="close"):
+    """Close the manager; the next operation opens a new one."""
+
+
+class CopyOut(Op, frozen=True, tag="copy_out", kw_only=True):
+    """Copy the manager's directory as it is now to a new place."""
+
+    tree: str
+
+
+class Gate(Op, frozen=True, tag="gate", kw_only=True):
+    """Set the upload gate (open, shut, fail) after some files; or `await` `count` uploads."""
+
+    state: str
+    after: int = 0
+    count: int = 1
+
+
+class Call(Op, frozen=True, tag="call", kw_only=True):
+    """Call a method of an optional capability; `$job` in the arguments is the live job."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+class Probe(Op, frozen=True, tag="probe", kw_only=True):
+    """Run `module:function(child, **args)` and keep the plain value that it gives."""
+
+    probe: str
+    args: Arguments = {}
+
+
+AnyOp = (
+    Run
+    | Save
+    | Load
+    | Train
+    | Steps
+    | ReadLeaves
+    | ReadPayloadSamples
+    | Perturb
+    | Fresh
+    | Materialize
+    | Close
+    | CopyOut
+    | Gate
+    | Call
+    | Probe
+)
+
+
+def faults_of(op: AnyOp) -> tuple[Fault, ...]:
+    """Give the faults of an operation; most have none."""
+    return op.faults if isinstance(op, Run | Save | Load) else ()
+
+
+def named(op: AnyOp) -> list[str]:
+    """Give what an operation names as `module:attribute`: injectors, and a probe."""
+    injectors = [fault.injector for fault in faults_of(op)]
+    return [*injectors, op.probe] if isinstance(op, Probe) else injectors
+
+
+# ---- results ---------------------------------------------------------------------------------
+
+
+class Error(Message, frozen=True):
+    """An exception that an operation raised, in plain values.
+
+    `typed`: the adapter lists its type among the refusals; `memory`: out of memory; `disk`: an
+    OSError, or raised from one; `where`: the last frames.
+    """
+
+    type: str
+    message: str
+    typed: bool = False
+    memory: bool = False
+    disk: bool = False
+    where: tuple[str, ...] = ()
+    errno: int | None = None
+
+
+class Result(Message, frozen=True, tag_field="op", omit_defaults=True):
+    """What came of one operation; the fields of one that was not reached are empty."""
+
+    error: Error | None = None
+
+
+class Arrived(Message, frozen=True):
+    """Where a run was at its first training step: the step, and tensors that share storage."""
+
+    step: int
+    ties: list[list[str]] = []
+
+
+class RunResult(Result, frozen=True, tag="run"):
+    """States by step at the loss call, records of the steps, and what the faults did."""
+
+    arrived: Arrived | None = None
+    states: dict[int, Leaves] = {}
+    records: tuple[StepRecord, ...] = ()
+    step: int | None = None
+    final: Leaves | None = None
+    faults: tuple[FaultReport, ...] = ()
+
+
+class SaveResult(Result, frozen=True, tag="save"):
+    """What the faults of a save did."""
+
+    faults: tuple[FaultReport, ...] = ()
+
+
+class LoadResult(Result, frozen=True, tag="load"):
+    """The step that a load gave."""
+
+    step: int | None = None
+    faults: tuple[FaultReport, ...] = ()
+
+
+class TrainResult(Result, frozen=True, tag="train"):
+    """Records of the steps."""
+
+    records: tuple[StepRecord, ...] = ()
+
+
+class StepsResult(Result, frozen=True, tag="steps"):
+    """The steps that the manager lists; None if it did not answer."""
+
+    steps: list[int] | None = None
+
+
+class LeavesResult(Result, frozen=True, tag="leaves"):
+    """Digests of the live state."""
+
+    leaves: Leaves | None = None
+
+
+class PayloadSample(Message, frozen=True):
+    """The first bytes of a large tensor, in hex, and its size in bytes."""
+
+    name: str
+    bytes: str
+    size: int
+
+
+class PayloadSamplesResult(Result, frozen=True, tag="payload_samples"):
+    """Samples by saved step."""
+
+    samples: dict[int, list[PayloadSample]] = {}
+
+
+class PerturbResult(Result, frozen=True, tag="perturb"):
+    """Nothing to tell."""
+
+
+class FreshResult(Result, frozen=True, tag="fresh"):
+    """Nothing to tell."""
+
+
+class MaterializeResult(Result, frozen=True, tag="materialize"):
+    """Nothing to tell."""
+
+
+class CloseResult(Result, frozen=True, tag="close"):
+    """Nothing to tell."""
+
+
+class CopyOutResult(Result, frozen=True, tag="copy_out"):
+    """Nothing to tell."""
+
+
+class GateResult(Result, frozen=True, tag="gate"):
+    """Whether the gate was set, or so many uploads came."""
+
+    done: bool = False
+
+
+class CallResult(Result, frozen=True, tag="call"):
+    """The plain value of a method."""
+
+    value: Any = None
+
+
+class ProbeResult(Result, frozen=True, tag="probe"):
+    """The plain value of a probe."""
+
+    value: Any = None
+
+
+AnyResult = (
+    RunResult
+    | SaveResult
+    | LoadResult
+    | TrainResult
+    | StepsResult
+    | LeavesResult
+    | PayloadSamplesResult
+    | PerturbResult
+    | FreshResult
+    | MaterializeResult
+    | CloseResult
+    | CopyOutResult
+    | GateResult
+    | CallResult
+    | ProbeResult
+)
+
+
+# ---- programs --------------------------------------------------------------------------------
+
+
+class JobSpec(Message, frozen=True, omit_defaults=True):
+    """The job of a program; `layout`, `tensors` and `device` are of jobs on ranks."""
+
+    kind: str
+    seed: int
+    variant: str = ""
+    layout: dict[str, int] | None = None  # fields of `sharded.Layout`
+    tensors: Arguments = {}  # fields of `sharded.Tensors`
+    device: str = "cpu"
+
+
+class Options(Message, frozen=True, omit_defaults=True):
+    """How the manager is opened; `mirror` is a path, `kind` what is asked for explicitly."""
+
+    keep_last: int | None = None
+    mirror: str | None = None
+    kind: str | None = None
+
+
+class World(Message, frozen=True):
+    """One rank of several: `store` is the file where they meet, `timeout` (s) of a collective."""
+
+    rank: int
+    size: int
+    store: str
+    timeout: float
+    device: str = "cpu"
+
+
+class Program(Message, frozen=True, omit_defaults=True):
+    """What one child does: an adapter, a directory, a job and operations.
+
+    `journal`, `result` and `output` are files of ours. `memory` is in bytes above what the child
+    has when it begins, `deadline` in seconds; `snapshots` is a folder that gets a copy of the
+    directory after each acknowledged save. `rank_group`: this child forks one process for each of
+    these programs, and `rank` is said in every event of a journal that they share. `record` names
+    the folder of a recording; with `stops` all ranks are killed where each has done so much.
+    """
+
+    adapter: str
+    root: str
+    journal: str
+    result: str
+    output: str
+    job: JobSpec
+    ops: tuple[AnyOp, ...] = ()
+    options: Options = Options()
+    isolation: str = "fork"
+    deadline: float = 60.0
+    memory: int = 4 << 30
+    snapshots: str = ""
+    device: str = "cpu"
+    world: World | None = None
+    rank: int | None = None
+    rank_group: tuple[Program, ...] = ()
+    record: str = ""
+    stops: tuple[Stop, ...] = ()
+
+
+class Report(Message, frozen=True):
+    """What a child leaves at its end: a result for each operation it reached, memory in KiB."""
+
+    results: tuple[AnyResult, ...] = ()
+    baseline_kib: int = 0
+    peak_kib: int = 0
+    codes: dict[int, int] = {}  # exit codes by rank, of a rank group
+
+
+class Ready(Message, frozen=True, tag_field="server"):
+    """The server listens; why each adapter that can't be used is refused."""
+
+    refused: dict[str, str]
+
+
+class NotReady(Message, frozen=True, tag_field="server"):
+    """The server could not start."""
+
+    error: str
+
+
+class Ended(Message, frozen=True):
+    """How a child ended, as the server saw it: exit code, past its deadline or not, times in s."""
+
+    code: int
+    hang: bool
+    seconds: float
+    cpu: float
+    left: list[str]  # daemons that had to be ended
+
+
+class ExitKind(StrEnum):
+    """The way a child ended."""
+
+    ENDED = "ended"
+    KILLED = "killed"
+    HANG = "hang"
+    MEMORY = "memory"
+    CRASHED = "crashed"
