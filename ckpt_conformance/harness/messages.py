@@ -16,9 +16,10 @@ import msgspec
 
 from ckpt_conformance.contract import StepRecord
 from ckpt_conformance.trace.vector_clocks import Stop as Stop  # noqa: PLC0414  for programs
+from ckpt_conformance.workload.values import RankLeaves
 
 T = TypeVar("T")
-Leaves = dict[str, dict[str, str]]  # component -> leaf -> digest
+Leaves = RankLeaves  # a digest for each leaf, and of a rank its boxes of sharded tensors
 Tree = dict[str, str]  # name below a directory -> digest of what a new process would read there
 Arguments = dict[str, Any]  # plain values by name; what takes them says which
 
