@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 from ckpt_conformance.contract import journal
 from ckpt_conformance.workload import devices
 
-# One thread and one code path, so that a resumed run can be compared bit for bit (DESIGN 4).
+# One thread and one code path, so that a resumed run can be compared bit for bit.
 FIXED_MACHINE = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

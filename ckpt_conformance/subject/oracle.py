@@ -1,4 +1,4 @@
-"""The two oracles (DESIGN 4): identity, and what an undamaged load of a legal step gives."""
+"""The two oracles: identity, and what an undamaged load of a legal step gives."""
 
 from __future__ import annotations
 

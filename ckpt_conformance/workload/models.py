@@ -1,4 +1,4 @@
-"""Small models built so that every hole of a checkpoint shows (DESIGN section 4, Job)."""
+"""Small models built so that every hole of a checkpoint shows."""
 
 from __future__ import annotations
 
