@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract.journal import ChildJournal
     from ckpt_conformance.fault_injectors.injector import Injector
 
-FAULTS = ("slow-disk",)
 PEER = f"{__name__}:Peer"
 WATCHED = "watched"
 TOLD = ("acknowledged", "failed")
