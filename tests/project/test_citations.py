@@ -56,8 +56,11 @@ def test_every_cited_id_resolves(texts: dict[Path, str]) -> None:
         ("`MX10` of [I01](x.md#i01)", {"MX10", "I01"}),
         ("A99", {"A99"}),
         ("M999", {"M999"}),
-        ("noqa: S603, D101, H200, UTF-16, 0xA02, CKC-ATOM-001, T01, A1, M4, x.A02, /A02", set()),
-        ('{"F16": 16, "A02": 1}', set()),
+        (
+            "noqa: S603, D101, H200, UTF-16, 0xA02, CKC-ATOM-001, T01, A1, M4, x.A02, /A02",
+            set[str](),
+        ),
+        ('{"F16": 16, "A02": 1}', set[str]()),
     ],
 )
 def test_what_is_a_citation(text: str, ids: set[str]) -> None:

@@ -63,7 +63,10 @@ def test_a_mutant_of_another_thread_names_it(documents: Mapping[str, str]) -> No
 def test_the_files_are_written_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def documents(root: Path) -> Mapping[str, str]:
+        return {"a.md": f"of {root.name}\n"}
+
     monkeypatch.setattr("sys.argv", ["docs", str(tmp_path)])
-    monkeypatch.setattr(docs, "documents", lambda root: {"a.md": f"of {root.name}\n"})
+    monkeypatch.setattr(docs, "documents", documents)
     docs.main()
     assert (tmp_path / "a.md").read_text() == f"of {tmp_path.parent.name}\n"
