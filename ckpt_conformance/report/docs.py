@@ -35,7 +35,8 @@ Do not edit. {count} bugs; {without} of them have no invariant and no mutant of 
 
 Each entry says in our words what happened. It names the public thread, the
 [invariants](invariants.md) that rest on the bug, and the mutants: managers that are broken in the
-same way, on purpose, to test the checks. An id is never reused.
+same way, on purpose, to test the checks. Where there is neither, it names the tests or the modules
+that cite the bug, if any. An id is never reused.
 """
 
 REQUIREMENTS_HEAD = """# Requirements
