@@ -31,7 +31,7 @@ def test_trained_parameters_are_the_saved_ones(subject: Subject) -> None:
     """Trained parameters arrive at the first training step with the bits that were saved.
 
     Why: adapters were loaded and then initialised anew; a prefix on every key made a resume load
-    nothing, without a word (M06, M05, checklist M021).
+    nothing, without a word (M06, M05, M021).
     How: resume into a job of another seed; compare each parameter bit for bit.
     """
     resumption.identity(
@@ -115,7 +115,7 @@ def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
     """What a module gives by get_extra_state comes back.
 
     Why: fp8 recipes keep their amax history there; a loader that passes over what is no tensor
-    restarts the history, and the scales with it (K05, checklist M046).
+    restarts the history, and the scales with it (K05, M046).
     How: a model that keeps an amax history, compared at the first training step.
     """
     resumption.identity(
@@ -181,7 +181,7 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
     """The step that a load returns is the step of the state that it gives, also after a resume.
 
     Why: a closure read the step when it ran, so the tracker named a later one (B02); a counter
-    that a resume froze went into every later checkpoint (H13, checklist M022).
+    that a resume froze went into every later checkpoint (H13, M022).
     How: resume, train on, save; resume again; compare the state with that at the save, then the
     step.
     """
@@ -303,7 +303,7 @@ def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
     """Whatever a job is made of, its resumed run makes the records of the unbroken one.
 
     Why: state that only some models and optimizers have, such as fp32 masters of bf16 parameters,
-    a second optimizer or extra state, shows in the steps that follow (K01, K03, checklist M043).
+    a second optimizer or extra state, shows in the steps that follow (K01, K03, M043).
     How: jobs with fp32 masters, two optimizers, batch norm and attention; a resume in each.
     """
     resumption.needs_mid_epoch(subject)

@@ -84,7 +84,7 @@ def test_an_explicit_step_that_is_damaged_is_not_replaced(subject: Subject) -> N
     """A request for a step that cannot be read raises; no other step is served in its place.
 
     Why: an evaluation or a rollback that was given another step reports numbers of the wrong model;
-    a load that fell back in silence did that (R03, checklist M031).
+    a load that fell back in silence did that (R03, M031).
     How: cut every file of the newest step in half, ask for that step by its number.
     """
     golden = subject.golden()
@@ -152,7 +152,7 @@ def test_an_explicit_kind_is_honoured_beside_its_sibling(subject: Subject) -> No
     """A request for a kind gives that kind, although the same step is there in another one.
 
     Why: a loader that prefers one format served weights of an older save beside the new one (R01);
-    an explicit request for the DCP directory was answered with the model file (checklist M031).
+    an explicit request for the DCP directory was answered with the model file (M031).
     How: save a step in both kinds with different content, in both orders; ask for each by name.
     """
     for order in subject.sample([KINDS, KINDS[::-1]], quick=1):
@@ -237,7 +237,7 @@ def test_a_path_means_what_it_names(subject: Subject) -> None:
 
     Why: a second entry point with a rule of its own took the newest directory instead of the named
     one (B04); a folder that happened to exist won over the explicit source (R05); the model file
-    won over the directory that was named (checklist M028, M029, M030, M031).
+    won over the directory that was named (M028, M029, M030, M031).
     How: save steps 2, 4 and 6; load every name that step 4 brought, then the parent, then a copy of
     an older state of the directory that lies elsewhere.
     """
@@ -286,7 +286,7 @@ def test_what_is_left_cold_on_request_is_the_only_thing(subject: Subject) -> Non
     """A load without the optimizer gives every other component of the step that was named.
 
     Why: with the tag of an earlier step and without optimizer states, the weights came from the
-    step that the pointer named (R09); a partial load counted as success (checklist MX6, M027).
+    step that the pointer named (R09); a partial load counted as success (MX6, M027).
     How: with a newer step there, load the older one without its optimizer.
     """
     subject.need(holds=["optimizer"])

@@ -193,7 +193,7 @@ def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
     """Later training and later saves change no byte of an earlier step.
 
     Why: a snapshot that is a reference changes with the live state (D03); a file that two steps
-    share is rewritten for the second one and lost for the first (checklist VX8, LX10; A10).
+    share is rewritten for the second one and lost for the first (VX8, LX10; A10).
     How: compare the directory at the moment the save returned with the directory after more
     training; where steps are kept, compare the payload of the first step after the second save.
     """
