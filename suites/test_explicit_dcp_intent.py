@@ -57,7 +57,7 @@ class _Loaded:
     """What a path gave: the step, and the digests of the model by leaf."""
 
     step: int | None
-    model: Mapping[str, str]
+    model: Mapping[str, object]
 
 
 def _refused(result: ProcessResult) -> bool:
@@ -242,7 +242,7 @@ def _load_paths(subject: Subject, paths: Sequence[Path]) -> dict[str, _Loaded | 
 
 
 def _all_are(
-    by_path: Mapping[str, _Loaded | None], step: int, model: Mapping[str, str], message: str
+    by_path: Mapping[str, _Loaded | None], step: int, model: Mapping[str, object], message: str
 ) -> None:
     """Raise Violation unless some path resolves and every one that does gives this step."""
     wrong = [
