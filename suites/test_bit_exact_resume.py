@@ -6,9 +6,20 @@ looks at the first training step after the load: what is set up after the load m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.harness.messages import (
+    Close,
+    LeavesResult,
+    Load,
+    Probe,
+    ProbeResult,
+    ReadLeaves,
+    RunResult,
+    Save,
+    Train,
+)
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
@@ -105,9 +116,10 @@ def test_tied_parameters_are_still_tied(subject: Subject) -> None:
     """
     resumption.arrive(subject)
     golden = subject.golden()
-    found = resumption.resumed(subject, golden).result("run")["arrived"]["ties"]
-    if found != golden.ties:
-        raise Violation("ties are lost", evidence={"before": golden.ties, "after": found})
+    arrived = resumption.resumed(subject, golden).of(RunResult).arrived
+    ties = arrived.ties if arrived else []
+    if ties != golden.ties:
+        raise Violation("ties are lost", evidence={"before": golden.ties, "after": ties})
 
 
 @check("CKC-RTRP-006")
@@ -137,11 +149,10 @@ def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     """
     resumption.arrive(subject)
     subject.materialize(subject.golden())
-    ops = [{"op": "load"}, {"op": "leaves"}]
-    ops += [{"op": "probe", "probe": "ckpt_conformance.harness.probes:scribble"}, {"op": "leaves"}]
-    result = subject.execute(*ops, seed=OTHER_SEED)
-    before, after = (result.result("leaves", index).get("value") for index in (0, 1))
-    if not result.result("probe").get("value"):
+    scribble = Probe(probe="ckpt_conformance.harness.probes:scribble")
+    result = subject.execute(Load(), ReadLeaves(), scribble, ReadLeaves(), seed=OTHER_SEED)
+    before, after = (result.of(LeavesResult, index).leaves for index in (0, 1))
+    if not result.of(ProbeResult).value:
         raise Unknown(f"no byte was overwritten: {subject.tell(result)}")
     if not before or before != after:
         differs = oracle.differences(after or {}, before or {}, subject.holds)
@@ -162,8 +173,8 @@ def test_what_was_loaded_can_be_saved_again(subject: Subject) -> None:
     resumption.control(test_tied_parameters_are_still_tied, subject, "CKC-RTRP-005")
     _, wanted = resumption.arrive(subject)
     subject.materialize(subject.golden())
-    saving = subject.execute({"op": "load"}, {"op": "save"}, {"op": "close"}, seed=OTHER_SEED)
-    if saving.exit_kind != "ended" or saving.error:
+    saving = subject.execute(Load(), Save(), Close(), seed=OTHER_SEED)
+    if not saving.went_well:
         raise Violation(
             "a job cannot save over the step it has just loaded", evidence=subject.evidence(saving)
         )
@@ -195,7 +206,7 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
         )
     result = subject.resume()
     step, arrived = oracle.arrival(result)
-    wanted = saving.result("run").get("final", {})
+    wanted = saving.of(RunResult).final or {}
     if not arrived or not oracle.same(arrived, wanted, {"model"}):
         raise model_trouble(subject)
     if step != NEWEST:
@@ -274,7 +285,7 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
     How: save at 4, train to 6, load, train on, all in one child.
     """
     resumption.needs_mid_epoch(subject)
-    result = subject.run(6, (NEWEST,), then=[{"op": "load"}, {"op": "train", "n": 4}])
+    result = subject.run(6, (NEWEST,), then=[Load(), Train(n=4)])
     _follow_ops(subject, result, "a job that rolled back leaves the unbroken run")
 
 
@@ -288,9 +299,7 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
     """
     resumption.needs_mid_epoch(subject)
     subject.materialize(subject.golden())
-    load: dict[str, Any] = {"op": "load"}
-    ops = [load, load, {"op": "train", "n": 4}]
-    result = subject.execute(*ops, seed=OTHER_SEED)
+    result = subject.execute(Load(), Load(), Train(n=4), seed=OTHER_SEED)
     _follow_ops(subject, result, "a job that was loaded twice leaves the unbroken run")
 
 
