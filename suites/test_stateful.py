@@ -52,7 +52,18 @@ EVERYTHING = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng
 BUDGETS = {"quick": (3, 5), "full": (40, 24)}  # scripts, rules in each
 SHORTEN = 24  # runs that a script may cost while it is made shorter
 SAVE, LOAD, RESTART, BEGIN = SaveStep(), LoadStep(), Restart(), BeginAnew()
-PLAIN = [SAVE, SAVE, SAVE, LOAD, BEGIN, LOAD, LOAD, SAVE, BEGIN, LOAD]  # no faults; over an epoch
+PLAIN: list[Rule] = [
+    SAVE,
+    SAVE,
+    SAVE,
+    LOAD,
+    BEGIN,
+    LOAD,
+    LOAD,
+    SAVE,
+    BEGIN,
+    LOAD,
+]  # no faults; over an epoch
 KEEP = KeepLast(2)
 PICK = st.integers(0, 5)
 DAMAGES = [
