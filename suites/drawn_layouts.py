@@ -1,4 +1,4 @@
-"""Pairs of layouts and a model, drawn by Hypothesis: meshes, placements, uneven sizes, dtypes.
+"""Pairs of layouts and a model, drawn by Hypothesis: meshes, placements, chosen sizes, dtypes.
 
 A pair of world sizes alone is not drawn: CKC-SHRD-007 and 008 ask for all of these.
 """
@@ -6,7 +6,7 @@ A pair of world sizes alone is not drawn: CKC-SHRD-007 and 008 ask for all of th
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -33,18 +33,33 @@ TENSORS = {
 
 
 @dataclass(frozen=True)
+class Model:
+    """What is drawn of a model: the fields of `sharded.Tensors`, which imports torch."""
+
+    rows: int
+    columns: int
+    trained: str
+    frozen: str
+
+
+@dataclass(frozen=True)
 class Drawn:
     """A model, the layout in which it is saved, and the one in which it is loaded."""
 
     old: Layout
     new: Layout
-    tensors: dict[str, Any]  # the fields of `sharded.Tensors`
+    drawn_model: Model
+
+    @property
+    def tensors(self) -> dict[str, int | str]:
+        """The fields of `sharded.Tensors`, as a program takes them."""
+        return asdict(self.drawn_model)
 
     @property
     def model(self) -> str:
         """Say what is particular about the model."""
-        one = self.tensors
-        return f"{one['rows']} x {one['columns']} of {one['trained']}, frozen {one['frozen']}"
+        model = self.drawn_model
+        return f"{model.rows} x {model.columns} of {model.trained}, frozen {model.frozen}"
 
 
 def layouts(most: int) -> list[Layout]:
@@ -54,18 +69,19 @@ def layouts(most: int) -> list[Layout]:
     out evenly; one rank alone has nothing to shard along another dimension.
     """
     sizes = itertools.product(range(1, most + 1), (1, 2, 4), range(1, most + 1), (0, 1))
-    found = [dict(zip(AXES, one, strict=True)) for one in sizes]
+    every = [dict(zip(AXES, of_axes, strict=True)) for of_axes in sizes]
     fitting = [
-        one
-        for one in found
-        if worlds.size_of(one) <= most
-        and 24 % (one["fsdp"] * one["replicate"]) == 0
-        and (one["fsdp"] > 1 or not one["dim"])
+        layout
+        for layout in every
+        if worlds.size_of(layout) <= most
+        and 24 % (layout["fsdp"] * layout["replicate"]) == 0
+        and (layout["fsdp"] > 1 or not layout["dim"])
     ]
     plain = [
-        {axis: size for axis, size in one.items() if size > (axis != "dim")} for one in fitting
+        {axis: size for axis, size in layout.items() if size > (axis != "dim")}
+        for layout in fitting
     ]
-    return sorted((one or {"fsdp": 1} for one in plain), key=_simplicity)
+    return sorted((layout or {"fsdp": 1} for layout in plain), key=_simplicity)
 
 
 def _simplicity(layout: Layout) -> tuple[int, int, list[int]]:
@@ -75,17 +91,17 @@ def _simplicity(layout: Layout) -> tuple[int, int, list[int]]:
 
 def pairs(most: int) -> list[tuple[Layout, Layout]]:
     """Give every two layouts that differ in more than the number of ranks, simple ones first."""
-    found = itertools.permutations(layouts(most), 2)
-    told = [(old, new) for old, new in found if not (_is_plain(old) and _is_plain(new))]
-    return sorted(told, key=lambda two: worlds.size_of(two[0]) + worlds.size_of(two[1]))
+    every = itertools.permutations(layouts(most), 2)
+    chosen = [(old, new) for old, new in every if not (_is_plain(old) and _is_plain(new))]
+    return sorted(chosen, key=lambda two: worlds.size_of(two[0]) + worlds.size_of(two[1]))
 
 
 def _is_plain(layout: Layout) -> bool:
     return set(layout) == {"fsdp"}
 
 
-def each(subject: Subject, most: int, try_one: Callable[[Drawn], None]) -> None:
-    """Try some; raises what the simplest one raises that was found to fail.
+def each(subject: Subject, most: int, check: Callable[[Drawn], None]) -> None:
+    """Check some pairs of at most so many ranks; raises what the simplest raises that fails.
 
     The same seed draws the same ones. While one is shrunk only so many more are tried: a world
     costs a second.
@@ -100,7 +116,7 @@ def each(subject: Subject, most: int, try_one: Callable[[Drawn], None]) -> None:
                 left[0] -= 1
             if left[0] < 0:
                 return
-            known[key] = _error_of(try_one, drawn)
+            known[key] = _error_of(check, drawn)
         if error := known[key]:
             raise error
 
@@ -115,7 +131,7 @@ def each(subject: Subject, most: int, try_one: Callable[[Drawn], None]) -> None:
     )
     tensors = st.tuples(*map(st.sampled_from, TENSORS.values()))
     drawn = st.builds(
-        lambda two, values: Drawn(two[0], two[1], dict(zip(TENSORS, values, strict=True))),
+        lambda two, values: Drawn(two[0], two[1], Model(*values)),
         st.sampled_from(pairs(most)),
         tensors,
     )
@@ -123,9 +139,9 @@ def each(subject: Subject, most: int, try_one: Callable[[Drawn], None]) -> None:
     checked()
 
 
-def _error_of(try_one: Callable[[Drawn], None], drawn: Drawn) -> BaseException | None:
+def _error_of(check: Callable[[Drawn], None], drawn: Drawn) -> BaseException | None:
     try:
-        try_one(drawn)
+        check(drawn)
     except Exception as error:  # noqa: BLE001  a verdict: it is raised again each time
         return error
     return None

@@ -1,6 +1,6 @@
 """Scripts of operations on a manager, run against a model of what may come of them.
 
-A script is a list of rules, each a plain dict, so that it can be drawn, shortened, printed and run
+A script is a list of rules, each a small value, so that it can be drawn, shortened, printed and run
 again. Consecutive rules of one process become one child. The model knows of each step whether it is
 whole, damaged, or in doubt, and of which of two runs its state is; it never knows how.
 
@@ -13,22 +13,85 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from msgspec import structs
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.harness.messages import Close, ExitKind, Options, Run, RunResult
 from ckpt_conformance.subject import names, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyResult, Fault, Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
 
-Rule = dict[str, Any]
 STEPS = (2, 4, 6, 8)
 SEEDS = {"first": 11, "second": 23}  # of the two runs that write into one directory
-CLOSE: Rule = {"op": "close"}
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainOn:
+    """Train to the next of `STEPS`."""
+
+
+@dataclass(frozen=True)
+class SaveStep:
+    """Save; train first if this child has trained nothing since its last load or save."""
+
+
+@dataclass(frozen=True)
+class LoadStep:
+    """Load the latest; with `pick`, one of the steps that are or may be there, counted round."""
+
+    pick: int | None = None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """End the process in good order."""
+
+
+@dataclass(frozen=True)
+class BeginAnew:
+    """End the process; begin the other run from scratch in the same directory."""
+
+
+@dataclass(frozen=True)
+class DieInSave:
+    """Train on and die inside the save; `pick` chooses among the deaths, counted round."""
+
+    pick: int
+
+
+@dataclass(frozen=True)
+class KeepLast:
+    """From the next child on, let rotation keep so many steps."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class DamageFile:
+    """Damage or delete, between two children, one file of a step.
+
+    `fault` is one of `at_rest.AT_REST`; `file` counts from the largest file of the step, `pick`
+    from the newest step, both round.
+    """
+
+    file: int
+    fault: str
+    pick: int = 0
+
+
+Rule = TrainOn | SaveStep | LoadStep | Restart | BeginAnew | DieInSave | KeepLast | DamageFile
+
+# -- what an execution knows -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -38,9 +101,9 @@ class World:
     `overwrites` is False for a manager that refuses to save a step that is there.
     """
 
-    states: Mapping[str, Mapping[int, Any]]
+    states: Mapping[str, Mapping[int, Leaves]]
     files: Mapping[int, Sequence[str]]
-    deaths: Sequence[Mapping[str, Any]] = ()
+    deaths: Sequence[Fault] = ()
     overwrites: bool = True
 
 
@@ -50,6 +113,40 @@ class Entry:
 
     status: str
     runs: set[str]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The only thing that a load may give: a step, and whose state."""
+
+    step: int
+    run: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that is gathered for the next child, and what its load must give, if only one may."""
+
+    op: Run
+    expects: Expected | None = None
+
+    def to(self, until: int, save: int | None = None) -> Planned:
+        """Give the same run to a further step, with one more save."""
+        save_at = self.op.save_at if save is None else (*self.op.save_at, save)
+        return Planned(structs.replace(self.op, until=until, save_at=save_at), self.expects)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it looks at a load that may give one of several things."""
+        return self.op.stop_after == 0 and self.expects is None
+
+    @property
+    def only_loads(self) -> bool:
+        """Whether it ends where its load begins."""
+        return self.expects is not None and self.expects.step == self.op.until
+
+
+LOOK = {"until": None, "stop_after": 0}  # at what was loaded, then the end
 
 
 @dataclass
@@ -64,7 +161,7 @@ class Execution:
     keep: int | None = None
     run: str = "first"  # whose state the live job has
     step: int = 0
-    ops: list[Rule] = field(default_factory=list[Rule])
+    planned: list[Planned] = field(default_factory=list[Planned])
     seed: int = SEEDS["first"]
     again: int = 0  # the step that a load in doubt has served, until another child ends
 
@@ -77,9 +174,28 @@ class Execution:
         """Run a script; raises Violation where the manager leaves the model."""
         trees.clear(self.subject.root)
         for rule in script:
-            given = {key: value for key, value in rule.items() if key != "rule"}
-            getattr(self, f"do_{rule['rule']}")(**given)
+            self.apply(rule)
         self.do_restart()
+
+    def apply(self, rule: Rule) -> None:
+        """Do what a rule says."""
+        match rule:
+            case TrainOn():
+                self.do_train()
+            case SaveStep():
+                self.do_save()
+            case LoadStep(pick):
+                self.do_load(pick)
+            case Restart():
+                self.do_restart()
+            case BeginAnew():
+                self.do_begin()
+            case DieInSave(pick):
+                self.do_die(pick)
+            case KeepLast(number):
+                self.do_keep(number)
+            case DamageFile():
+                self.do_damage(rule)
 
     # -- rules: what happens inside a child --------------------------------------------------------
 
@@ -87,14 +203,14 @@ class Execution:
         """Train to the next of `STEPS`."""
         if self.step >= STEPS[-1]:
             return
-        if not self.ops and self.again:
-            self.do_load(sorted(self.disk).index(self.again))  # go on from what was just served
+        if not self.planned and self.again:
+            self.do_load(sorted(self.disk).index(self.again))  # go on from what was just loaded
         if self.step >= STEPS[-1]:
             return
-        if not self.ops:
-            self.ops.append({"op": "run", "until": self.step, "save_at": []})
+        if not self.planned:
+            self.planned.append(Planned(Run(until=self.step)))
         self.step += 2
-        self.ops[-1]["until"] = self.step
+        self.planned[-1] = self.planned[-1].to(self.step)
         self.log.append(f"train to step {self.step}")
 
     def do_save(self) -> None:
@@ -102,17 +218,18 @@ class Execution:
         if not self.can_save():
             self.do_train()
         if self.can_save():
-            self.ops[-1]["save_at"].append(self.step)
+            self.planned[-1] = self.planned[-1].to(self.step, save=self.step)
             self.log.append(f"save step {self.step}")
             self.saved(self.step)
 
     def can_save(self) -> bool:
         """Whether the last step of this child was trained in it and is not saved."""
-        if not self.ops:
+        if not self.planned:
             return False
-        loaded = self.ops[-1].get("expects", [0])[0]
+        last = self.planned[-1]
+        loaded = last.expects.step if last.expects else 0
         is_free = self.world.overwrites or self.step not in self.disk
-        return is_free and self.step > loaded and self.step not in self.ops[-1]["save_at"]
+        return is_free and self.step > loaded and self.step not in last.op.save_at
 
     def do_load(self, pick: int | None = None) -> None:
         """Load the latest, or one of the steps that are or may be there."""
@@ -124,23 +241,21 @@ class Execution:
         may, can_refuse = self.outcomes(step)
         resume = True if step is None else step
         self.log.append("load the latest" if step is None else f"load step {step}")
-        if can_refuse or len(may) > 1 or any(len(self.disk[one].runs) > 1 for one in may):
-            self.ops.append({"op": "run", "until": None, "resume": resume, "stop_after": 0})
+        if can_refuse or len(may) > 1 or any(len(self.disk[legal].runs) > 1 for legal in may):
+            self.planned.append(Planned(Run(resume=resume, stop_after=0)))
             self.judge(self.live(), may, can_refuse=can_refuse)
             return
         (self.step,) = may
         (self.run,) = self.disk[self.step].runs
-        expects = [self.step, self.run]
-        op = {"op": "run", "until": self.step, "resume": resume, "save_at": [], "expects": expects}
-        self.ops.append(op)
+        op = Run(until=self.step, resume=resume)
+        self.planned.append(Planned(op, Expected(self.step, self.run)))
 
     # -- rules: how a child ends -------------------------------------------------------------------
 
     def do_restart(self) -> None:
         """End the process in good order."""
-        if self.ops:
-            self.ops.append(CLOSE)
-            self.live()
+        if self.planned:
+            self.live(close=True)
 
     def do_begin(self) -> None:
         """End the process; begin another run from scratch in the same directory."""
@@ -155,14 +270,15 @@ class Execution:
             self.do_train()
         if not self.can_save() or not self.world.deaths:
             return
-        self.ops[-1]["save_at"].append(self.step)
         death = self.world.deaths[pick % len(self.world.deaths)]
-        self.ops[-1] |= {"faults": [death], "fault_step": self.step}
-        args = death["args"]
-        self.log.append(f"die in the save of step {self.step}, {args['moment']} call {args['at']}")
+        last = self.planned[-1].to(self.step, save=self.step)
+        op = structs.replace(last.op, faults=(death,), fault_step=self.step)
+        self.planned[-1] = Planned(op, last.expects)
+        where = f"{death.args['moment']} call {death.args['at']}"
+        self.log.append(f"die in the save of step {self.step}, {where}")
         step, run = self.step, self.run
         result = self.live(may_die=True)
-        if result.exit_kind == "ended":
+        if result.exit_kind is ExitKind.ENDED:
             self.saved(step, run)
         else:
             before = self.disk.get(step, Entry("", set()))
@@ -176,7 +292,7 @@ class Execution:
 
     # -- rules: what happens to the files ---------------------------------------------------------
 
-    def do_damage(self, pick: int, file: int, fault: str) -> None:
+    def do_damage(self, rule: DamageFile) -> None:
         """Damage or delete one file of a step, between two children."""
         from ckpt_conformance.fault_injectors import at_rest
 
@@ -184,9 +300,10 @@ class Execution:
         there = [step for step in sorted(self.disk) if self.present(step)]
         if not there:
             return
-        step = there[-1 - pick % len(there)]
-        path = self.present(step)[file % len(self.present(step))]
-        done = at_rest.AT_REST[fault](self.subject.root, random.Random(pick), path)  # noqa: S311
+        step = there[-1 - rule.pick % len(there)]
+        path = self.present(step)[rule.file % len(self.present(step))]
+        rng = random.Random(rule.pick)  # noqa: S311
+        done = at_rest.AT_REST[rule.fault](self.subject.root, rng, path)
         self.log.append(f"{done.fault} in {done.file}, a file of step {step}")
         for other, entry in self.disk.items():
             if path in self.world.files[other]:
@@ -222,12 +339,12 @@ class Execution:
                 self.disk[other].status = "in doubt"
 
     def outcomes(self, step: int | None) -> tuple[set[int], bool]:
-        """Give the steps that a load may serve, and whether it may refuse."""
+        """Give the steps that a load may give, and whether it may refuse."""
         if step is not None:
             return {step}, self.disk[step].status != "whole"
-        whole = [one for one, entry in self.disk.items() if entry.status == "whole"]
+        whole = [known for known, entry in self.disk.items() if entry.status == "whole"]
         newest = max(whole, default=0)
-        doubtful = {one for one in self.disk if one > newest}
+        doubtful = {known for known in self.disk if known > newest}
         last = {self.last} if self.last in whole else set[int]()
         if not whole:
             return set(self.disk), True
@@ -235,50 +352,59 @@ class Execution:
 
     # -- children -----------------------------------------------------------------------------
 
-    def live(self, *, may_die: bool = False) -> ProcessResult:
+    def live(self, *, may_die: bool = False, close: bool = False) -> ProcessResult:
         """Run what has been gathered in one child, and judge all but a last load in doubt."""
-        ops, self.ops, self.again = self.ops, [], 0
-        loads = [op for op in ops if op["op"] == "run"]
-        if loads and loads[-1].get("expects", [None])[0] == loads[-1]["until"]:
-            loads[-1] |= {"until": None, "stop_after": 0}  # a look at what was loaded, then the end
-        options = {"keep_last": self.keep} if self.keep else {}
-        process_result = self.subject.execute(*ops, seed=self.seed, options=options)
+        planned, self.planned, self.again = self.planned, [], 0
+        ops = [item.op for item in planned]
+        if planned[-1].only_loads:
+            ops[-1] = structs.replace(ops[-1], **LOOK)
+        end = [Close()] if close else []
+        options = Options(keep_last=self.keep) if self.keep else Options()
+        process_result = self.subject.execute(*ops, *end, seed=self.seed, options=options)
         self.step, self.run = 0, next(run for run, seed in SEEDS.items() if seed == self.seed)
-        if may_die and process_result.exit_kind == "killed":
+        if may_die and process_result.exit_kind is ExitKind.KILLED:
             return process_result
-        for index, op in enumerate(ops):
-            if op.get("stop_after") == 0 and "expects" not in op:
-                break
-            result = process_result.results[index] if index < len(process_result.results) else {}
-            if process_result.exit_kind != "ended" or not result or "error" in result:
-                self.leave("an operation on a healthy disk fails", process_result)
-            self.judge_state(op, result, process_result)
-        saves = [step for op in ops for step in op.get("save_at", ())]
+        self.judge_child(planned, process_result, count=len(ops) + len(end))
+        saves = [step for op in ops for step in op.save_at]
         if process_result.steps_of("acknowledged") != saves:
             self.leave(f"of the saves {saves} not all were acknowledged", process_result)
         return process_result
 
+    def judge_child(
+        self, planned: Sequence[Planned], process_result: ProcessResult, count: int
+    ) -> None:
+        """Judge each of a child's `count` operations up to a load in doubt."""
+        for index in range(count):
+            item = planned[index] if index < len(planned) else None
+            if item and item.is_in_doubt:
+                break
+            reached = index < len(process_result.results)
+            result = process_result.results[index] if reached else None
+            if process_result.exit_kind is not ExitKind.ENDED or not result or result.error:
+                self.leave("an operation on a healthy disk fails", process_result)
+            if item and item.expects:
+                self.judge_state(item.expects, result, process_result)
+
     def judge_state(
-        self, op: Rule, result: Mapping[str, Any], process_result: ProcessResult
+        self, expects: Expected, result: AnyResult, process_result: ProcessResult
     ) -> None:
         """Compare what a load gave with the only thing that it may give."""
-        if "expects" not in op:
+        if not isinstance(result, RunResult):
             return
-        step, run = op["expects"]
-        arrived = result.get("arrived", {}).get("step", result.get("step"))
-        if arrived != step:
-            self.leave(f"a load gives step {arrived} instead of {step}", process_result)
-        if "arrived" in result:
-            self.compare(result["states"][str(step)], step, {run}, process_result)
+        step = result.arrived.step if result.arrived else result.step
+        if step != expects.step:
+            self.leave(f"a load gives step {step} instead of {expects.step}", process_result)
+        if result.arrived:
+            self.compare(result.states[expects.step], expects.step, {expects.run}, process_result)
 
     def judge(self, result: ProcessResult, may: set[int], *, can_refuse: bool) -> None:
         """Judge a load that has several legal outcomes."""
         step, state = oracle.arrival(result)
-        refused = result.exit_kind == "ended" and result.error is not None
+        refused = result.exit_kind is ExitKind.ENDED and result.error is not None
         if refused and can_refuse:
             self.log.append("... refused")
             return
-        if refused or result.exit_kind != "ended":
+        if refused or result.exit_kind is not ExitKind.ENDED:
             self.leave(f"a load of one of {sorted(may)} fails", result)
         if step not in may or step is None:
             self.leave(f"a load gives step {step}; {sorted(may)} may be there", result)
@@ -288,16 +414,15 @@ class Execution:
         if "explicit_step" in self.subject.info.capabilities:
             self.again = step
 
-    def compare(
-        self, state: Mapping[str, Any], step: int, runs: set[str], result: ProcessResult
-    ) -> str:
+    def compare(self, state: Leaves, step: int, runs: set[str], result: ProcessResult) -> str:
         """Give the run whose state was loaded, of those that may have saved it."""
         wanted, holds = {run: self.world.states[run][step] for run in runs}, self.subject.holds
-        found = [run for run in sorted(runs) if oracle.same(state, wanted[run], holds)]
-        if not found:
-            told = oracle.differences(state, wanted[min(runs)], holds)
-            self.leave(f"a load gives another state than was saved at step {step}: {told}", result)
-        return found[0]
+        same = [run for run in sorted(runs) if oracle.same(state, wanted[run], holds)]
+        if not same:
+            differs = oracle.differences(state, wanted[min(runs)], holds)
+            what = f"a load gives another state than was saved at step {step}: {differs}"
+            self.leave(what, result)
+        return same[0]
 
     def leave(self, what: str, result: ProcessResult) -> NoReturn:
         """Raise Violation, with the script so far."""
@@ -309,9 +434,9 @@ def files_of_steps(golden: Golden) -> dict[int, list[str]]:
     """Give the files of each step: below its own names, or whatever its save changed."""
     from ckpt_conformance.fault_injectors import payload
 
-    found: dict[int, list[str]] = {}
+    files: dict[int, list[str]] = {}
     for step in golden.saves:
         changed = payload.of_step(golden, step)
-        mine = tuple(one.path for one in names.of_step(golden, step))
-        found[step] = [name for name in changed if name.startswith(mine)] if mine else changed
-    return found
+        own = tuple(name.path for name in names.of_step(golden, step))
+        files[step] = [name for name in changed if name.startswith(own)] if own else changed
+    return files

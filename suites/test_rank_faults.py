@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract.verdicts import (
@@ -18,20 +19,28 @@ from ckpt_conformance.contract.verdicts import (
 )
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.messages import ExitKind, Probe, RunResult, Save, SaveResult
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
-    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Fault, Leaves
+    from ckpt_conformance.subject.subject import Golden, Subject
     from ckpt_conformance.subject.worlds import Layout, WorldResult
 
 TWO: Layout = {"fsdp": 2}
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 KILLED, FAILED = 6, 4  # points at the quick budget
-LINGER = "ckpt_conformance.harness.ranks:linger"
+LIVE_ON = Probe(probe="ckpt_conformance.harness.ranks:linger")  # a process that goes on
+KILLED_RANKS: Slot[list[Injected]] = Slot("saves in which ranks were killed")
+FAILED_RANKS: Slot[list[Injected]] = Slot("saves in which the disk of a rank was full")
+READS: Slot[list[int]] = Slot("reads of an undamaged load, by rank")
 
 
 @dataclass(frozen=True)
@@ -50,24 +59,24 @@ class Injected:
 
 def killed(subject: Subject) -> list[Injected]:
     """Kill ranks inside a save, one at a time and both; resume from what is left; once each."""
-    if "killed ranks" not in subject.notes:
-        found = rank_points.points_of(subject, TWO)
-        chosen = [(point,) for point in rank_points.choose(subject, found, KILLED)]
-        first = [point for (point,) in chosen if point.rank == 0]
-        second = [point for (point,) in chosen if point.rank == 1]
-        both = list(zip(first[:1], second[-1:], strict=False))
-        injected = (_kill(subject, points) for points in [*chosen, *both])
-        subject.notes["killed ranks"] = _until_hung(injected)
-    kept: list[Injected] = subject.notes["killed ranks"]
-    return kept
+    return subject.once(KILLED_RANKS, lambda: _kill_each(subject))
 
 
-def _until_hung(injected: Iterator[Injected]) -> list[Injected]:
+def _kill_each(subject: Subject) -> list[Injected]:
+    points = rank_points.choose(subject, rank_points.points_of(subject, TWO), KILLED)
+    alone = [(point,) for point in points]
+    first = [point for point in points if point.rank == 0]
+    second = [point for point in points if point.rank == 1]
+    both = list(zip(first[:1], second[-1:], strict=False))
+    return _until_hung(_kill(subject, hit) for hit in [*alone, *both])
+
+
+def _until_hung(saves: Iterator[Injected]) -> list[Injected]:
     """Take them until the first that hangs: the others would take as long, and tell no more."""
     taken: list[Injected] = []
-    for one in injected:
-        taken.append(one)
-        if hung(one.result):
+    for injected in saves:
+        taken.append(injected)
+        if hung(injected.result):
             break
     return taken
 
@@ -82,19 +91,19 @@ def _kill(subject: Subject, points: tuple[RankPoint, ...]) -> Injected:
 
 def failed(subject: Subject) -> list[Injected]:
     """Fill up the disk of one rank inside a save; once each."""
-    if "failed ranks" not in subject.notes:
-        found = [p for p in rank_points.points_of(subject, TWO) if p.moment != "after"]
-        chosen = rank_points.choose(subject, found, FAILED)
-        subject.notes["failed ranks"] = _until_hung(_fail(subject, point) for point in chosen)
-    kept: list[Injected] = subject.notes["failed ranks"]
-    return kept
+    return subject.once(FAILED_RANKS, lambda: _fail_each(subject))
+
+
+def _fail_each(subject: Subject) -> list[Injected]:
+    points = [p for p in rank_points.points_of(subject, TWO) if p.moment != "after"]
+    chosen = rank_points.choose(subject, points, FAILED)
+    return _until_hung(_fail(subject, point) for point in chosen)
 
 
 def _fail(subject: Subject, point: RankPoint) -> Injected:
     fault = point.spec("raise", error="ENOSPC", persistent=True)
-    lives_on = [{"op": "probe", "probe": LINGER}]
-    given = {"continue": True, "then": lives_on}
-    result = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
+    save = partial(rank_points.save, subject, TWO, [fault], go_on=True, then=[LIVE_ON])
+    result = patiently(subject, save)
     if not rank_points.fired(result):
         raise Unknown(f"the error of {point.name} did not fire: {subject.tell(result)}")
     return Injected((point,), result, result)
@@ -116,9 +125,9 @@ def hung(result: WorldResult) -> list[int]:
     """Name the ranks that had no end, but for those that only waited for the others at theirs."""
     return [
         rank
-        for rank, one in enumerate(result.ranks)
-        if one.exit_kind == "hang"
-        and NEWEST not in one.steps_of("failed") + one.steps_of("acknowledged")
+        for rank, process in enumerate(result.ranks)
+        if process.exit_kind is ExitKind.HANG
+        and NEWEST not in process.steps_of("failed") + process.steps_of("acknowledged")
     ]
 
 
@@ -155,9 +164,7 @@ def test_a_killed_rank_costs_at_most_the_step_that_was_saved(subject: Subject) -
     """
     subject.need("ranks")
     legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
-    for injected in sorted(
-        killed(subject), key=lambda injected: _rank_of(subject, injected, legal)
-    ):
+    for injected in sorted(killed(subject), key=lambda save: _badness(subject, save, legal)):
         subject.judge(
             injected.resumed,
             legal,
@@ -169,12 +176,12 @@ def test_a_killed_rank_costs_at_most_the_step_that_was_saved(subject: Subject) -
         )
 
 
-def _rank_of(subject: Subject, injected: Injected, legal: dict[int, dict[str, Any]]) -> int:
+def _badness(subject: Subject, injected: Injected, legal: dict[int, Leaves]) -> int:
     """Order what was hit by how bad it is: the worst is what a report shows."""
     worst = [Outcome.SILENT_WRONG, Outcome.COLD_START, Outcome.LOST_STEP]
     acknowledged = injected.result.steps_of("acknowledged") or (OLDER,)
-    found = subject.classify(injected.resumed, legal, newest=NEWEST, acknowledged=acknowledged)
-    return worst.index(found) if found in worst else len(worst)
+    outcome = subject.classify(injected.resumed, legal, newest=NEWEST, acknowledged=acknowledged)
+    return worst.index(outcome) if outcome in worst else len(worst)
 
 
 @check("CKC-RANK-003")
@@ -187,8 +194,8 @@ def test_an_error_of_one_rank_fails_the_save_on_all(subject: Subject) -> None:
     """
     subject.need("ranks")
     for injected in ended(subject):
-        saves = [one.steps_of("acknowledged").count(NEWEST) for one in injected.result.ranks]
-        tried = [one.steps_of("failed").count(NEWEST) for one in injected.result.ranks]
+        saves = [rank.steps_of("acknowledged").count(NEWEST) for rank in injected.result.ranks]
+        tried = [rank.steps_of("failed").count(NEWEST) for rank in injected.result.ranks]
         if any(tried) and not all(tried):
             raise Violation(
                 f"{injected.name} fails: not every rank is told",
@@ -229,16 +236,17 @@ def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
     legal = worlds.legal(subject, worlds.golden(subject, TWO), TWO)
     for injected in ended(subject):
         fault = injected.points[0].spec("raise", error="ENOSPC")
-        again = [{"op": "save", "step": NEWEST}]
-        given = {"continue": True, "then": again}
-        result = patiently(subject, partial(rank_points.save, subject, TWO, [fault], **given))
+        again = [Save(step=NEWEST)]
+        save = partial(rank_points.save, subject, TWO, [fault], go_on=True, then=again)
+        result = patiently(subject, save)
         if not rank_points.fired(result):
             raise Unknown(f"the error of {injected.name} did not fire: {subject.tell(result)}")
-        second = [one.result("save") for one in result.ranks]
-        if hung(result) or not all(second) or any("error" in one for one in second):
+        if hung(result) or not all(_saved_again(rank) for rank in result.ranks):
+            errors = [rank.of(SaveResult).error for rank in result.ranks]
+            told = [json.loads(messages.encode(error)) if error else "saved" for error in errors]
             raise Violation(
                 f"{injected.name} failed once: the next save does not succeed",
-                evidence={"ranks": [one.get("error", "saved") for one in second]},
+                evidence={"ranks": told},
             )
         subject.judge(
             worlds.resume(subject, TWO),
@@ -248,6 +256,10 @@ def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
             newest=NEWEST,
             acknowledged=(OLDER, NEWEST),
         )
+
+
+def _saved_again(rank: ProcessResult) -> bool:
+    return rank.reached(SaveResult) and rank.of(SaveResult).error is None
 
 
 @check("CKC-RANK-006")
@@ -338,8 +350,8 @@ def test_what_a_rank_is_told_is_a_documented_error(subject: Subject) -> None:
     subject.need("ranks")
     for injected in [*killed(subject), *failed(subject)]:
         victims = {point.rank for point in injected.points}
-        for rank, one in enumerate(injected.result.ranks):
-            if rank not in victims and one.error and not one.error["typed"]:
+        for rank, survivor in enumerate(injected.result.ranks):
+            if rank not in victims and survivor.error and not survivor.error.typed:
                 raise Violation(
                     f"{injected.name} is hit: rank {rank} gets an error that is not documented",
                     evidence={"ranks": worlds.told(subject, injected.result)},
@@ -349,20 +361,17 @@ def test_what_a_rank_is_told_is_a_documented_error(subject: Subject) -> None:
 # -- what they share --------------------------------------------------------------------------
 
 
-def _hide(gold: Any, rank: int, *, lookups: bool) -> dict[str, Any]:  # noqa: ANN401  a Golden
+def _hide(gold: Golden, rank: int, *, lookups: bool) -> Fault:
     """Make the fault that hides from a rank what the newest save made."""
     tops = [{path.name for path in gold.snapshot(s).iterdir()} for s in gold.saves]
     hidden = sorted(tops[-1] - tops[0])
     if not hidden:
         raise NotApplicable("the newest save makes no new name in the directory")
-    fault = fault_injectors.spec("stale-listing", hidden=hidden, lookups=lookups)
-    return {**fault, "ranks": [rank]}
+    return fault_injectors.spec("stale-listing", ranks=[rank], hidden=hidden, lookups=lookups)
 
 
-def _agree(
-    subject: Subject, result: WorldResult, legal: dict[int, dict[str, Any]], message: str
-) -> None:
-    """Raise Violation unless all ranks serve one legal step, or all refuse."""
+def _agree(subject: Subject, result: WorldResult, legal: dict[int, Leaves], message: str) -> None:
+    """Raise Violation unless all ranks load one legal step, or all refuse."""
     if result.split or hung(result):
         what = "a rank waits for ever" if hung(result) else "the ranks do not agree"
         evidence = {"ranks": worlds.told(subject, result)}
@@ -373,18 +382,19 @@ def _agree(
 
 def _reads(subject: Subject, rank: int) -> Sequence[int]:
     """Give the numbers of a rank's reads of an undamaged load to hit: the first and the last."""
-    if "rank reads" not in subject.notes:
-        subject.materialize(worlds.golden(subject, TWO))
-        fault = fault_injectors.spec("file-read")
-        result = worlds.resume(subject, TWO, faults=[fault])
-        counted = [one.result("run").get("faults", [{"calls": 0}]) for one in result.ranks]
-        subject.notes["rank reads"] = [sum(each["calls"] for each in one) for one in counted]
-    found: list[int] = subject.notes["rank reads"]
-    if not any(found):
+    counts = subject.once(READS, lambda: _count_reads(subject))
+    if not any(counts):
         raise Unknown("no read of the load was seen on any rank: its reader is native")
-    return sorted({1, found[rank]}) if found[rank] else []
+    return sorted({1, counts[rank]}) if counts[rank] else []
 
 
-def _read_fault(rank: int, at: int, mode: str) -> dict[str, Any]:
+def _count_reads(subject: Subject) -> list[int]:
+    subject.materialize(worlds.golden(subject, TWO))
+    result = worlds.resume(subject, TWO, faults=[fault_injectors.spec("file-read")])
+    reports = [rank.of(RunResult).faults for rank in result.ranks]
+    return [sum(report.calls for report in of_rank) for of_rank in reports]
+
+
+def _read_fault(rank: int, at: int, mode: str) -> Fault:
     more = {"persistent": True} if mode == "raise" else {}
-    return {**fault_injectors.spec("file-read", at=at, mode=mode, **more), "ranks": [rank]}
+    return fault_injectors.spec("file-read", ranks=[rank], at=at, mode=mode, **more)

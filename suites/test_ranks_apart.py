@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Violation, control_failed
+from ckpt_conformance.harness.messages import ExitKind
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.checks import check
 
@@ -32,17 +33,16 @@ def test_a_rank_that_writes_elsewhere_is_no_part_of_a_save(subject: Subject) -> 
     own.mkdir()
     trees.clear(subject.root)
     # A manager may wait for what a slow directory shows late, so the ranks have a child's time.
-    given = {"roots": {1: str(own)}, "deadline": subject.deadline}
-    result = worlds.run(subject, TWO, STEP, (STEP,), **given)
-    told = [one.steps_of("acknowledged").count(STEP) for one in result.ranks]
-    if result.exit_kind == "hang" and not all(told):
+    result = worlds.run(subject, TWO, STEP, (STEP,), roots={1: str(own)}, deadline=subject.deadline)
+    saved = [STEP in rank.steps_of("acknowledged") for rank in result.ranks]
+    if result.exit_kind is ExitKind.HANG and not all(saved):
         raise control_failed(f"{WHERE}: the save has no end: {subject.tell(result)}")
-    if not any(told):
-        if result.exit_kind != "ended" or not result.error:
+    if not any(saved):
+        if result.exit_kind is not ExitKind.ENDED or not result.error:
             raise control_failed(f"{WHERE}: no rank refuses the save: {subject.tell(result)}")
         return
     evidence = {"elsewhere": sorted(path.name for path in own.rglob("*"))[:8]}
-    if not all(told):
+    if not all(saved):
         evidence["ranks"] = worlds.told(subject, result)
         raise Violation(f"{WHERE}: not every rank is told the same", evidence=evidence)
     subject.judge(

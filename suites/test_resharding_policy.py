@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import POLICIES
 from ckpt_conformance.contract.verdicts import Violation
@@ -13,18 +13,20 @@ from ckpt_conformance.suites.test_world_size_change import (
     SAME,
     TWO,
     arrived,
-    demand,
+    demand_none,
     differs,
     name,
     pair,
-    records,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.harness.messages import Leaves
+    from ckpt_conformance.subject.subject import RankRecord, Subject
     from ckpt_conformance.subject.worlds import Layout
+
+    Streams = list[dict[str, str]]  # by rank: the leaves of its generators
 
 
 @check("CKC-SHRD-010")
@@ -40,7 +42,9 @@ def test_generators_follow_the_declared_policy(subject: Subject) -> None:
     for old, new in ((TWO, SAME[1]), (SAME[1], TWO)):
         saved, state = pair(subject, old, new)
         streams = [_streams(saved, old), _streams(state, new)]
-        demand(RNG[policy](*streams), f"from {name(old)} to {name(new)}: rng is not {policy!r}")
+        demand_none(
+            RNG[policy](*streams), f"from {name(old)} to {name(new)}: rng is not {policy!r}"
+        )
 
 
 @check("CKC-SHRD-011")
@@ -56,12 +60,12 @@ def test_the_data_position_follows_the_declared_policy(subject: Subject) -> None
     declared(subject, "loader")
     for old, new in ((TWO, SAME[1]), (SAME[1], TWO)):
         saved, state = pair(subject, old, new)
-        found = differs(saved, state, ["loader"], lambda path: path.startswith("global."))
-        demand(found, f"from {name(old)} to {name(new)}: the global position is another")
+        wrong = differs(saved, state, ["loader"], lambda path: path.startswith("global."))
+        demand_none(wrong, f"from {name(old)} to {name(new)}: the global position is another")
         result = arrived(subject, worlds.golden(subject, old), new)
-        wanted, got = batches(worlds.golden(subject, old).records), batches(records(result))
+        wanted, got = batches(worlds.golden(subject, old).records), batches(result.records)
         wrong = [f"step {step}: {got[step]}" for step in got if got[step] != wanted.get(step)]
-        demand(wrong, f"from {name(old)} to {name(new)}: the ranks read other samples")
+        demand_none(wrong, f"from {name(old)} to {name(new)}: the ranks read other samples")
 
 
 # -- what they share --------------------------------------------------------------------------
@@ -78,19 +82,16 @@ def declared(subject: Subject, part: str) -> str:
     return policy
 
 
-def batches(found: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
+def batches(records: Sequence[RankRecord]) -> dict[int, list[int]]:
     """Give the samples of each step over all ranks; replicas of one part count once."""
     steps: dict[int, set[int]] = {}
-    for one in found:
-        steps.setdefault(one["step"], set()).update(one["batch"])
+    for of_rank in records:
+        steps.setdefault(of_rank.record.step, set()).update(of_rank.record.batch)
     return {step: sorted(ids) for step, ids in steps.items()}
 
 
-def _streams(state: dict[str, Any], layout: Layout) -> list[dict[str, str]]:
+def _streams(state: Leaves, layout: Layout) -> Streams:
     return [worlds.of_rank(state["rng"], rank) for rank in range(worlds.size_of(layout))]
-
-
-Streams = list[dict[str, str]]
 
 
 def _by_rank(saved: Streams, now: Streams) -> list[str]:

@@ -10,6 +10,14 @@ from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import injector, points
+from ckpt_conformance.harness.messages import (
+    Close,
+    ExitKind,
+    Options,
+    RunResult,
+    Steps,
+    StepsResult,
+)
 from ckpt_conformance.subject import names
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
@@ -17,14 +25,15 @@ from ckpt_conformance.suites import test_discovery as discovery
 from ckpt_conformance.suites import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Golden, Subject
 
-ASK = [{"op": "steps"}]
+ASK = (Steps(),)
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
 
 
@@ -33,18 +42,20 @@ def rotating(
     until: int,
     save_at: tuple[int, ...],
     keep: int,
+    *,
+    then: Sequence[AnyOp] = ASK,
     **given: Any,  # noqa: ANN401  of a run
 ) -> ProcessResult:
     """Train with saves of which `keep` shall stay, then ask for the steps."""
-    return subject.run(until, save_at, options={"keep_last": keep}, **{"then": ASK, **given})
+    return subject.run(until, save_at, options=Options(keep_last=keep), then=then, **given)
 
 
 def left(subject: Subject, result: ProcessResult) -> list[int]:
     """Give the steps that a rotating run left; raises Unknown if it did not end well."""
-    found = result.result("steps").get("value")
-    if result.exit_kind != "ended" or found is None:
+    steps = result.of(StepsResult).steps
+    if result.exit_kind is not ExitKind.ENDED or steps is None:
         raise trouble(subject, result)
-    return sorted(found)
+    return sorted(steps)
 
 
 def trouble(subject: Subject, result: ProcessResult) -> Unknown:
@@ -65,15 +76,15 @@ def fresh(subject: Subject) -> None:
 
 
 def only_steps(subject: Subject, golden: Golden) -> None:
-    """Lay out what belongs to steps, without ids and pointers: another run's checkpoints."""
+    """Copy what belongs to steps, without ids and pointers: another run's checkpoints."""
     fresh(subject)
     root = golden.snapshot(golden.saves[-1])
     for step in golden.saves:
-        for found in names.of_step(golden, step):
-            target = subject.root / found.path
+        for name in names.of_step(golden, step):
+            target = subject.root / name.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            copy = shutil.copytree if found.is_folder else shutil.copy2
-            copy(root / found.path, target)
+            copy = shutil.copytree if name.is_folder else shutil.copy2
+            copy(root / name.path, target)
 
 
 @check("CKC-RETN-001")
@@ -98,28 +109,36 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
             raise Unknown(f"the fault did not fire: {mode} {point.name}")
         acknowledged = set(result.steps_of("acknowledged"))
         message = f"a {mode} during a rotating save leaves nothing that loads"
-        given: dict[str, Any] = {"newest": 4, "acknowledged": acknowledged}
-        subject.judge(subject.resume(), legal, EITHER, message, **given, injected=point.name)
+        subject.judge(
+            subject.resume(),
+            legal,
+            EITHER,
+            message,
+            newest=4,
+            acknowledged=acknowledged,
+            injected=point.name,
+        )
 
 
 def injected(subject: Subject, counted: ProcessResult) -> list[Point]:
     """Choose points of a counted save, the most dangerous ones first."""
-    logs = counted.result("run").get("faults", [])
-    calls = sorted((call for each in logs for call in each["log"]), key=lambda one: one["order"])
+    reports = counted.of(RunResult).faults
+    calls = sorted((call for report in reports for call in report.log), key=lambda c: c.order)
     if counted.error or not calls:
         raise control_failed(f"no call of the save was seen: {subject.tell(counted)}")
-    before, after = calls[0]["tree"], injector.fingerprint(subject.root)
+    before, after = calls[0].tree, injector.fingerprint(subject.root)
     old, new = set(before) - set(after), set(after) - set(before)
 
     def danger(point: Point) -> int:
-        marks = {name: mark for mark, _, name in (each.partition(": ") for each in point.state)}
+        parts = (mark.partition(": ") for mark in point.state)
+        marks = {name: mark for mark, _, name in parts}
         gone = sum(marks.get(name) == "gone" for name in old)
         return gone * sum(marks.get(name) == "before" for name in new)
 
-    found = points.points(logs, after)
-    subject.rng.shuffle(found)
-    vector_clocks = sorted(found, key=danger, reverse=True)
-    return vector_clocks[:2] if subject.budget == "quick" else vector_clocks
+    every = points.points(reports, after)
+    subject.rng.shuffle(every)
+    by_danger = sorted(every, key=danger, reverse=True)
+    return by_danger[:2] if subject.budget == "quick" else by_danger
 
 
 @check("CKC-RETN-002")
@@ -129,10 +148,10 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     Why: names sorted as text let step 10 go before step 2; a limit was not enforced (C08, VX10).
     How: save twelve steps in one child, ask; compare the number of names with that of three saves.
     """
-    found = left(subject, rotating(subject, 12, tuple(range(1, 13)), 3))
+    steps = left(subject, rotating(subject, 12, tuple(range(1, 13)), 3))
     entries = len(trees.listing(subject.root))
-    if found != [10, 11, 12]:
-        evidence = {"steps": found}
+    if steps != [10, 11, 12]:
+        evidence = {"steps": steps}
         raise Violation("rotation does not leave the newest three of twelve", evidence=evidence)
     fresh(subject)
     rotating(subject, 3, (1, 2, 3), 3)
@@ -152,9 +171,9 @@ def test_rotation_goes_by_steps_not_by_times(subject: Subject) -> None:
     golden = subject.golden()
     subject.materialize(golden)
     discovery.set_times(subject.root, golden, reverse=True)
-    found = left(subject, rotating(subject, 6, (6,), 2, resume=True))
-    if not {4, 6} <= set(found):
-        raise Violation("times of files decide what is deleted", evidence={"steps": found})
+    steps = left(subject, rotating(subject, 6, (6,), 2, resume=True))
+    if not {4, 6} <= set(steps):
+        raise Violation("times of files decide what is deleted", evidence={"steps": steps})
 
 
 @check("CKC-RETN-004")
@@ -173,16 +192,16 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
     for whose, lay in lays.items():
         lay(golden)
         before = there(subject)
-        found = left(subject, rotating(subject, 1, (1,), 1))
-        if 1 not in found:
-            told = just_saved(subject, whose, before) | {"steps() after the save": found}
+        steps = left(subject, rotating(subject, 1, (1,), 1))
+        if 1 not in steps:
+            told = just_saved(subject, whose, before) | {"steps() after the save": steps}
             raise Violation("the checkpoint just saved was deleted by its own save", evidence=told)
 
 
-def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, Any]:
+def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, object]:
     """Tell what a save of step 1 beside newer steps did: names before and after, and a restart."""
     after = there(subject)
-    told = {
+    told: dict[str, object] = {
         "directory before": f"steps 2 and 4 of {whose}: {', '.join(before[:8])}",
         "save": "step 1 with keep_last=1, acknowledged",
         "names deleted": [name for name in before if name not in after][:8],
@@ -200,22 +219,20 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     How: plant foreign names, save and rotate; run on in a copy of the tree; look at the originals.
     """
     golden = subject.golden()
-    similar = [path for found in names.of_step(golden, 4) for path in names.lookalikes(found)]
-    discovery_properties = names.plant_all(
-        subject.root, [*names.strange(subject.seed, 12), *similar]
-    )
-    before = {name: _stamp(subject.root / name) for name in discovery_properties}
-    result = rotating(subject, 6, (2, 4, 6), 1, then=[{"op": "close"}])
-    if result.error or result.exit_kind != "ended":
+    similar = [path for name in names.of_step(golden, 4) for path in names.lookalikes(name)]
+    foreign = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
+    before = {name: _stamp(subject.root / name) for name in foreign}
+    result = rotating(subject, 6, (2, 4, 6), 1, then=[Close()])
+    if not result.went_well:
         raise trouble(subject, result)
-    gone = [name for name in discovery_properties if before[name] != _stamp(subject.root / name)]
+    gone = [name for name in foreign if before[name] != _stamp(subject.root / name)]
     if gone:
         raise Violation("foreign files were deleted or changed", evidence={"names": gone[:8]})
     subject.materialize(golden)
     listed = trees.listing(subject.root)
     copied = subject.scratch / "copied"
     trees.copy(subject.root, copied)
-    rotating(subject, 6, (6,), 1, resume=True, root=copied, then=[{"op": "close"}])
+    rotating(subject, 6, (6,), 1, resume=True, root=copied, then=[Close()])
     gone = [
         name for name, entry in listed.items() if trees.listing(subject.root).get(name) != entry
     ]
@@ -240,7 +257,7 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     How: save with two to keep, count; resume and save in two more children, count again.
     """
     first = left(subject, rotating(subject, 3, (1, 2, 3), 2))
-    rotating(subject, 5, (4, 5), 2, resume=True, then=[{"op": "close"}])
+    rotating(subject, 5, (4, 5), 2, resume=True, then=[Close()])
     last = left(subject, rotating(subject, 7, (6, 7), 2, resume=True))
     if len(last) != len(first):
         told = {"in one child": first, "after two restarts": last}
@@ -260,21 +277,21 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     fresh(subject)
     counting = [fault_injectors.spec("unlink")]
     counted = subject.run(4, (2, 4), faults=counting, fault_step=4)
-    if counted.error or counted.exit_kind != "ended":
+    if not counted.went_well:
         raise trouble(subject, counted)
-    own = sum(each["calls"] for each in counted.result("run")["faults"])
+    own = sum(report.calls for report in counted.of(RunResult).faults)
     fresh(subject)
     fault = fault_injectors.spec("unlink", at=own + 1, persistent=True, error="EACCES")
     saves = (2, 4, 6)
-    result = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[{"op": "close"}])
+    result = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[Close()])
     if not any(event["event"] == "fired" for event in result.events):
         raise Unknown("the fault did not fire: no deletion of the rotation was seen")
     if result.steps_of("acknowledged") != [2, 4, 6]:
         message = "an error while deleting an old checkpoint fails the save"
         raise Violation(message, evidence=subject.evidence(result))
     message = "after an error while deleting, the new checkpoint does not load"
-    given: dict[str, Any] = {"newest": 6, "acknowledged": {2, 4, 6}}
-    subject.judge(subject.resume(), legal, {Outcome.NEW}, message, **given)
+    resumed = subject.resume()
+    subject.judge(resumed, legal, {Outcome.NEW}, message, newest=6, acknowledged={2, 4, 6})
 
 
 @check("CKC-RETN-008")
@@ -285,16 +302,16 @@ def test_a_finished_run_can_be_launched_again(subject: Subject) -> None:
     How: run to the end with a save at the last step, launch the same again with resume.
     """
     golden = subject.golden()
-    first = subject.run(4, (2, 4), then=[{"op": "close"}])
-    if first.error or first.exit_kind != "ended":
+    first = subject.run(4, (2, 4), then=[Close()])
+    if not first.went_well:
         raise trouble(subject, first)
     before = injector.fingerprint(subject.root)
-    again = subject.run(4, (2, 4), resume=True, then=[{"op": "close"}])
-    if again.error or again.exit_kind != "ended":
+    again = subject.run(4, (2, 4), resume=True, then=[Close()])
+    if not again.went_well:
         raise Violation("a finished run does not end well again", evidence=subject.evidence(again))
-    mine = tuple(found.path for step in (2, 4) for found in names.of_step(golden, step))
+    own = tuple(name.path for step in (2, 4) for name in names.of_step(golden, step))
     after = injector.fingerprint(subject.root)
-    changed = [name for name in before if name.startswith(mine) and after.get(name) != before[name]]
+    changed = [name for name in before if name.startswith(own) and after.get(name) != before[name]]
     if changed:
         message = "a finished run that is launched again changes its checkpoints"
         raise Violation(message, evidence={"changed": changed[:8]})
@@ -308,12 +325,12 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     How: beside steps 2 and 4 plant empty names of 6 and 8; save step 10 with two to keep, ask.
     """
     golden = subject.golden()
-    found = names.require_step_names(golden, 4)
+    of_four = names.require_step_names(golden, 4)
     subject.materialize(golden)
     for step in (6, 8):
-        names.plant_incomplete(subject.root, found, step)
-    result = rotating(subject, 10, (10,), 2, then=[{"op": "close"}])
-    if result.error or result.exit_kind != "ended":
+        names.plant_incomplete(subject.root, of_four, step)
+    result = rotating(subject, 10, (10,), 2, then=[Close()])
+    if not result.went_well:
         raise trouble(subject, result)
     lost = [step for step in (4, 10) if not set(paths(golden, step)) & set(there(subject))]
     stay = subject.steps()
@@ -325,7 +342,7 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
 
 def paths(golden: Golden, step: int) -> list[str]:
     """Give the paths that a step has, or would have."""
-    return [found.of(step) for found in names.of_step(golden, 4)]
+    return [name.of(step) for name in names.of_step(golden, 4)]
 
 
 def there(subject: Subject) -> list[str]:
@@ -344,8 +361,8 @@ def test_checkpoints_of_another_run_stay(subject: Subject) -> None:
     names.require_step_names(golden, 4)
     only_steps(subject, golden)
     before = trees.listing(subject.root)
-    result = rotating(subject, 8, (6, 8), 1, then=[{"op": "close"}])
-    if result.error or result.exit_kind != "ended":
+    result = rotating(subject, 8, (6, 8), 1, then=[Close()])
+    if not result.went_well:
         raise trouble(subject, result)
     after = trees.listing(subject.root)
     gone = [name for name in before if name not in after]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.harness.messages import ExitKind
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
@@ -49,11 +50,11 @@ def test_moments_reach_a_fresh_optimizer(subject: Subject) -> None:
     """
     saved, arrived = resumption.arrive(subject)
     known = _with_state(saved["optimizer"])
-    found = resumption.differing(
+    lost = resumption.differing(
         saved, arrived, "optimizer", lambda path: _is_moment(path) and _owner_of(path) in known
     )
-    if found:
-        raise Violation("the optimizer's moments are lost", evidence={"arrived != saved": found})
+    if lost:
+        raise Violation("the optimizer's moments are lost", evidence={"arrived != saved": lost})
 
 
 @check("CKC-COMP-002")
@@ -66,11 +67,11 @@ def test_step_counters_are_exact(subject: Subject) -> None:
     """
     saved, arrived = resumption.arrive(subject)
     known = _with_state(saved["optimizer"])
-    found = resumption.differing(
+    lost = resumption.differing(
         saved, arrived, "optimizer", lambda path: _is_step(path) and _owner_of(path) in known
     )
-    if found:
-        raise Violation("a step counter changed", evidence={"arrived != saved": found})
+    if lost:
+        raise Violation("a step counter changed", evidence={"arrived != saved": lost})
     resumption.identity(subject, "optimizer", "a step counter changed", _is_step, "dtypes")
 
 
@@ -104,12 +105,12 @@ def test_hyper_parameters_are_the_saved_ones(subject: Subject) -> None:
     result = subject.resume(variant="drift")
     step, arrived = oracle.arrival(result)
     if step is None:
-        if result.exit_kind != "ended":
+        if result.exit_kind is not ExitKind.ENDED:
             raise Violation(message, evidence=subject.evidence(result))
         return
-    found = resumption.differing(saved, arrived, "optimizer", _is_group)
-    if found:
-        raise Violation(message, evidence={"variant": "drift", "arrived != saved": found})
+    lost = resumption.differing(saved, arrived, "optimizer", _is_group)
+    if lost:
+        raise Violation(message, evidence={"variant": "drift", "arrived != saved": lost})
 
 
 def _is_group(path: str) -> bool:
@@ -129,9 +130,9 @@ def test_every_one_of_several_optimizers_comes_back(subject: Subject) -> None:
     resumption.control(test_hyper_parameters_are_the_saved_ones, subject, "CKC-COMP-004")
     saved, arrived = resumption.arrive(subject, "two-optimizers", owner=True)
     for part in (name for name in saved if name.partition(".")[0] == "optimizer"):
-        found = _lost(saved[part], arrived.get(part, {}))
-        if found:
-            raise Violation(f"{part} is not what was saved", evidence={"arrived != saved": found})
+        lost = _lost(saved[part], arrived.get(part, {}))
+        if lost:
+            raise Violation(f"{part} is not what was saved", evidence={"arrived != saved": lost})
     if "scheduler" in subject.holds:
         resumption.control(test_the_scheduler_comes_back, subject, "CKC-COMP-005")
         message = "the scheduler of one of several optimizers is not what was saved"
@@ -180,7 +181,7 @@ def test_moments_follow_the_name(subject: Subject) -> None:
     until = SAVES[-1] + resumption.AFTER
     result = subject.run(until, resume=True, seed=OTHER_SEED, variant="reordered")
     step, _ = oracle.arrival(result)
-    if step is None and result.exit_kind == "ended":
+    if step is None and result.exit_kind is ExitKind.ENDED:
         return
     resumption.follow(subject, golden, result, resumption.AFTER, "moments went to other parameters")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
@@ -16,6 +16,19 @@ from ckpt_conformance.contract.verdicts import (
     control_failed,
 )
 from ckpt_conformance.fault_injectors import at_rest, dcp_metadata, payload
+from ckpt_conformance.harness.messages import (
+    Close,
+    LeavesResult,
+    Load,
+    LoadResult,
+    Probe,
+    ProbeResult,
+    ReadLeaves,
+    Run,
+    RunResult,
+    Save,
+    SaveResult,
+)
 from ckpt_conformance.subject import oracle, worlds
 from ckpt_conformance.subject.checks import check
 
@@ -24,6 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.at_rest import Damage
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
     from ckpt_conformance.subject.worlds import Layout
 
@@ -31,7 +46,7 @@ OLDER, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}
 OTHER_RUN = 31  # the seed of the run whose shard is not this run's
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
-UNEQUAL = "ckpt_conformance.harness.ranks:unequal"
+UNEQUAL = Probe(probe="ckpt_conformance.harness.ranks:unequal")  # changes a buffer on rank 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,7 @@ def siblings(names: Sequence[str]) -> list[tuple[str, str]]:
         for match in re.finditer(r"\d+", name):
             hole = f"{name[: match.start()]}#{name[match.end() :]}"
             groups.setdefault(hole, []).append(name)
-    return [(found[0], found[1]) for found in groups.values() if len(found) > 1]
+    return [(group[0], group[1]) for group in groups.values() if len(group) > 1]
 
 
 def next_of(name: str, names: Sequence[str]) -> str | None:
@@ -105,8 +120,8 @@ def older_of(gold: Golden, name: str) -> str | None:
     """Name what stood for a file of the newest step at the older one: the step is in its name."""
     there = payload.names(gold.snapshot(OLDER))
     plain = re.sub(r"\d+", _no_step, name)
-    found = [one for one in there if re.sub(r"\d+", _no_step, one) == plain]
-    return found[0] if len(found) == 1 else None
+    alike = [old for old in there if re.sub(r"\d+", _no_step, old) == plain]
+    return alike[0] if len(alike) == 1 else None
 
 
 def _no_step(match: re.Match[str]) -> str:
@@ -232,11 +247,11 @@ def test_an_index_with_a_hole_or_an_overlap_is_never_believed(subject: Subject) 
     """
     subject.need("ranks")
     gold, names = files(subject)
-    found = [name for name in names if dcp_metadata.is_index(gold.snapshot(NEWEST) / name)]
-    if not found:
+    indexes = [name for name in names if dcp_metadata.is_index(gold.snapshot(NEWEST) / name)]
+    if not indexes:
         raise NotApplicable("no file of a step is an index of chunks as DCP writes it")
     cases = [
-        indexed(subject, gold, name, fault) for name in found for fault in dcp_metadata.OF_RANKS
+        indexed(subject, gold, name, fault) for name in indexes for fault in dcp_metadata.OF_RANKS
     ]
     never_served(subject, gold, cases)
 
@@ -247,8 +262,8 @@ def indexed(subject: Subject, gold: Golden, name: str, fault: str) -> Case:
     trees.materialize(gold.snapshot(NEWEST), folder)
     before = at_rest.digest(folder / name)
     args = {"path": str(folder / name), "fault": fault}
-    result = subject.execute({"op": "probe", "probe": dcp_metadata.EDIT, "args": args})
-    tensor = result.result("probe").get("value")
+    result = subject.execute(Probe(probe=dcp_metadata.EDIT, args=args))
+    tensor: str | None = result.of(ProbeResult).value
     if tensor is None:
         raise Unknown(f"the index {name} could not be edited: {subject.tell(result)}")
     if not tensor:
@@ -275,22 +290,25 @@ def test_a_refused_load_has_touched_no_rank(subject: Subject) -> None:
         trees.materialize(gold.snapshot(OLDER), folder)
         damage = at_rest.truncate(folder, name)
         trees.materialize(folder, subject.root)
-        load = {"op": "load", "continue": True}
-        result = worlds.execute(subject, TWO, {"op": "leaves"}, load, {"op": "leaves"})
-        refused = refused or any("error" in one.result("load") for one in result.ranks)
-        for rank, one in enumerate(result.ranks):
-            before, after = one.result("leaves", 0), one.result("leaves", 1)
-            if "error" in one.result("load") and after and before["value"] != after["value"]:
-                was, now = before["value"], after["value"]
+        result = worlds.execute(subject, TWO, ReadLeaves(), Load(go_on=True), ReadLeaves())
+        refused = refused or any(rank.of(LoadResult).error for rank in result.ranks)
+        for rank, process in enumerate(result.ranks):
+            error, changed = process.of(LoadResult).error, _changed_by_load(process)
+            if error and changed is not None:
                 raise Violation(
                     f"{name}: {damage.fault}: the load is refused, and rank {rank} is changed",
-                    evidence={
-                        "changed": [part for part in was if was[part] != now[part]],
-                        "refused": one.result("load")["error"]["message"],
-                    },
+                    evidence={"changed": changed, "refused": error.message},
                 )
     if not refused:
         raise control_failed("no load of a torn file was refused", "CKC-SHRD-015")
+
+
+def _changed_by_load(process: ProcessResult) -> list[str] | None:
+    """Name the components that a load changed; None if all is equal, or it did not live on."""
+    before, after = process.of(LeavesResult, 0).leaves, process.of(LeavesResult, 1).leaves
+    if before is None or after is None or before == after:
+        return None
+    return [part for part, leaves in before.items() if leaves != after.get(part)]
 
 
 @check("CKC-SHRD-019")
@@ -304,23 +322,27 @@ def test_replicas_that_differ_are_not_made_one(subject: Subject) -> None:
     """
     subject.need("ranks")
     worlds.golden(subject, TWO)
-    change = {"op": "probe", "probe": UNEQUAL}
-    ops = ({"op": "run", "until": 2}, change, {"op": "save"}, {"op": "leaves"}, {"op": "close"})
+    ops = (Run(until=2), UNEQUAL, Save(), ReadLeaves(), Close())
     result = worlds.execute(subject, TWO, *ops)
-    if not all(one.result("probe") for one in result.ranks):
+    if not result.reached(ProbeResult):
         raise control_failed(f"the ranks do not come to their save: {subject.tell(result)}")
-    if any("error" in one.result("save") for one in result.ranks):
+    if any(rank.of(SaveResult).error for rank in result.ranks):
         return
-    if not all(one.result("leaves") for one in result.ranks):
+    if not result.reached(LeavesResult):
         raise control_failed(f"the save of unequal replicas has no end: {subject.tell(result)}")
     resumed = worlds.resume(subject, TWO)
     if oracle.arrival(resumed)[0] != 2:  # noqa: PLR2004  the step that was saved
         raise control_failed(f"what was saved does not load: {subject.tell(resumed)}")
-    for rank, (one, now) in enumerate(zip(result.ranks, resumed.ranks, strict=True)):
-        wanted = one.result("leaves").get("value", {}).get("model", {}).get("constant")
-        found: Any = now.result("run").get("states", {}).get("2", {}).get("model", {})
-        if found.get("constant") != wanted:
+    for rank, (saved, loaded) in enumerate(zip(result.ranks, resumed.ranks, strict=True)):
+        wanted = saved.of(LeavesResult).leaves or {}
+        arrived = loaded.of(RunResult).states.get(2, {})
+        if _buffer(arrived) != _buffer(wanted):
             raise Violation(
                 f"rank {rank} does not get its own buffer back, and the save was not refused",
                 evidence={"ranks": worlds.told(subject, resumed)},
             )
+
+
+def _buffer(state: Leaves) -> str | None:
+    """Give the digest of the buffer that was made unequal."""
+    return state.get("model", {}).get("constant")

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.fault_injectors.injector import fingerprint
+from ckpt_conformance.harness.messages import (
+    Close,
+    Fresh,
+    LeavesResult,
+    Load,
+    Perturb,
+    Probe,
+    ProbeResult,
+    ReadLeaves,
+    Run,
+    RunResult,
+    Save,
+    SaveResult,
+)
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -14,23 +28,23 @@ from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_smoke as smoke
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
 
-ARRIVE = {"op": "run", "until": None, "stop_after": 0}
-LEAVES = {"op": "leaves"}
-CLOSE = {"op": "close"}
+ARRIVE = Run(resume=True, stop_after=0)
 SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
 
 
-def _probe(name: str, **args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plain arguments
-    return {"op": "probe", "probe": f"ckpt_conformance.subject.observing:{name}", "args": args}
+def _probe(name: str, **args: object) -> Probe:
+    return Probe(probe=f"ckpt_conformance.subject.observing:{name}", args=args)
 
 
 def _ended(subject: Subject, result: ProcessResult, what: str) -> ProcessResult:
-    if result.exit_kind != "ended" or result.error:
+    if not result.went_well:
         told = f"{what} does not end well: {subject.tell(result)}"
         raise resumption.blame(subject, told, smoke.test_a_new_process_loads_what_was_saved)
     return result
@@ -39,20 +53,22 @@ def _ended(subject: Subject, result: ProcessResult, what: str) -> ProcessResult:
 # -- a save changes nothing of the run -----------------------------------------------------------
 
 
-def _difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, Any]:
+def _difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, object]:
     """Name what differs between a run without saves and one with them."""
-    found: dict[str, Any] = {}
-    pairs = zip(plain.result("run")["records"], saved.result("run")["records"], strict=False)
-    first = next((one["step"] for one, other in pairs if one != other), None)
+    evidence: dict[str, object] = {}
+    without, with_saves = plain.of(RunResult), saved.of(RunResult)
+    pairs = zip(without.records, with_saves.records, strict=False)
+    first = next((record.step for record, other in pairs if record != other), None)
     if first is not None:
-        found["first step that differs"] = first
-    left, right = plain.result("run")["final"], saved.result("run")["final"]
+        evidence["first step that differs"] = first
+    left, right = without.final or {}, with_saves.final or {}
     if left != right:
         parts = {part.partition(".")[0] for part in left}
-        found["with saves != without"] = oracle.differences(right, left, parts)
-    around = plain.result("probe")["value"], saved.result("probe")["value"]
-    changed = [key for key, value in around[0].items() if around[1].get(key) != value]
-    return found | ({"around": changed} if changed else {})
+        evidence["with saves != without"] = oracle.differences(right, left, parts)
+    before: Mapping[str, object] = plain.of(ProbeResult).value
+    after: Mapping[str, object] = saved.of(ProbeResult).value
+    changed = [key for key, value in before.items() if after.get(key) != value]
+    return evidence | ({"around": changed} if changed else {})
 
 
 @check("CKC-SIDE-001")
@@ -70,9 +86,9 @@ def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
     _ended(subject, plain, "a run without saves")
     saved = subject.run(7, (1, 4), kind=kind, final=True, then=[around])
     _ended(subject, saved, "a run with saves")
-    found = _difference(plain, saved)
-    if found:
-        raise Violation("a run that saves is not the run that does not", evidence=found)
+    evidence = _difference(plain, saved)
+    if evidence:
+        raise Violation("a run that saves is not the run that does not", evidence=evidence)
 
 
 @check("CKC-SIDE-009")
@@ -84,15 +100,14 @@ def test_a_save_before_the_first_step_changes_nothing(subject: Subject) -> None:
     How: train the same job with and without a save at step 0; compare as above.
     """
     around = _probe("surroundings")
-    run = {"op": "run", "until": 2, "final": True}
+    run = Run(until=2, final=True)
     plain = _ended(subject, subject.execute(run, around), "a run without saves")
-    saved = subject.execute({"op": "save", "step": 0, "continue": True}, run, around)
-    if "error" in saved.result("save"):
-        reason = saved.result("save")["error"]["message"]
-        raise NotApplicable(f"it refuses to save step 0: {reason}")
-    found = _difference(plain, _ended(subject, saved, "a run with a save at step 0"))
-    if found:
-        raise Violation("a save at step 0 changes the first training steps", evidence=found)
+    saved = subject.execute(Save(step=0, go_on=True), run, around)
+    if refusal := saved.of(SaveResult).error:
+        raise NotApplicable(f"it refuses to save step 0: {refusal.message}")
+    evidence = _difference(plain, _ended(subject, saved, "a run with a save at step 0"))
+    if evidence:
+        raise Violation("a save at step 0 changes the first training steps", evidence=evidence)
 
 
 @check("CKC-SIDE-008")
@@ -106,10 +121,10 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
     for how in subject.sample(["added", "removed", "resized"], quick=2):
         subject.reset()
         change = _probe("change_entry", how=how)
-        runs = [{"op": "run", "until": step, "save_at": [step]} for step in (2, 3)]
-        result = subject.execute(runs[0], change, runs[1], LEAVES, CLOSE)
-        wanted = result.result("leaves").get("value", {}).get("model")
-        resumed = subject.execute(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+        runs = [Run(until=step, save_at=(step,)) for step in (2, 3)]
+        result = subject.execute(runs[0], change, runs[1], ReadLeaves(), Close())
+        wanted = _model_of(result)
+        resumed = subject.execute(change, ARRIVE, seed=OTHER_SEED)
         step, state = oracle.arrival(resumed)
         if wanted and step == 3 and state["model"] == wanted:  # noqa: PLR2004  the second save
             continue
@@ -120,13 +135,18 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
         )
 
 
-def _control_of_change(subject: Subject, change: dict[str, Any]) -> None:
+def _model_of(result: ProcessResult) -> dict[str, str] | None:
+    """Give the digests of the live model, or None if they were not asked for any more."""
+    return (result.of(LeavesResult).leaves or {}).get("model")
+
+
+def _control_of_change(subject: Subject, change: Probe) -> None:
     """Verify that the changed job comes back when it is the only one that is saved."""
     subject.reset()
-    saved = subject.execute(change, {"op": "run", "until": 3, "save_at": [3]}, LEAVES, CLOSE)
-    alone = subject.execute(change, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
+    saved = subject.execute(change, Run(until=3, save_at=(3,)), ReadLeaves(), Close())
+    alone = subject.execute(change, ARRIVE, seed=OTHER_SEED)
     step, state = oracle.arrival(alone)
-    wanted = saved.result("leaves").get("value", {}).get("model")
+    wanted = _model_of(saved)
     if step != 3 or state["model"] != wanted:  # noqa: PLR2004  the step that was saved
         raise control_failed(f"the changed job does not load: {subject.tell(alone)}")
 
@@ -146,7 +166,7 @@ def test_loading_changes_no_file(subject: Subject) -> None:
     golden = subject.golden()
     subject.materialize(golden)
     before = fingerprint(subject.root)
-    result = subject.run(6, resume=True, seed=OTHER_SEED, then=[CLOSE])
+    result = subject.run(6, resume=True, seed=OTHER_SEED, then=[Close()])
     _ended(subject, result, "a resume without faults")
     changed = _changed(before, fingerprint(subject.root))
     if changed:
@@ -162,13 +182,11 @@ def test_loading_leaves_the_parameters_of_a_live_job_as_saved(subject: Subject) 
     How: save, change every tensor of the live job, load into it; digest the model at once, before
     any training step. The control is a load into a fresh job.
     """
-    load: list[dict[str, Any]] = [{"op": "load"}, LEAVES]
-    fresh = {"op": "fresh", "job": {"seed": OTHER_SEED}}
-    process_result = subject.run(3, (3,), then=[LEAVES, {"op": "perturb"}, *load, fresh, *load])
+    load: list[AnyOp] = [Load(), ReadLeaves()]
+    then: list[AnyOp] = [ReadLeaves(), Perturb(), *load, Fresh(seed=OTHER_SEED), *load]
+    process_result = subject.run(3, (3,), then=then)
     _ended(subject, process_result, "a load without faults")
-    states = [
-        result["value"]["model"] for result in process_result.results if result["op"] == "leaves"
-    ]
+    states = [(result.leaves or {})["model"] for result in process_result.all_of(LeavesResult)]
     if states[2] != states[0]:
         raise bit_exact.model_trouble(subject)
     if states[1] != states[0]:
@@ -199,7 +217,7 @@ def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
     """
     folder = subject.scratch / "snapshots"
     folder.mkdir()
-    result = subject.run(5, (2,), snapshots=str(folder), then=[CLOSE])
+    result = subject.run(5, (2,), snapshots=str(folder), then=[Close()])
     _ended(subject, result, "a run with one save")
     before, after = fingerprint(folder / "2"), fingerprint(subject.root)
     changed = [name for name, digest in before.items() if after.get(name) != digest]
@@ -211,21 +229,15 @@ def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
 
 def _payload_is_kept(golden: Golden) -> None:
     old, new = golden.snapshot(2), golden.snapshot(4)
-    payload_samples = [
-        bytes.fromhex(payload_sample["bytes"]) for payload_sample in golden.payload_samples[2]
-    ]
+    samples = [bytes.fromhex(sample.bytes) for sample in golden.payload_samples[2]]
     names = [path.relative_to(old) for path in trees.files(old)]
     data = {name: (old / name).read_bytes() for name in names}
     there = {name: (new / name).read_bytes() for name in names if (new / name).exists()}
-    kept = b"".join(found for name, found in there.items() if found == data[name])
-    for name, found in there.items():
+    kept = b"".join(now for name, now in there.items() if now == data[name])
+    for name, now in there.items():
         # A second copy, such as one that always holds the latest step, may change.
-        lost = [
-            payload_sample
-            for payload_sample in payload_samples
-            if payload_sample in data[name] and payload_sample not in kept
-        ]
-        if lost and found != data[name]:
+        lost = [sample for sample in samples if sample in data[name] and sample not in kept]
+        if lost and now != data[name]:
             told = {"file": name.as_posix(), "tensors": len(lost)}
             raise Violation("the save of step 4 changes the payload of step 2", evidence=told)
 
@@ -240,9 +252,9 @@ def test_files_are_as_large_as_the_state(subject: Subject) -> None:
     """
     golden = subject.golden()
     plain = _size(golden.snapshot(2))
-    result = subject.execute(_probe("add_view"), {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    result = subject.execute(_probe("add_view"), Run(until=2, save_at=(2,)), Close())
     _ended(subject, result, "a save of a view")
-    hidden = result.result("probe")["value"]
+    hidden: int = result.of(ProbeResult).value
     grown = _size(subject.root) - plain
     if grown > SLACK:
         raise Violation(
@@ -267,9 +279,9 @@ def test_nothing_is_written_elsewhere(subject: Subject) -> None:
     folder = subject.scratch / "elsewhere"
     folder.mkdir()
     move = _probe("move_in", folder=str(folder))
-    result = subject.execute(move, {"op": "run", "until": 2, "save_at": [2]}, CLOSE)
+    result = subject.execute(move, Run(until=2, save_at=(2,)), Close())
     _ended(subject, result, "a save from another working directory")
-    resumed = subject.execute(move, {**ARRIVE, "resume": True}, CLOSE, seed=OTHER_SEED)
+    resumed = subject.execute(move, ARRIVE, Close(), seed=OTHER_SEED)
     left = [path.relative_to(folder).as_posix() for path in folder.glob("*/**/*")]
     left += [path.name for path in subject.root.parent.iterdir() if path != subject.root]
     if left:
@@ -290,7 +302,7 @@ def test_two_managers_in_one_process_do_not_mix(subject: Subject) -> None:
     other = subject.scratch / "other"
     other.mkdir()
     result = subject.execute(_probe("two_managers", other=str(other), kind="conv"))
-    states = result.result("probe").get("value")
+    states: dict[str, Leaves] | None = result.of(ProbeResult).value
     if states is None:
         _control_of_two(subject)
         raise Violation("two managers do not save", evidence=subject.evidence(result))
@@ -310,5 +322,5 @@ def _control_of_two(subject: Subject) -> None:
     """Verify that the model comes back, in both kinds of job, when there is one manager only."""
     for kind in ("mixed", "conv"):
         golden = subject.golden(kind=kind)
-        if subject.served(golden, 4)["model"] != golden.at[4]["model"]:
+        if subject.loaded(golden, 4)["model"] != golden.at[4]["model"]:
             raise bit_exact.model_trouble(subject)

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, payload, points
 from ckpt_conformance.fault_injectors.injected_save import ELSEWHERE
 from ckpt_conformance.fault_injectors.injector import fingerprint, identity
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.messages import ExitKind, RunResult
 from ckpt_conformance.subject import batched_recovery, oracle, resumption
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Leaves, StepsResult
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST, LATER = 2, 4, 6  # the save of the second one is killed
 SCREENED, KILLED = 14, 3  # points at the quick budget: of kept directories, of real kills
 KILLED_IN_FULL = 40  # real kills at the full budget, where every point is screened
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
+CRASHES: Slot[list[Crash]] = Slot("what kills leave of a save, by the kind of save")
 TEMPORARY = re.compile(
     r"(?:^|[._~-])(?:te?mp|part(?:ial)?|incomplete|staging)(?:[._~-]|$)", re.IGNORECASE
 )
@@ -44,10 +51,8 @@ class Crash:
     @property
     def is_usable(self) -> bool:
         """Whether a resume works at all; if not, that is the finding of CKC-ATOM-001."""
-        return self.resumed.exit_kind == "ended" and oracle.arrival(self.resumed)[0] in (
-            OLDER,
-            NEWEST,
-        )
+        ended = self.resumed.exit_kind is ExitKind.ENDED
+        return ended and oracle.arrival(self.resumed)[0] in (OLDER, NEWEST)
 
 
 def crashes(subject: Subject, name: str) -> list[Crash]:
@@ -56,47 +61,55 @@ def crashes(subject: Subject, name: str) -> list[Crash]:
     The counting pass kept the directory at each point. All are resumed from in one child; where
     that does not go well, and at some other points, the process is killed for real.
     """
-    key = f"crashes {name}"
-    if key not in subject.notes:
-        found = injected_save.points_of(subject, name)
-        full = subject.budget == "full"
-        chosen = found if full else points.choose(found, subject.rng, SCREENED)
-        folders = [injected_save.crash_state(subject, name, point) for point in chosen]
-        distinct = list(dict.fromkeys(folders))  # calls that change nothing leave the same one
-        in_batch = batched_recovery.recover_in_batch(subject, [Case(folder) for folder in distinct])
-        results = dict(zip(distinct, in_batch, strict=True))
-        made = [(point, at, results[at]) for point, at in zip(chosen, folders, strict=True)]
-        new = injected_save.overwritten(subject) if name.startswith("same") else None
-        good = [Crash(*e[:2], e[2]) for e in made if e[2] and is_whole(subject, e[2], new)]
-        whole = {crash.point for crash in good}
-        bad = [point for point in chosen if point not in whole]
-        most = KILLED_IN_FULL if full else KILLED
-        real = points.choose(bad, subject.rng, most) if full else bad[:most]
-        killed = [_kill(subject, point, name) for point in real]
-        for crash in killed:
-            if is_whole(subject, crash.resumed, new):
-                raise Unknown(f"what was kept {crash.point.name} differs from what a kill leaves")
-        sure = [] if bad else [crash.point for crash in good]
-        fine = subject.rng.sample(sure, min(most, len(sure)))
-        subject.notes[key] = good + killed + [_kill(subject, point, name) for point in fine]
-    kept: list[Crash] = subject.notes[key]
-    return kept
+    return subject.once(CRASHES, lambda: _crash_each(subject, name), name)
 
 
-def is_whole(subject: Subject, result: ProcessResult, new: dict[str, Any] | None) -> bool:
+def _crash_each(subject: Subject, name: str) -> list[Crash]:
+    every = injected_save.points_of(subject, name)
+    full = subject.budget == "full"
+    chosen = every if full else points.choose(every, subject.rng, SCREENED)
+    screened = _screen(subject, name, chosen)
+    new = injected_save.overwritten(subject) if name.startswith("same") else None
+    good = [crash for crash in screened if is_whole(subject, crash, new)]
+    whole = {crash.point for crash in good}
+    bad = [point for point in chosen if point not in whole]
+    most = KILLED_IN_FULL if full else KILLED
+    real = points.choose(bad, subject.rng, most) if full else bad[:most]
+    killed = [_kill(subject, point, name) for point in real]
+    for crash in killed:
+        if is_whole(subject, crash, new):
+            raise Unknown(f"what was kept {crash.point.name} differs from what a kill leaves")
+    sure = [] if bad else [crash.point for crash in good]
+    fine = subject.rng.sample(sure, min(most, len(sure)))
+    return good + killed + [_kill(subject, point, name) for point in fine]
+
+
+def _screen(subject: Subject, name: str, chosen: Sequence[Point]) -> list[Crash]:
+    """Resume, in one child, from what was kept at each point; leaves out what it did not reach."""
+    folders = [injected_save.crash_state(subject, name, point) for point in chosen]
+    distinct = list(dict.fromkeys(folders))  # calls that change nothing leave the same one
+    in_batch = batched_recovery.recover_in_batch(subject, [Case(folder) for folder in distinct])
+    results = dict(zip(distinct, in_batch, strict=True))
+    made = [(point, at, results[at]) for point, at in zip(chosen, folders, strict=True)]
+    return [Crash(point, folder, result) for point, folder, result in made if result]
+
+
+def is_whole(subject: Subject, crash: Crash, new: Leaves | None) -> bool:
     """Tell whether a resume gives a whole step that it may give; `new`: the second save of 4."""
-    step, state = oracle.arrival(result)
+    step, state = oracle.arrival(crash.resumed)
     if new is not None and step == NEWEST and oracle.same(state, new, subject.holds):
         return True
     legal = subject.legal(subject.golden())
     acknowledged = (OLDER,) if new is None else (OLDER, NEWEST)
-    return subject.classify(result, legal, newest=NEWEST, acknowledged=acknowledged) in WHOLE
+    outcome = subject.classify(crash.resumed, legal, newest=NEWEST, acknowledged=acknowledged)
+    return outcome in WHOLE
 
 
 def _kill(subject: Subject, point: Point, name: str) -> Crash:
     """Die by a real SIGKILL at a point, and resume."""
     result = injected_save.save(subject, name, [point.spec("kill")])
-    if result.exit_kind != "killed" or not [e for e in result.events if e["event"] == "fired"]:
+    fired = any(event["event"] == "fired" for event in result.events)
+    if result.exit_kind is not ExitKind.KILLED or not fired:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(result)}")
     named = f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
     folder = subject.folder / "crashes" / named
@@ -140,7 +153,7 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
         "new": test_a_kill_during_a_save_costs_at_most_that_step,
         "same": test_a_kill_during_an_overwrite_keeps_the_old_or_the_new,
     }
-    crossing = [each for each in kinds if injected_save.crosses(subject, each + ELSEWHERE)]
+    crossing = [kind for kind in kinds if injected_save.crosses(subject, kind + ELSEWHERE)]
     if not crossing:
         raise NotApplicable("no file is renamed or linked into or out of the directory")
     for kind in crossing:
@@ -153,21 +166,24 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
 
 def judge_saves(subject: Subject, name: str) -> None:
     """Judge what kills leave of a save; `name`: see `injected_save`."""
-    found, legal = crashes(subject, name), subject.legal(subject.golden())
+    every, legal = crashes(subject, name), subject.legal(subject.golden())
     if name.startswith("new"):
-        judge_all(subject, found, legal, (OLDER,))
+        judge_all(subject, every, legal, (OLDER,))
         return
     new = injected_save.overwritten(subject)
-    rest = [crash for crash in found if not is_whole(subject, crash.resumed, new)]
+    rest = [crash for crash in every if not is_whole(subject, crash, new)]
     judge_all(subject, rest, legal, (OLDER, NEWEST))
 
 
 def judge_all(
-    subject: Subject, found: list[Crash], legal: dict[int, Any], acknowledged: tuple[int, ...]
+    subject: Subject,
+    every: Sequence[Crash],
+    legal: Mapping[int, Leaves],
+    acknowledged: tuple[int, ...],
 ) -> None:
     """Judge what came of each crash; the worst is raised, with how often each outcome came."""
     seen: list[tuple[Outcome, Violation]] = []
-    for crash in found:
+    for crash in every:
         known = (*acknowledged, *crash.acknowledged)
         message = f"killed {crash.point.name}"
         try:
@@ -178,7 +194,7 @@ def judge_all(
         names = [str(outcome) for outcome, _ in seen]
         worst = min((error for _, error in seen), key=lambda e: badness(e.evidence["outcome"]))
         worst.evidence["outcomes"] = {name: names.count(name) for name in sorted(set(names))}
-        worst.rate = (len(seen), len(found))
+        worst.rate = (len(seen), len(every))
         raise worst
 
 
@@ -205,12 +221,12 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
             raise Violation(f"after a kill {crash.point.name} {trouble}", evidence=told)
 
 
-def goes_on(subject: Subject) -> tuple[str, dict[str, Any]]:
+def goes_on(subject: Subject) -> tuple[str, dict[str, object]]:
     """Resume, save the hit step again and a later one, restart; say what does not work."""
     again = subject.run(7, (NEWEST, LATER), resume=True, watch=True)
-    if again.exit_kind != "ended" or again.error:
+    if not again.went_well:
         return "the next save fails", subject.evidence(again)
-    lived = again.result("run")["states"].get(str(LATER), {})
+    lived = again.of(RunResult).states.get(LATER, {})
     result = subject.resume()
     step, state = oracle.arrival(result)
     if step != LATER or faithful(subject, state) != faithful(subject, lived):
@@ -237,8 +253,8 @@ def usable(subject: Subject) -> list[Crash]:
     First those after which the hit step is saved again, with most temporary files in its way.
     """
     able = [crash for crash in crashes(subject, "new") if crash.is_usable]
-    found = list({identity(fingerprint(crash.folder)): crash for crash in able}.values())
-    if not found:
+    distinct = list({identity(fingerprint(crash.folder)): crash for crash in able}.values())
+    if not distinct:
         told = "no killed save can be resumed from"
         raise resumption.blame(subject, told, test_a_kill_during_a_save_costs_at_most_that_step)
 
@@ -248,20 +264,20 @@ def usable(subject: Subject) -> list[Crash]:
         step, _ = oracle.arrival(crash.resumed)
         return step == NEWEST, -len(left_over(crash.folder, known))
 
-    return sorted(found, key=in_the_way)
+    return sorted(distinct, key=in_the_way)
 
 
-def faithful(subject: Subject, state: dict[str, Any]) -> dict[str, dict[str, str]]:
+def faithful(subject: Subject, state: Leaves) -> Leaves:
     """Keep the leaves that this manager restores without any fault: only they can be compared."""
     golden = subject.golden()
-    there, back = golden.at[4], subject.served(golden, 4)
+    there, back = golden.at[4], subject.loaded(golden, 4)
     return {
         part: {
             leaf: value
-            for leaf, value in found.items()
+            for leaf, value in leaves.items()
             if there[part].get(leaf) == back[part].get(leaf)
         }
-        for part, found in oracle.held(state, subject.holds).items()
+        for part, leaves in oracle.held(state, subject.holds).items()
     }
 
 
@@ -273,23 +289,31 @@ def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> 
     B06).
     How: die inside a save, ask discovery in a new process, load the newest step that it names.
     """
-    found = usable(subject)
+    kept = usable(subject)
     by_step = "explicit_step" in subject.info.capabilities
-    results = batched_recovery.steps_each(subject, [crash.folder for crash in found])
-    for crash, result in zip(found, results, strict=True):
-        told = {"killed": crash.point.name, "discovery": result.get("value", result.get("error"))}
-        if "value" not in result:
+    results = batched_recovery.steps_each(subject, [crash.folder for crash in kept])
+    for crash, result in zip(kept, results, strict=True):
+        told = {"killed": crash.point.name, "discovery": _answer(result)}
+        if result.steps is None:
             raise Violation(f"killed {crash.point.name}, discovery does not answer", evidence=told)
-        newest = max(result["value"], default=0)
+        newest = max(result.steps, default=0)
         step, _ = oracle.arrival(crash.resumed)
         if step != newest and newest == NEWEST and by_step:
             step, _ = oracle.arrival(
-                batched_recovery.alone(subject, Case(crash.folder, {"step": newest}))
+                batched_recovery.alone(subject, Case(crash.folder, step=newest))
             )
         if step != newest:
             raise Violation(
                 f"killed {crash.point.name}, discovery names step {newest}", evidence=told
             )
+
+
+def _answer(result: StepsResult) -> object:
+    """Give what discovery answered, in plain values: steps, or an error."""
+    error = result.error
+    if error is None or error.where:
+        return json.loads(messages.encode(result.steps if error is None else error))
+    return {"type": str(error.type), "message": error.message}  # the process died
 
 
 @check("CKC-ATOM-005")
@@ -313,7 +337,7 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     trees.materialize(crash.folder, subject.root)
     subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
     result = subject.run(NEWEST, (NEWEST,))
-    if result.exit_kind != "ended" or result.error:
+    if not result.went_well:
         about = test_a_job_goes_on_saving_after_a_kill
         raise resumption.blame(subject, subject.tell(result), about)
     extra = left_over(subject.root, known)

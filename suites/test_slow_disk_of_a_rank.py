@@ -9,6 +9,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.harness.messages import Steps, StepsResult
 from ckpt_conformance.subject import oracle, worlds
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_rank_faults as rank_faults
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
+    from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import WorldResult
 
 TWO = rank_faults.TWO
-LIVES_ON = [{"op": "probe", "probe": rank_faults.LINGER}]
-ASKS = [{"op": "steps"}]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Held:
         return f"{self.point.name} is slow"
 
     @property
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, object]:
         """Say what the other ranks did meanwhile."""
         return {"the others": self.others}
 
@@ -53,18 +53,19 @@ def hold(subject: Subject, point: RankPoint, number: int) -> Held:
     def make(**given: Any) -> WorldResult:  # noqa: ANN401  fields of a program
         trees.clear(copies[0])
         faults = rank_points.slow(subject, TWO, point, copies[0])
-        given |= {"continue": True, "then": LIVES_ON}
-        return rank_points.save(subject, TWO, faults, **given)
+        then = [rank_faults.LIVE_ON]
+        return rank_points.save(subject, TWO, faults, go_on=True, then=then, **given)
 
     result = rank_faults.patiently(subject, make)
-    found = [event for event in result.events if event["event"] == "released"]
-    if not found:
+    released = [event for event in result.events if event["event"] == "released"]
+    if not released:
         raise Unknown(f"{point.name} was not held: {subject.tell(result)}")
-    if not found[0]["settled"]:
-        told = ", ".join(f"rank {rank} {what}" for rank, what in found[0]["others"].items())
+    others: dict[str, str] = released[0]["others"]
+    if not released[0]["settled"]:
+        told = ", ".join(f"rank {rank} {what}" for rank, what in others.items())
         raise Unknown(f"{point.name} is slow, and the others do not come to rest: {told}")
     trees.copy(subject.root, copies[1])
-    return Held(point, result, found[0]["others"], *copies)
+    return Held(point, result, others, *copies)
 
 
 def chosen(subject: Subject) -> list[RankPoint]:
@@ -73,13 +74,14 @@ def chosen(subject: Subject) -> list[RankPoint]:
     Only the first ones at the quick budget. A rank commits where it gives a name, for the first
     time; what gives none has written its part when its last write is made.
     """
-    found = [p for p in rank_points.points_of(subject, TWO) if p.moment == "before"]
-    found.sort(key=lambda point: (point.rank, point.order))
-    ranks = sorted({point.rank for point in found}, reverse=True)
-    first = [_commit([point for point in found if point.rank == rank]) for rank in ranks]
+    points = [p for p in rank_points.points_of(subject, TWO) if p.moment == "before"]
+    points.sort(key=lambda point: (point.rank, point.order))
+    ranks = sorted({point.rank for point in points}, reverse=True)
+    first = [_commit([point for point in points if point.rank == rank]) for rank in ranks]
     if subject.budget != "full":
         return first
-    return [*first, *rank_points.choose(subject, [p for p in found if p not in first], len(found))]
+    others = [point for point in points if point not in first]
+    return [*first, *rank_points.choose(subject, others, len(points))]
 
 
 def _commit(of_rank: list[RankPoint]) -> RankPoint:
@@ -111,14 +113,12 @@ def test_no_step_is_announced_before_a_slow_rank_has_written(subject: Subject) -
             is_there(subject, held, legal)
 
 
-def nothing_is_announced_early(
-    subject: Subject, held: Held, legal: dict[int, dict[str, Any]]
-) -> None:
+def nothing_is_announced_early(subject: Subject, held: Held, legal: dict[int, Leaves]) -> None:
     """Raise Violation if a rank was told of a step, or discovery names one, that is not whole."""
     told = [rank for rank, what in held.others.items() if what == "acknowledged"]
     trees.materialize(held.meanwhile, subject.root)
-    asks = ASKS if "steps" in subject.info.capabilities else []
-    result = worlds.resume(subject, TWO, then=asks)
+    then = [Steps()] if "steps" in subject.info.capabilities else []
+    result = worlds.resume(subject, TWO, then=then)
     if not told and not oracle.arrival(result)[0]:  # what was there before is another matter
         raise control_failed(f"{held.name}: {subject.tell(result)}", "CKC-RANK-002")
     message = f"{held.name}, and rank {told[0]} is told that it is saved" if told else held.name
@@ -131,10 +131,9 @@ def nothing_is_announced_early(
         acknowledged=(OLDER, NEWEST) if told else (OLDER,),
         **held.evidence,
     )
-    names: list[int] = result.result("steps").get("value", []) if asks else []
-    if NEWEST in names and outcome is not Outcome.NEW:
-        found = f"discovery names step {NEWEST}, and a load gives step {OLDER}"
-        raise Violation(f"{held.name}: {found}", evidence=held.evidence)
+    if NEWEST in (result.of(StepsResult).steps or ()) and outcome is not Outcome.NEW:
+        what = f"discovery names step {NEWEST}, and a load gives step {OLDER}"
+        raise Violation(f"{held.name}: {what}", evidence=held.evidence)
 
 
 def all_are_told_alike(subject: Subject, held: Held) -> None:
@@ -142,17 +141,17 @@ def all_are_told_alike(subject: Subject, held: Held) -> None:
     evidence = {**held.evidence, "ranks": worlds.told(subject, held.result)}
     if waits := rank_faults.hung(held.result):
         raise Violation(f"{held.name}: rank {waits[0]} waits for ever", evidence=evidence)
-    saved = [NEWEST in one.steps_of("acknowledged") for one in held.result.ranks]
+    saved = [NEWEST in rank.steps_of("acknowledged") for rank in held.result.ranks]
     if any(saved) and not all(saved):
         raise Violation(f"{held.name}: not every rank is told the same", evidence=evidence)
-    errors = [one.error for one in held.result.ranks]
-    if not any(saved) and not all(error and error["typed"] for error in errors):
+    errors = [rank.error for rank in held.result.ranks]
+    if not any(saved) and not all(error and error.typed for error in errors):
         raise Violation(f"{held.name}: an error is not documented", evidence=evidence)
 
 
-def is_there(subject: Subject, held: Held, legal: dict[int, dict[str, Any]]) -> None:
+def is_there(subject: Subject, held: Held, legal: dict[int, Leaves]) -> None:
     """Raise Violation unless a new world gets what the ranks were told."""
-    saved = bool(held.result.steps_of("acknowledged").count(NEWEST))
+    saved = NEWEST in held.result.steps_of("acknowledged")
     trees.materialize(held.after, subject.root)
     subject.judge(
         worlds.resume(subject, TWO),

@@ -23,24 +23,51 @@ from ckpt_conformance.suites import sequences
 from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_rng_scheduler as rng_scheduler
 from ckpt_conformance.suites import test_smoke as smoke
-from ckpt_conformance.suites.sequences import SEEDS, STEPS, Execution, World
+from ckpt_conformance.suites.sequences import (
+    SEEDS,
+    STEPS,
+    BeginAnew,
+    DamageFile,
+    DieInSave,
+    Execution,
+    KeepLast,
+    LoadStep,
+    Restart,
+    SaveStep,
+    TrainOn,
+    World,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpt_conformance.harness.messages import Fault
+    from ckpt_conformance.subject.resumption import Check
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.suites.sequences import Rule
+
+    Vocabulary = frozenset[type[Rule]]
 
 EVERYTHING = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")
 BUDGETS = {"quick": (3, 5), "full": (40, 24)}  # scripts, rules in each
 SHORTEN = 24  # runs that a script may cost while it is made shorter
-SAVE, LOAD, RESTART = {"rule": "save"}, {"rule": "load"}, {"rule": "restart"}
-BEGIN = {"rule": "begin"}
-PLAIN = [SAVE, SAVE, SAVE, LOAD, BEGIN, LOAD, LOAD, SAVE, BEGIN, LOAD]  # no faults; over an epoch
-KEEP = {"rule": "keep", "number": 2}
+SAVE, LOAD, RESTART, BEGIN = SaveStep(), LoadStep(), Restart(), BeginAnew()
+PLAIN: list[Rule] = [
+    SAVE,
+    SAVE,
+    SAVE,
+    LOAD,
+    BEGIN,
+    LOAD,
+    LOAD,
+    SAVE,
+    BEGIN,
+    LOAD,
+]  # no faults; over an epoch
+KEEP = KeepLast(2)
 PICK = st.integers(0, 5)
 DAMAGES = [
-    {"rule": "damage", "file": file, "fault": fault}
+    DamageFile(file, fault)
     for fault in ("bit-flip", "missing-file", "truncation-half")
     for file in (0, -1)
 ]
@@ -52,8 +79,8 @@ class Draw(RuleBasedStateMachine):
     What ends a process is followed by a load, as in a job that is started again.
     """
 
-    vocabulary: frozenset[str] = frozenset()
-    damages: Sequence[Rule] = ()
+    vocabulary: Vocabulary = frozenset()
+    damages: Sequence[DamageFile] = ()
     scripts: list[list[Rule]] = []  # noqa: RUF012  one per subclass, see `draw`
 
     def __init__(self) -> None:
@@ -61,9 +88,10 @@ class Draw(RuleBasedStateMachine):
         super().__init__()
         self.script: list[Rule] = []
 
-    def may(self, name: str, most: int = 2) -> bool:
-        """Tell whether a rule may be drawn here, and was not drawn too often."""
-        return name in self.vocabulary and sum(one["rule"] == name for one in self.script) < most
+    def may(self, kind: type[Rule], most: int = 2) -> bool:
+        """Tell whether a kind of rule may be drawn here, and was not drawn too often."""
+        drawn = sum(isinstance(rule, kind) for rule in self.script)
+        return kind in self.vocabulary and drawn < most
 
     @initialize()
     def first(self) -> None:
@@ -75,59 +103,62 @@ class Draw(RuleBasedStateMachine):
         """Train and save."""
         self.script += [SAVE] * count
 
-    @precondition(lambda self: self.script[-1]["rule"] != "train")
+    @precondition(lambda self: not isinstance(self.script[-1], TrainOn))
     @rule()
     def train(self) -> None:
         """Train on without a save."""
-        self.script.append({"rule": "train"})
+        self.script.append(TrainOn())
 
-    @precondition(lambda self: self.script[-1]["rule"] != "load")
+    @precondition(lambda self: not isinstance(self.script[-1], LoadStep))
     @rule()
     def load(self) -> None:
         """Load the latest."""
         self.script.append(LOAD)
 
-    @precondition(lambda self: "load_step" in self.vocabulary)
+    @precondition(lambda self: LoadStep in self.vocabulary)
     @rule(pick=PICK)
     def load_step(self, pick: int) -> None:
         """Load a step by its number."""
-        self.script.append({"rule": "load", "pick": pick})
+        self.script.append(LoadStep(pick))
 
     @rule()
     def restart(self) -> None:
         """End the process and resume."""
         self.script += [RESTART, LOAD, SAVE]
 
-    @precondition(lambda self: self.may("begin", 1))
+    @precondition(lambda self: self.may(BeginAnew, 1))
     @rule()
     def begin(self) -> None:
         """Begin another run from scratch in the same directory."""
         self.script += [BEGIN, SAVE]
 
-    @precondition(lambda self: self.may("keep"))
+    @precondition(lambda self: self.may(KeepLast))
     @rule(number=st.integers(1, 3))
     def rotate(self, number: int) -> None:
         """Let rotation keep so many from now on."""
-        self.script += [{"rule": "keep", "number": number}, LOAD, SAVE, SAVE]
+        self.script += [KeepLast(number), LOAD, SAVE, SAVE]
 
-    @precondition(lambda self: self.may("damage"))
+    @precondition(lambda self: self.may(DamageFile))
     @rule(pick=PICK, which=PICK)
     def damage(self, pick: int, which: int) -> None:
         """Damage or delete a file of a step."""
-        self.script += [{**self.damages[which % len(self.damages)], "pick": pick}, LOAD, SAVE]
+        damage = self.damages[which % len(self.damages)]
+        self.script += [replace(damage, pick=pick), LOAD, SAVE]
 
-    @precondition(lambda self: self.may("die"))
+    @precondition(lambda self: self.may(DieInSave))
     @rule(pick=PICK)
     def die(self, pick: int) -> None:
         """Die inside a save."""
-        self.script += [{"rule": "die", "pick": pick}, LOAD, SAVE]
+        self.script += [DieInSave(pick), LOAD, SAVE]
 
     def teardown(self) -> None:
         """Keep the script."""
         self.scripts.append(self.script)
 
 
-def draw(vocabulary: frozenset[str], damages: Sequence[Rule], subject: Subject) -> list[list[Rule]]:
+def draw(
+    vocabulary: Vocabulary, damages: Sequence[DamageFile], subject: Subject
+) -> list[list[Rule]]:
     """Draw scripts by the seed; of many, choose those with the most kinds of rule."""
     count, rules = BUDGETS[subject.budget]
     given = {"vocabulary": vocabulary, "damages": tuple(damages), "scripts": []}
@@ -142,8 +173,8 @@ def draw(vocabulary: frozenset[str], damages: Sequence[Rule], subject: Subject) 
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(seed(subject.seed)(machine), settings=quiet)
-    found: list[list[Rule]] = machine.scripts
-    return sorted(found, key=lambda script: -len({str(one) for one in script}))[:count]
+    scripts: list[list[Rule]] = machine.scripts
+    return sorted(scripts, key=lambda script: -len(set(script)))[:count]
 
 
 def world_of(subject: Subject) -> World:
@@ -163,13 +194,13 @@ def world_of(subject: Subject) -> World:
     return world
 
 
-def plain_checks() -> list[Any]:
+def plain_checks() -> list[Check]:
     """List the checks of a resume without faults: what fails there fails here, too."""
     named = {**vars(smoke), **vars(bit_exact), **vars(rng_scheduler)}
-    return [one for name, one in named.items() if name.startswith("test_") and callable(one)]
+    return [value for name, value in named.items() if name.startswith("test_") and callable(value)]
 
 
-def deaths(subject: Subject) -> list[Any]:
+def deaths(subject: Subject) -> list[Fault]:
     """Give kills inside a save."""
     try:
         found = injected_save.points_of(subject, "new")
@@ -188,7 +219,7 @@ def fails(subject: Subject, world: World, script: list[Rule]) -> Violation | Non
     return None
 
 
-def plain(subject: Subject, world: World) -> tuple[World, frozenset[str], list[Rule]]:
+def plain(subject: Subject, world: World) -> tuple[World, Vocabulary, list[DamageFile]]:
     """Find which rules hold by themselves.
 
     A rule that leaves the model in its plainest script is the matter of a check of its own: it is
@@ -198,20 +229,25 @@ def plain(subject: Subject, world: World) -> tuple[World, frozenset[str], list[R
     def holds(*script: Rule, **change: Any) -> bool:  # noqa: ANN401  fields of a World
         return not fails(subject, replace(world, **change), list(script))
 
-    def may_die(death: Any) -> bool:  # noqa: ANN401  a fault
-        return holds(SAVE, {"rule": "die", "pick": 0}, LOAD, LOAD, SAVE, LOAD, deaths=[death])
+    def may_die(death: Fault) -> bool:
+        return holds(SAVE, DieInSave(0), LOAD, LOAD, SAVE, LOAD, deaths=[death])
 
     capable = subject.info.capabilities
     overwrites = holds(SAVE, BEGIN, SAVE, LOAD)
     world = replace(world, overwrites=overwrites)
     world = replace(world, deaths=[death for death in world.deaths if may_die(death)])
     chosen = subject.sample(DAMAGES, quick=1)
-    damages = [one for one in chosen if holds(SAVE, SAVE, {**one, "pick": 0}, LOAD)]
-    steps = "explicit_step" in capable and holds(SAVE, SAVE, {**LOAD, "pick": 0})
+    damages = [damage for damage in chosen if holds(SAVE, SAVE, damage, LOAD)]
+    steps = "explicit_step" in capable and holds(SAVE, SAVE, LoadStep(0))
     keep = "retention" in capable and holds(KEEP, SAVE, SAVE, SAVE, LOAD)
-    known = {"begin": overwrites, "die": world.deaths, "damage": damages, "load_step": steps}
-    vocabulary = frozenset(name for name, is_sound in {**known, "keep": keep}.items() if is_sound)
-    return world, vocabulary, damages
+    sound: dict[type[Rule], bool] = {
+        BeginAnew: overwrites,
+        DieInSave: bool(world.deaths),
+        DamageFile: bool(damages),
+        LoadStep: steps,
+        KeepLast: keep,
+    }
+    return world, frozenset(kind for kind, is_sound in sound.items() if is_sound), damages
 
 
 def shorten(subject: Subject, world: World, script: list[Rule], found: Violation) -> Violation:

@@ -137,7 +137,7 @@ def require_kept(subject: Subject) -> None:
         return step == kept and oracle.same(served, state, subject.holds)
 
     unharmed = injected_calls.control_folder(subject, "rotation")
-    cases = [Case(folder, {"step": kept}) for folder in (unharmed, *chosen)]
+    cases = [Case(folder, step=kept) for folder in (unharmed, *chosen)]
     control, *results = resume_each(subject, cases, is_kept)
     if not is_kept(control):
         told = f"after a rotation without any fault step {kept} gives {subject.tell(control)}"

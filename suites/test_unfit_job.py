@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.harness.messages import ExitKind, Probe, ProbeResult, Run
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -18,28 +19,28 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Golden, Subject
 
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
-ARRIVE = {"op": "run", "until": None, "stop_after": 0}
+ARRIVE = Run(resume=True, stop_after=0)
 
 
 def _refused(result: ProcessResult) -> bool:
-    return result.exit_kind == "ended" and result.error is not None
+    return result.exit_kind is ExitKind.ENDED and result.error is not None
 
 
 def _misfit(subject: Subject, variant: str) -> ProcessResult:
     """Load the newest step into a job whose model was altered; any refusal is right."""
     golden = subject.golden()
-    subject.served(golden, 4)
+    subject.loaded(golden, 4)
     subject.materialize(golden)
     return subject.resume(variant=variant)
 
 
-def _altered(subject: Subject, result: ProcessResult, entries: Sequence[str]) -> dict[str, Any]:
+def _altered(subject: Subject, result: ProcessResult, entries: Sequence[str]) -> dict[str, str]:
     """Give the named model entries that arrived otherwise than they were saved."""
     _, state = oracle.arrival(result)
     saved = subject.golden().at[4]["model"]
-    served = subject.golden().served[4]["model"]
+    loaded = subject.golden().loaded[4]["model"]
     arrived = state.get("model", {})
-    if any(served.get(name) != saved.get(name) for name in entries):
+    if any(loaded.get(name) != saved.get(name) for name in entries):
         raise bit_exact.model_trouble(subject)
     return {
         name: f"{saved.get(name, 'absent')} was saved, {arrived.get(name, 'absent')} arrived"
@@ -53,7 +54,7 @@ def _no_misfit(subject: Subject, cases: Mapping[str, tuple[str, ...]], message: 
     for variant, entries in cases.items():
         result = _misfit(subject, variant)
         wrong = {} if _refused(result) else _altered(subject, result, entries)
-        if wrong or result.exit_kind != "ended":
+        if wrong or result.exit_kind is not ExitKind.ENDED:
             evidence = subject.evidence(result, destination=variant, entries=wrong)
             raise Violation(message, evidence=evidence)
 
@@ -102,9 +103,8 @@ def _no_hole(subject: Subject, message: str) -> None:
     for name in [name for name in _changed_files(golden) if name.endswith(".metadata")]:
         subject.materialize(golden)
         args = {"file": name, "tensor": "model.inner.weight"}
-        probe = {"op": "probe", "probe": HOLE, "args": args}
-        result = subject.execute(probe, {**ARRIVE, "resume": True}, seed=OTHER_SEED)
-        hole = result.result("probe").get("value", {})
+        result = subject.execute(Probe(probe=HOLE, args=args), ARRIVE, seed=OTHER_SEED)
+        hole: dict[str, object] = result.of(ProbeResult).value or {}
         fired = hole.get("before") != hole.get("after")
         if fired and oracle.arrival(result)[0] == 4:  # noqa: PLR2004  the newest step
             wrong = _altered(subject, result, ["inner.weight"])
@@ -152,7 +152,7 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
     did not find.
     """
     golden = subject.golden()
-    wanted = subject.served(golden, 4)
+    wanted = subject.loaded(golden, 4)
     for name in subject.sample(_changed_files(golden), quick=4):
         subject.materialize(golden)
         (subject.root / name).unlink()

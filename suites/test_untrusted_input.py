@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import crafted
+from ckpt_conformance.harness.messages import ExitKind, Fresh, Materialize, Probe, Run, RunResult
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import OTHER_SEED
+from ckpt_conformance.subject.subject import OTHER_SEED, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Subject
 
-RESUME = {"op": "run", "until": None, "stop_after": 0, "resume": True, "continue": True}
+RESUME = Run(resume=True, stop_after=0, go_on=True)
+NEEDED: Slot[list[str]] = Slot("files without which the newest step is not given")
 FIRE = "ckpt_conformance.fault_injectors.crafted:fire"
 NEWEST = 4
 GIB = 1 << 30
@@ -49,56 +53,51 @@ def _tree(subject: Subject, name: str) -> Path:
     return target
 
 
-def _load_each(subject: Subject, folders: Iterable[Path], **given: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+def _series(folders: Iterable[Path]) -> list[AnyOp]:
+    """Give the operations that resume from each folder in turn."""
+    ops: list[AnyOp] = []
+    for folder in folders:
+        ops += [Materialize(tree=str(folder)), Fresh(), RESUME]
+    return ops
+
+
+def _load_each(subject: Subject, folders: Sequence[Path]) -> list[ProcessResult]:
     """Resume from each folder in turn, in one child; give one result each.
 
     A child that dies takes the rest with it: those folders are then loaded alone, one child each.
     """
-    chosen = list(folders)
-    ops: list[dict[str, Any]] = []
-    for folder in chosen:
-        ops += [{"op": "materialize", "tree": str(folder)}, {"op": "fresh"}, RESUME]
-    process_result = subject.execute(*ops, seed=OTHER_SEED, **given)
-    found = [result for result in process_result.results if result["op"] == "run"]
-    if process_result.exit_kind != "ended" or len(found) < len(chosen):
-        return [_alone(subject, folder, **given) for folder in chosen]
-    return found
+    process_result = subject.execute(*_series(folders), seed=OTHER_SEED)
+    runs = process_result.all_of(RunResult)
+    if process_result.exit_kind is not ExitKind.ENDED or len(runs) < len(folders):
+        return [_alone(subject, folder) for folder in folders]
+    return [replace(process_result, results=(run,)) for run in runs]
 
 
-def _alone(subject: Subject, folder: Path, **given: Any) -> dict[str, Any]:  # noqa: ANN401
+def _alone(subject: Subject, folder: Path) -> ProcessResult:
     trees.materialize(folder, subject.root)
-    result = subject.resume(**given)
-    return {**result.result("run"), "exit_kind": result.exit_kind}
+    return subject.resume()
 
 
-def _arrived(result: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Give step and state of a run's result; (0, {}) if it refused."""
-    step = result.get("arrived", {}).get("step", 0)
-    return step, result.get("states", {}).get(str(step), {})
-
-
-def _serves_newest(subject: Subject, result: dict[str, Any]) -> bool:
+def _loads_newest(subject: Subject, result: ProcessResult) -> bool:
     """Tell whether a load gave the newest step, bit for bit what an undamaged load gives."""
-    step, state = _arrived(result)
-    wanted = subject.served(subject.golden(), NEWEST)
+    step, state = oracle.arrival(result)
+    wanted = subject.loaded(subject.golden(), NEWEST)
     return step == NEWEST and oracle.same(state, wanted, subject.holds)
 
 
 def _needed(subject: Subject) -> list[str]:
-    """Name the files without which the newest step is not served; the others are hints."""
-    memo = subject.golden().memo
-    found: list[str] | None = memo.get("needed")
-    if found is None:
-        names = _files(subject)
-        folders = []
-        for at, name in enumerate(names):
-            folders.append(_tree(subject, f"without-{at}"))
-            (folders[-1] / name).unlink()
-        results = _load_each(subject, folders)
-        pairs = zip(names, results, strict=True)
-        found = [name for name, one in pairs if not _serves_newest(subject, one)]
-        memo["needed"] = found
-    return found
+    """Name the files without which the newest step is not given; the others are hints."""
+    return subject.once(NEEDED, lambda: _find_needed(subject), subject.golden().folder)
+
+
+def _find_needed(subject: Subject) -> list[str]:
+    names = _files(subject)
+    folders: list[Path] = []
+    for at, name in enumerate(names):
+        folders.append(_tree(subject, f"without-{at}"))
+        (folders[-1] / name).unlink()
+    pairs = zip(names, _load_each(subject, folders), strict=True)
+    return [name for name, result in pairs if not _loads_newest(subject, result)]
 
 
 # -- code ----------------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ def test_no_pickle_of_a_checkpoint_is_run(subject: Subject) -> None:
 
 def _canary_works(subject: Subject) -> None:
     marker = subject.scratch / "control"
-    subject.execute({"op": "probe", "probe": FIRE, "args": {"marker": str(marker)}})
+    subject.execute(Probe(probe=FIRE, args={"marker": str(marker)}))
     if not marker.exists():
         raise control_failed("the canary does not run where a pickle is run")
 
@@ -173,9 +172,9 @@ def _is_plain(entry: str) -> bool:
 
 def _reads_elsewhere(subject: Subject, crafts: dict[str, Path], message: str) -> None:
     """Raise Violation if a crafted directory, which lacks a needed file, still gives the step."""
-    results = dict(zip(crafts, _load_each(subject, crafts.values()), strict=True))
-    suspects = [what for what, one in results.items() if _serves_newest(subject, one)]
-    bad = [what for what in suspects if _serves_newest(subject, _alone(subject, crafts[what]))]
+    results = dict(zip(crafts, _load_each(subject, list(crafts.values())), strict=True))
+    suspects = [what for what, result in results.items() if _loads_newest(subject, result)]
+    bad = [what for what in suspects if _loads_newest(subject, _alone(subject, crafts[what]))]
     if bad:
         raise Violation(message, evidence={"crafted": bad[0]}, rate=(len(bad), len(crafts)))
 
@@ -246,7 +245,8 @@ def _stays_small(
     for at, what in enumerate(chosen):
         folders[what] = _tree(subject, f"large-{at}")
         crafts[what](folders[what])
-    if _is_small(_series(subject, list(folders.values()))):
+    ops = _series(folders.values())
+    if _is_small(subject.execute(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)):
         return
     for what, folder in folders.items():
         trees.materialize(folder, subject.root)
@@ -257,15 +257,9 @@ def _stays_small(
             raise Violation(message, evidence=evidence)
 
 
-def _series(subject: Subject, folders: Sequence[Path]) -> ProcessResult:
-    ops: list[dict[str, Any]] = []
-    for folder in folders:
-        ops += [{"op": "materialize", "tree": str(folder)}, {"op": "fresh"}, RESUME]
-    return subject.execute(*ops, seed=OTHER_SEED, memory=GIB, deadline=DEADLINE)
-
-
 def _is_small(result: ProcessResult) -> bool:
-    return result.exit_kind == "ended" and result.peak_kib - result.baseline_kib <= GIB >> 10
+    ended = result.exit_kind is ExitKind.ENDED
+    return ended and result.peak_kib - result.baseline_kib <= GIB >> 10
 
 
 @check("CKC-SECU-004")
@@ -325,5 +319,5 @@ def test_a_fifo_does_not_stop_the_load(subject: Subject) -> None:
         finally:
             with suppress(OSError):
                 path.unlink()
-        if result.exit_kind != "ended":
+        if result.exit_kind is not ExitKind.ENDED:
             raise Violation("a load waits for a FIFO", evidence=subject.evidence(result, fifo=name))

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
+from ckpt_conformance.harness.messages import ExitKind
 from ckpt_conformance.subject import oracle, worlds
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.resumption import other_fields
+from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites import drawn_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
     from ckpt_conformance.subject.worlds import Layout, WorldResult
     from ckpt_conformance.suites.drawn_layouts import Drawn
@@ -26,27 +30,29 @@ FIRST, NEWEST = 2, 4
 TWO: Layout = {"fsdp": 2}
 SAME: tuple[Layout, ...] = (TWO, {"fsdp": 3}, {"fsdp": 2, "tp": 2}, {"replicate": 2, "fsdp": 2})
 MOST = 8  # leaves that a message names
+SHARED = ("loss", "learning_rates")  # of a record, what does not depend on the number of ranks
+ARRIVED: Slot[WorldResult] = Slot("a resume in a layout from an undamaged directory")
 
 
 def pairs(subject: Subject, quick: int) -> list[tuple[Layout, Layout]]:
     """Give pairs of world sizes, from several ranks to others; of all at the full budget."""
     many: Layout = {"fsdp": worlds.MANY}
     sizes = (*worlds.PLAIN, many) if worlds.most(subject) == worlds.MANY else worlds.PLAIN
-    found = itertools.permutations(sizes, 2)
-    return subject.sample([(old, new) for old, new in found if worlds.size_of(old) > 1], quick)
+    every = itertools.permutations(sizes, 2)
+    return subject.sample([(old, new) for old, new in every if worlds.size_of(old) > 1], quick)
 
 
 def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) -> WorldResult:
     """Resume from an undamaged directory in a layout, and train on for four steps; once each."""
-    key = f"arrived {sorted(layout.items())} {step}"
-    if key not in gold.memo:
+
+    def resume() -> WorldResult:
         subject.materialize(gold, step)
-        gold.memo[key] = worlds.resume(subject, layout, stop_after=4)
-    found: WorldResult = gold.memo[key]
-    return found
+        return worlds.resume(subject, layout, stop_after=4)
+
+    return subject.once(ARRIVED, resume, gold.folder, *sorted(layout.items()), step)
 
 
-def pair(subject: Subject, old: Layout, new: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
+def pair(subject: Subject, old: Layout, new: Layout) -> tuple[Leaves, Leaves]:
     """Give the global states: as saved in one layout, as arrived in another."""
     gold = worlds.golden(subject, old)
     result = arrived(subject, gold, new)
@@ -64,16 +70,16 @@ def name(layout: Layout) -> str:
 
 
 def differs(
-    saved: dict[str, Any], state: dict[str, Any], parts: Iterable[str], leaf: Callable[[str], bool]
+    saved: Leaves, state: Leaves, parts: Iterable[str], leaf: Callable[[str], bool]
 ) -> list[str]:
     """Name the saved leaves of some components that arrived otherwise."""
-    found: list[str] = []
+    wrong: list[str] = []
     for part in parts:
         for path, value in saved.get(part, {}).items():
             now = state.get(part, {}).get(path, "absent")
             if leaf(path) and now != value:
-                found.append(f"{part}/{path}: {now[:48]} != {value[:8]}")
-    return found
+                wrong.append(f"{part}/{path}: {now[:48]} != {value[:8]}")
+    return wrong
 
 
 def weights_arrive(subject: Subject, old: Layout, new: Layout) -> None:
@@ -85,14 +91,14 @@ def weights_arrive(subject: Subject, old: Layout, new: Layout) -> None:
         told = f"saved by {name(old)}: {name(new)} cannot load it"
         raise Violation(told, evidence=subject.evidence(result))
     parts = [part for part in ("model", "ema") if part in subject.holds]
-    found = differs(gold.at[NEWEST], state, parts, is_tensor)
-    demand(found, f"saved by {name(old)}: {name(new)} gets other weights")
+    wrong = differs(gold.at[NEWEST], state, parts, is_tensor)
+    demand_none(wrong, f"saved by {name(old)}: {name(new)} gets other weights")
 
 
-def demand(found: Sequence[str], message: str, **evidence: Any) -> None:  # noqa: ANN401
+def demand_none(wrong: Sequence[str], message: str) -> None:
     """Raise Violation if anything differs."""
-    if found:
-        raise Violation(message, evidence={"differs": list(found[:MOST]), **evidence})
+    if wrong:
+        raise Violation(message, evidence={"differs": list(wrong[:MOST])})
 
 
 def is_tensor(path: str) -> bool:
@@ -105,7 +111,7 @@ def is_moment(path: str) -> bool:
     return path.startswith("state.") and is_tensor(path)
 
 
-def optimizers(subject: Subject, state: dict[str, Any]) -> list[str]:
+def optimizers(subject: Subject, state: Leaves) -> list[str]:
     """Name the optimizers; NOT_APPLICABLE if the manager saves none."""
     subject.need(holds=["optimizer"])
     return [part for part in state if part.startswith("optimizer")]
@@ -139,8 +145,8 @@ def test_each_rank_gets_its_own_generators_back(subject: Subject) -> None:
     subject.need("ranks", holds=["rng"])
     for layout in SAME[:2]:
         saved, state = pair(subject, layout, layout)
-        found = differs(saved, state, ["rng"], is_tensor)
-        demand(found, f"{name(layout)}: a rank goes on with other random numbers")
+        wrong = differs(saved, state, ["rng"], is_tensor)
+        demand_none(wrong, f"{name(layout)}: a rank goes on with other random numbers")
 
 
 @check("CKC-SHRD-006")
@@ -154,8 +160,8 @@ def test_each_rank_gets_its_own_data_position_back(subject: Subject) -> None:
     subject.need("ranks", holds=["loader"])
     for layout in SAME[:2]:
         saved, state = pair(subject, layout, layout)
-        found = differs(saved, state, ["loader"], is_tensor)
-        demand(found, f"{name(layout)}: a rank goes on at another place of the data")
+        wrong = differs(saved, state, ["loader"], is_tensor)
+        demand_none(wrong, f"{name(layout)}: a rank goes on at another place of the data")
 
 
 @check("CKC-SHRD-013")
@@ -170,8 +176,8 @@ def test_optimizer_state_comes_back_on_its_ranks(subject: Subject) -> None:
     for layout in subject.sample(SAME, 3):
         parts = optimizers(subject, worlds.golden(subject, layout).at[NEWEST])
         saved, state = pair(subject, layout, layout)
-        found = differs(saved, state, parts, is_moment)
-        demand(found, f"{name(layout)}: optimizer state is not what was saved")
+        wrong = differs(saved, state, parts, is_moment)
+        demand_none(wrong, f"{name(layout)}: optimizer state is not what was saved")
 
 
 # -- other ranks ------------------------------------------------------------------------------
@@ -202,8 +208,8 @@ def test_another_world_size_gets_the_saved_optimizer_state(subject: Subject) -> 
     subject.need("ranks", "reshard", holds=["optimizer"])
     for old, new in pairs(subject, 3):
         saved, state = pair(subject, old, new)
-        found = differs(saved, state, optimizers(subject, saved), is_moment)
-        demand(found, f"saved by {name(old)}: {name(new)} gets other optimizer state")
+        wrong = differs(saved, state, optimizers(subject, saved), is_moment)
+        demand_none(wrong, f"saved by {name(old)}: {name(new)} gets other optimizer state")
 
 
 @check("CKC-SHRD-009")
@@ -231,10 +237,10 @@ def _state_arrives(subject: Subject, drawn: Drawn) -> None:
         message = f"{told} gives {subject.tell(result)}; the model: {drawn.model}"
         raise control_failed(message, "CKC-SHRD-007")
     saved = gold.at[FIRST]
-    found = differs(saved, state, ["model"], is_tensor)
+    wrong = differs(saved, state, ["model"], is_tensor)
     if "optimizer" in subject.holds:
-        found += differs(saved, state, optimizers(subject, saved), is_moment)
-    demand(found, f"{told} gets another state; the model: {drawn.model}")
+        wrong += differs(saved, state, optimizers(subject, saved), is_moment)
+    demand_none(wrong, f"{told} gets another state; the model: {drawn.model}")
 
 
 @check("CKC-SHRD-012")
@@ -254,17 +260,18 @@ def test_ranks_that_cannot_load_are_told(subject: Subject) -> None:
         result = arrived(subject, gold, new)
         if result.split:
             told = f"saved by {name(TWO)}: of {name(new)} some load and some do not"
-            raise Violation(told, evidence={"ranks": [subject.tell(one) for one in result.ranks]})
+            ranks = [subject.tell(process) for process in result.ranks]
+            raise Violation(told, evidence={"ranks": ranks})
         step, state = oracle.arrival(result)
-        if step is None and result.exit_kind == "ended":
+        if step is None and result.exit_kind is ExitKind.ENDED:
             continue
         if step != NEWEST:
             told = f"saved by {name(TWO)}: a load by {name(new)} ends as {subject.tell(result)}"
             raise Violation(told, evidence=subject.evidence(result))
-        found = differs(gold.at[NEWEST], state, ["model"], is_tensor)
+        wrong = differs(gold.at[NEWEST], state, ["model"], is_tensor)
         if "optimizer" in subject.holds:
-            found += differs(gold.at[NEWEST], state, optimizers(subject, state), is_moment)
-        demand(found, f"saved by {name(TWO)}: {name(new)} gets another state, and is not told")
+            wrong += differs(gold.at[NEWEST], state, optimizers(subject, state), is_moment)
+        demand_none(wrong, f"saved by {name(TWO)}: {name(new)} gets another state, and is not told")
 
 
 @check("CKC-RSUM-013")
@@ -279,13 +286,13 @@ def test_ranks_go_on_as_if_unbroken(subject: Subject) -> None:
     for layout in (TWO, SAME[2]):
         gold = worlds.golden(subject, layout)
         pair(subject, layout, layout)
-        wanted = {(r["rank"], r["step"]): r for r in gold.records}
+        wanted = {(known.rank, known.record.step): known.record for known in gold.records}
         wrong = [
-            f"rank {one['rank']}, step {one['step']}: {', '.join(fields)}"
-            for one in records(arrived(subject, gold, layout))
-            if (fields := other_fields(one, wanted.get((one["rank"], one["step"]), {})))
+            f"rank {now.rank}, step {now.record.step}: {', '.join(fields)}"
+            for now in arrived(subject, gold, layout).records
+            if (fields := other_fields(now.record, wanted.get((now.rank, now.record.step))))
         ]
-        demand(wrong, f"{name(layout)}: the resumed run is another")
+        demand_none(wrong, f"{name(layout)}: the resumed run is another")
 
 
 @check("CKC-RSUM-014")
@@ -298,27 +305,13 @@ def test_other_ranks_go_on_as_if_unbroken(subject: Subject) -> None:
     """
     subject.need("ranks", "reshard", holds=["model", "optimizer", "scheduler", "loader"])
     gold = worlds.golden(subject, TWO)
-    wanted = {one["step"]: one for one in gold.records if one["rank"] == 0}
+    wanted = {known.record.step: known.record for known in gold.records if known.rank == 0}
     for new in ({"fsdp": 1}, {"fsdp": 3}, SAME[3]):
         pair(subject, TWO, new)
         wrong = [
-            f"rank {one['rank']}, step {one['step']}: {key}"
-            for one in records(arrived(subject, gold, new))
-            for key in ("loss", "learning_rates")
-            if one[key] != wanted[one["step"]][key]
+            f"rank {now.rank}, step {now.record.step}: {field}"
+            for now in arrived(subject, gold, new).records
+            for field in other_fields(now.record, wanted[now.record.step])
+            if field in SHARED
         ]
-        demand(wrong, f"from {name(TWO)} to {name(new)}: the resumed run is another")
-
-
-# -- what they share --------------------------------------------------------------------------
-
-
-def records(result: WorldResult) -> list[dict[str, Any]]:
-    """Give the records of all ranks."""
-    found: list[dict[str, Any]] = result.result("run").get("records", [])
-    return found
-
-
-def other_fields(one: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Name the fields of a record that differ."""
-    return [key for key, value in one.items() if value != wanted.get(key)]
+        demand_none(wrong, f"from {name(TWO)} to {name(new)}: the resumed run is another")

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from ckpt_conformance.suites.sequences import SEEDS, STEPS, Entry, Execution, World
+from ckpt_conformance.harness.messages import Run
+from ckpt_conformance.suites.sequences import (
+    SEEDS,
+    STEPS,
+    Entry,
+    Execution,
+    Expected,
+    Planned,
+    World,
+)
 
 
 def execution(*capabilities: str, shape: str = "manager") -> Execution:
@@ -65,7 +74,7 @@ def test_rules_of_one_process_become_one_operation() -> None:
     run.do_save()
     run.do_train()
     run.do_save()
-    assert run.ops == [{"op": "run", "until": 4, "save_at": [2, 4]}]
+    assert run.planned == [Planned(Run(until=4, save_at=(2, 4)))]
 
 
 def test_a_load_is_followed_by_training_before_a_save() -> None:
@@ -73,5 +82,5 @@ def test_a_load_is_followed_by_training_before_a_save() -> None:
     run.do_save()
     run.do_load()
     run.do_save()
-    expected = {"op": "run", "resume": True, "until": 4, "save_at": [4], "expects": [2, "first"]}
-    assert run.ops[1] == expected
+    op = Run(resume=True, until=4, save_at=(4,))
+    assert run.planned[1] == Planned(op, Expected(2, "first"))
