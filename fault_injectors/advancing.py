@@ -302,7 +302,8 @@ class Advancer:
         """Say what a load gave: the step, and a digest of what the manager holds."""
         step = done.arrived.step if done.arrived else None
         leaves = done.states.get(step, {}) if step is not None else {}
-        return structs.replace(result, step=step, state=digest_of(leaves, self.task.holds))
+        digest = digest_of(messages.whole(leaves), self.task.holds)
+        return structs.replace(result, step=step, state=digest)
 
     def left(self) -> str:
         """Copy what is left, each content once; names of temporary files are taken as equal."""

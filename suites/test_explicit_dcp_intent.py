@@ -21,6 +21,7 @@ from ckpt_conformance.harness.messages import (
     ReadLeaves,
     Run,
     Train,
+    whole,
 )
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -147,7 +148,7 @@ def _save_two_kinds(subject: Subject, order: Sequence[str]) -> dict[str, _Saved]
         if not result.went_well:
             raise control_failed(f"kind {kind} does not save: {subject.tell(result)}")
         names = {path.name for path in subject.root.iterdir()}
-        saved[kind] = _Saved(result.of(LeavesResult).leaves or {}, names)
+        saved[kind] = _Saved(whole(result.of(LeavesResult).leaves or {}), names)
         trees.copy(subject.root, subject.scratch / kind)
     for name in saved[order[0]].names - saved[order[1]].names:
         _copy(subject.scratch / order[0] / name, subject.root / name)

@@ -23,6 +23,7 @@ from ckpt_conformance.harness.messages import (
     Steps,
     StepsResult,
     Train,
+    whole,
 )
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -181,7 +182,7 @@ def _save_again_during_the_upload(subject: Subject) -> None:
     if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved twice
         about = discovery.test_the_last_save_of_a_step_is_served
         raise resumption.blame(subject, subject.tell(control), about)
-    _compare(subject, {4: control.of(RunResult).states[4]})
+    _compare(subject, {4: whole(control.of(RunResult).states[4])})
 
 
 def _compare(subject: Subject, legal: Mapping[int, Leaves]) -> None:

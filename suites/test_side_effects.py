@@ -20,6 +20,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Save,
     SaveResult,
+    whole,
 )
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -137,7 +138,7 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
 
 def _model_of(result: ProcessResult) -> dict[str, str] | None:
     """Give the digests of the live model, or None if they were not asked for any more."""
-    return (result.of(LeavesResult).leaves or {}).get("model")
+    return whole(result.of(LeavesResult).leaves or {}).get("model")
 
 
 def _control_of_change(subject: Subject, change: Probe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Outcome
-from ckpt_conformance.harness.messages import ExitKind, RunResult
+from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -52,7 +52,7 @@ def arrival(result: Finished) -> tuple[int | None, Leaves]:
     ran = result.of(RunResult)
     if ran.arrived is None:
         return None, {}
-    return ran.arrived.step, ran.states.get(ran.arrived.step, {})
+    return ran.arrived.step, whole(ran.states.get(ran.arrived.step, {}))
 
 
 def step_of(result: Finished) -> int | None:
