@@ -14,6 +14,7 @@ from recording import tree
 from ckpt_conformance.crash.explore.materializer import Materializer, digest
 from ckpt_conformance.crash.model.kill import Kill
 from ckpt_conformance.harness.client import Client, Server
+from ckpt_conformance.harness.messages import ExitKind, Fault, JobSpec, Program, Run, RunResult
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.crash.model.states import State
+    from ckpt_conformance.harness.client import ProcessResult
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 # Those whose files have the same names and bytes in every run.
@@ -34,13 +36,26 @@ def client(server: Server) -> Iterator[Client]:
         yield running
 
 
-def live(client: Client, place: Path, adapter: str, fault: dict[str, Any], **more: Any) -> Any:  # noqa: ANN401
+def live(
+    client: Client,
+    place: Path,
+    adapter: str,
+    fault: dict[str, object],
+    record: str = "",
+) -> ProcessResult:
     (place / "root").mkdir(parents=True)
-    files = {name: str(place / name) for name in ("root", "journal", "result", "output")}
-    spec = {"injector": INJECTOR, "args": fault}
-    op = {"op": "run", "until": 4, "save_at": [2, 4], "faults": [spec]}
-    program = {"adapter": adapter, "job": {"kind": "mixed", "seed": 1}, "ops": [op]}
-    return client.run({**program, **files, **more})
+    op = Run(until=4, save_at=(2, 4), faults=(Fault(injector=INJECTOR, args=fault),))
+    program = Program(
+        adapter=adapter,
+        root=str(place / "root"),
+        journal=str(place / "journal"),
+        result=str(place / "result"),
+        output=str(place / "output"),
+        job=JobSpec(kind="mixed", seed=1),
+        ops=(op,),
+        record=record,
+    )
+    return client.run(program)
 
 
 def materialized(recording: Recording, states: list[State], place: Path) -> list[Any]:
@@ -59,8 +74,8 @@ def test_what_a_real_kill_leaves_is_a_state_of_the_model(
 ) -> None:
     record = str(tmp_path / "record")
     result = live(client, tmp_path / "whole", recipe, {"at": 0}, record=record)
-    assert (result.exit_kind, result.error) == ("ended", None), result.output
-    calls = result.result("run")["faults"][0]["log"]
+    assert result.went_well, result.output
+    calls = result.of(RunResult).faults[0].log
     recording = Recording.read(tmp_path / "record")
     states = list(Kill().states(recording, random.Random(0), 100_000))  # noqa: S311
     legal = materialized(recording, states, tmp_path / "laid-out")
@@ -70,7 +85,7 @@ def test_what_a_real_kill_leaves_is_a_state_of_the_model(
         for moment in ("before", "half", "after"):
             place = tmp_path / f"{at}-{moment}"
             result = live(client, place, recipe, {"at": at, "error": "kill", "moment": moment})
-            assert result.exit_kind == "killed"
+            assert result.exit_kind is ExitKind.KILLED
             found = tree(place / "root")
             assert found in legal, f"{moment} call {calls[at - 1]}"
             seen += [found] if found not in seen else []

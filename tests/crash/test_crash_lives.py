@@ -5,29 +5,56 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from recording import replay, tree
 
 from ckpt_conformance.contract import registry
 from ckpt_conformance.harness.client import Client, Server
+from ckpt_conformance.harness.messages import (
+    ExitKind,
+    Fault,
+    JobSpec,
+    Load,
+    LoadResult,
+    Program,
+    Run,
+    RunResult,
+)
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
+
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 RECIPES = tuple(
     name for name in registry.BUNDLED if not name.startswith(("accelerate", "lightning"))
 )  # without those of packages that may not be installed
-SAVE = {"op": "run", "until": 4, "save_at": [2, 4]}
+SAVE = Run(until=4, save_at=(2, 4))
 
 
-def live(client: Client, tmp_path: Path, *ops: dict[str, Any], **more: Any) -> Any:  # noqa: ANN401
+def live(
+    client: Client,
+    tmp_path: Path,
+    *ops: AnyOp,
+    adapter: str = "torch-save-atomic-per-step",
+    **more: Any,  # noqa: ANN401  fields of a program
+) -> ProcessResult:
     (tmp_path / "root").mkdir(parents=True, exist_ok=True)
-    files = {name: str(tmp_path / name) for name in ("root", "journal", "result", "output")}
-    job = {"kind": "mixed", "seed": 1}
-    program = {"adapter": "torch-save-atomic-per-step", "job": job, "ops": list(ops)}
-    return client.run({**program, **files, **more})
+    program = Program(
+        adapter=adapter,
+        root=str(tmp_path / "root"),
+        journal=str(tmp_path / "journal"),
+        result=str(tmp_path / "result"),
+        output=str(tmp_path / "output"),
+        job=JobSpec(kind="mixed", seed=1),
+        ops=ops,
+        **more,
+    )
+    return client.run(program)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +66,7 @@ def client(server: Server) -> Iterator[Client]:
 
 def test_a_recorded_life_has_its_marks_in_order(client: Client, tmp_path: Path) -> None:
     result = live(client, tmp_path, SAVE, record=str(tmp_path / "record"))
-    assert result.exit_kind == "ended", result.output
-    assert result.error is None
+    assert result.went_well, result.output
     recording = Recording.read(tmp_path / "record")
     assert recording.unsupported == []
     shown = [(op.mark, op.step) for op in recording.operations if op.kind is Kind.MARK]
@@ -56,7 +82,7 @@ def test_a_recorded_life_has_its_marks_in_order(client: Client, tmp_path: Path) 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_recorded_byte_for_byte(name: str, client: Client, tmp_path: Path) -> None:
     result = live(client, tmp_path, SAVE, record=str(tmp_path / "record"), adapter=name)
-    assert (result.exit_kind, result.error) == ("ended", None), result.output
+    assert result.went_well, result.output
     recording = Recording.read(tmp_path / "record")
     assert recording.unsupported == []
     assert all(op.source for op in recording.operations if op.kind is not Kind.MARK)
@@ -67,7 +93,7 @@ def test_every_recipe_is_recorded_byte_for_byte(name: str, client: Client, tmp_p
 def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Path) -> None:
     record = str(tmp_path / "record")
     result = live(client, tmp_path, SAVE, record=record, isolation="spawn")
-    assert (result.exit_kind, result.error) == ("ended", None), result.output
+    assert result.went_well, result.output
     recording = Recording.read(tmp_path / "record")
     marks = [op.mark for op in recording.operations if op.kind is Kind.MARK]
     assert marks == ["begun", "acknowledged"] * 2
@@ -76,36 +102,36 @@ def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Pat
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
 
 
-def injected(client: Client, tmp_path: Path, **fault: Any) -> Any:  # noqa: ANN401
-    spec = {"injector": INJECTOR, "args": fault}
-    return live(client, tmp_path, {**SAVE, "faults": [spec], "fault_step": 4})
+def injected(client: Client, tmp_path: Path, **args: object) -> ProcessResult:
+    fault = Fault(injector=INJECTOR, args=args)
+    return live(client, tmp_path, replace(SAVE, faults=(fault,), fault_step=4))
 
 
 def test_each_call_of_a_save_is_counted_and_can_fail(client: Client, tmp_path: Path) -> None:
-    counted = injected(client, tmp_path).result("run")["faults"][0]
-    assert counted["calls"] == len(counted["log"]) > 2
-    assert counted["fired"] == 0
-    for at in range(1, counted["calls"] + 1):
+    counted = injected(client, tmp_path).of(RunResult).faults[0]
+    assert counted.calls == len(counted.log) > 2
+    assert counted.fired == 0
+    for at in range(1, counted.calls + 1):
         result = injected(client, tmp_path / str(at), at=at, error="EIO")
-        found = result.result("run")["faults"][0]
-        assert (found["fired"], len(found["log"]) >= at) == (1, True)
-        assert result.error is not None, (counted["log"][at - 1], result.output)
+        report = result.of(RunResult).faults[0]
+        assert (report.fired, len(report.log) >= at) == (1, True)
+        assert result.error is not None, (counted.log[at - 1], result.output)
         assert result.steps_of("acknowledged") == [2]
         assert [event["call"] for event in result.events if event["event"] == "fired"] == [at]
 
 
 def test_a_kill_ends_the_life_as_a_real_one(client: Client, tmp_path: Path) -> None:
     result = injected(client, tmp_path, at=2, error="kill", moment="half")
-    assert result.exit_kind == "killed"
+    assert result.exit_kind is ExitKind.KILLED
     assert [event["call"] for event in result.events if event["event"] == "fired"] == [2]
     assert result.steps_of("acknowledged") == [2]
 
 
 def test_reads_of_a_load_can_fail(client: Client, tmp_path: Path) -> None:
     assert live(client, tmp_path, SAVE).error is None
-    spec = {"injector": INJECTOR, "args": {"at": 1, "reading": True, "only": ["read"]}}
-    result = live(client, tmp_path, {"op": "load", "faults": [spec]})
-    assert result.result("load")["faults"][0]["fired"] == 1
+    fault = Fault(injector=INJECTOR, args={"at": 1, "reading": True, "only": ["read"]})
+    result = live(client, tmp_path, Load(faults=(fault,)))
+    assert result.of(LoadResult).faults[0].fired == 1
     assert result.error is not None
 
 

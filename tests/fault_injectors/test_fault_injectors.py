@@ -194,7 +194,7 @@ def test_a_mirror_can_be_watched_instead(
         write_file(root)
         (tmp_path / "mirror").mkdir()
         (tmp_path / "mirror" / "a").write_bytes(b"copy")
-    assert {entry["path"] for entry in armed.log} == {"a"}
+    assert {entry.path for entry in armed.log} == {"a"}
 
 
 def test_a_rename_across_is_refused_as_between_two_file_systems(
@@ -299,15 +299,15 @@ def test_names_that_were_imported_are_replaced_too(
 def test_two_injectors_of_one_function_both_see_it(root: Path, notes: journal.ChildJournal) -> None:
     with armed_with(FileWrite(root, notes)) as writes, armed_with(FileRead(root, notes)) as reads:
         shutil.copyfile(root / "old.txt", root / "copy.txt")
-    assert {entry["path"] for entry in writes.log} == {"copy.txt"}
-    assert {entry["path"] for entry in reads.log} == {"old.txt"}
+    assert {entry.path for entry in writes.log} == {"copy.txt"}
+    assert {entry.path for entry in reads.log} == {"old.txt"}
     assert (root / "copy.txt").read_text() == "old"
 
 
 def test_a_survey_holds_the_tree_at_each_call(root: Path, notes: journal.ChildJournal) -> None:
     with armed_with(FileWrite(root, notes, survey=True)) as armed:
         (root / "a.txt").write_text("some text")
-    first, second = (set(entry["tree"]) for entry in armed.log)
+    first, second = (set(entry.tree) for entry in armed.log)
     assert second - first == {"a.txt"}
 
 

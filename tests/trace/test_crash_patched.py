@@ -42,20 +42,22 @@ libc.write(libc.open(os.fsencode(root / "foreign"), 0o101, 0o600), b"abc", 3)
 """
 # A process that is recorded can't record: there is one listener. So this is the real refusal.
 NESTED = """
-import json, sys
+import sys
 from pathlib import Path
 from ckpt_conformance.trace import recorder
+from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import Client, Server
+from ckpt_conformance.harness.messages import JobSpec, Program, Run
 base = Path(sys.argv[1])
 def work():
     Path(base / "reason").write_text(recorder.available())
     with Server(("torch-save-atomic-per-step",)) as server:
         client = Client(server.socket)
         files = {n: str(base / n) for n in ("root", "journal", "result", "output", "record")}
-        op = {"op": "run", "until": 2, "save_at": [2]}
-        program = {"adapter": "torch-save-atomic-per-step", "job": {"kind": "mixed", "seed": 1}}
-        result = client.run({**program, **files, "ops": [op]})
-        print(json.dumps([result.exit_kind, result.error, result.output]))
+        job, ops = JobSpec(kind="mixed", seed=1), (Run(until=2, save_at=(2,)),)
+        program = Program(adapter="torch-save-atomic-per-step", job=job, ops=ops, **files)
+        result = client.run(program)
+        print(messages.encode([result.exit_kind, result.error, result.output]).decode())
 outer = recorder.Recorder(base / "elsewhere", None)
 outer.function(work)
 sys.exit(outer.code)
