@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import json
 import os
 import selectors
-import signal
 import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_conformance.harness.preload import import_named, kill_group, preload
-from ckpt_conformance.processes import hugepages, orphans
+from ckpt_conformance.harness.preload import import_named, preload
+from ckpt_conformance.processes import hugepages, lifecycle, orphans
 from ckpt_conformance.trace import supervised
 from ckpt_conformance.workload import devices
 
 DEADLINE = 60.0  # seconds
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 MANY = 40  # children after which huge pages are worth half a second of the server's time
 
 
@@ -57,9 +54,9 @@ class Server:
                 if time.monotonic() > when:
                     self.deadlines[descriptor] = (float("inf"), pid)
                     self.owners[descriptor][2]["hang"] = True
-                    kill_group(pid)
+                    lifecycle.kill_group(pid)
         for _, pid in self.deadlines.values():
-            kill_group(pid)
+            lifecycle.kill_group(pid)
         orphans.sweep([], 0)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -86,24 +83,19 @@ class Server:
             self.is_packed = True
             hugepages.collapse()
         program["mark"] = self.begun
-        pid = os.fork()
-        if pid == 0:
-            self._child(program)
+        pid = lifecycle.fork(lambda: self._child(program))
         descriptor = os.pidfd_open(pid)
         self.deadlines[descriptor] = (time.monotonic() + program.get("deadline", DEADLINE), pid)
         self.owners[descriptor] = (client, pid, program, time.monotonic())
         self.selector.register(descriptor, selectors.EVENT_READ, self._ended)
 
     def _child(self, program: dict[str, Any]) -> None:
-        """Become the child; never returns."""
-        code = 70
+        """Be the child."""
         try:
             orphans.mark(program["mark"])
             os.setsid()  # its helpers (loader workers) die with it
-            ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # however the server ends
-            out = os.open(program["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
+            lifecycle.die_with_parent()  # however the server ends
+            lifecycle.redirect_output(program["output"])
             self.listener.close()
             if reason := self.refused.get(program["adapter"]):
                 sys.exit(reason)
@@ -121,34 +113,25 @@ class Server:
             from ckpt_conformance.harness import child
 
             child.run_program(program)
-            code = 0
-        except BaseException:  # noqa: BLE001  a child must never return into the server's loop
-            import traceback
-
-            traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
                 supervised.leave()
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
 
     def _ended(self, descriptor: int) -> None:
         client, pid, program, begun = self.owners.pop(descriptor)
         self.deadlines.pop(descriptor)
         self.selector.unregister(descriptor)
         os.close(descriptor)
-        kill_group(pid)
+        lifecycle.kill_group(pid)
         others = self.owners.values()
         marks = [one["mark"] for _, _, one, _ in others]
         left = orphans.sweep([pid, *(child for _, child, *_ in others)], pid, marks)
-        _, status, usage = os.wait4(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
+        exited = lifecycle.reap(pid)
         answer = {
-            "code": code,
+            "code": exited.code,
             "hang": bool(program.get("hang")),
             "seconds": time.monotonic() - begun,
-            "cpu": usage.ru_utime + usage.ru_stime,
+            "cpu": exited.cpu,
             "left": left,
         }
         with contextlib.suppress(OSError):

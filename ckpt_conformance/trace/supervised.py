@@ -8,15 +8,14 @@ the child supervised too.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import notify, syscall_faults, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
 from ckpt_conformance.trace.recorder import Recorder
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 INJECTOR = "fault_injectors.system_call:"
 _PATCHED: list[PatchedRecorder] = []
-_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def is_wanted(program: dict[str, Any]) -> bool:
@@ -51,9 +49,9 @@ def enter(program: dict[str, Any]) -> None:
         reading=reading,
         closing="rank_group" in program,  # the ranks may be nodes of an NFS
     )
-    pid = os.fork()
+    pid = os.fork()  # not lifecycle.fork: it is the child that goes on with what the caller does
     if pid == 0:
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        lifecycle.die_with_parent()
         recorder.filter_in_child()
         return
     fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
@@ -72,10 +70,10 @@ def enter(program: dict[str, Any]) -> None:
         if ranks is not None and folder is not None:
             ranks.finish(recording)
     except notify.NotAvailableError as error:
-        os.waitpid(pid, 0)
+        lifecycle.reap(pid)
         _fall_back(program, error)
         return
-    _end_as(recorder.code)
+    lifecycle.exit_as(recorder.code)
 
 
 def leave() -> None:
@@ -95,11 +93,3 @@ def _fall_back(program: dict[str, Any], error: notify.NotAvailableError) -> None
     patched = PatchedRecorder(Path(program["root"]), folder, Path(program["journal"]))
     patched.install()
     _PATCHED.append(patched)
-
-
-def _end_as(code: int) -> None:
-    """End this process as another one ended."""
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
-        os.kill(os.getpid(), -code)
-    os._exit(code)

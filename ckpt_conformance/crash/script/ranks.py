@@ -9,11 +9,9 @@ Whatever is asked for in another way is started as the launcher meant it.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_conformance.crash.script import child
 from ckpt_conformance.crash.script.command import Start, start_of
-from ckpt_conformance.trace import notify
+from ckpt_conformance.processes import lifecycle, orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,13 +54,16 @@ class _Nursery:
 
     def __init__(self, seeded: Collection[str]) -> None:
         """Fork it; the launcher becomes the parent of what it leaves behind."""
-        notify.adopt_orphans()
+        orphans.adopt()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
-        if os.fork() == 0:
+
+        def nursery() -> None:
             ours.close()
             _serve(its, seeded)
+
+        lifecycle.fork(nursery, quiet=True)
         its.close()
         self.channel, self.lock = ours, threading.Lock()
         self.environment = dict(os.environ)
@@ -126,7 +127,7 @@ class _Nursery:
 
 def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
     """Be the nursery, until the launcher is gone."""
-    ctypes.CDLL(None).prctl(child.DIES_WITH_PARENT, signal.SIGKILL)
+    lifecycle.die_with_parent()
     while True:
         data, streams, _, _ = socket.recv_fds(channel, MOST, 3)
         if not data:
@@ -143,10 +144,8 @@ def _deliver(
     """Fork a rank by way of a process that ends at once, so that the launcher is its parent."""
     wait, go = os.pipe()
     told, tell = os.pipe()
-    between = os.fork()
-    if between == 0:
-        if os.fork():
-            os._exit(0)
+
+    def rank() -> None:
         if request["session"]:
             os.setsid()  # before the launcher knows it: it may end the group at once
         os.write(tell, str(os.getpid()).encode())
@@ -156,7 +155,9 @@ def _deliver(
         os.close(wait)
         channel.close()
         _be(request, streams, seeded)
-    os.waitpid(between, 0)
+
+    between = lifecycle.fork(lambda: lifecycle.fork(rank, quiet=True), quiet=True)
+    lifecycle.reap(between)
     for unneeded in (wait, tell, go):
         os.close(unneeded)
     pid = int(os.read(told, 32))
@@ -166,15 +167,11 @@ def _deliver(
 
 def _be(request: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
     """Be the rank."""
-    code = 70
-    try:
-        for to, stream in enumerate(streams):
-            os.dup2(stream, to)
-            os.close(stream)
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        os.chdir(request["cwd"])
-        start = Start(request["target"], tuple(request["arguments"]), module=request["module"])
-        child.become(start, seeded)
-    finally:
-        os._exit(code)
+    for to, stream in enumerate(streams):
+        os.dup2(stream, to)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    start = Start(request["target"], tuple(request["arguments"]), module=request["module"])
+    child.become(start, seeded)
