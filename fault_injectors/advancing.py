@@ -20,7 +20,7 @@ from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
-from ckpt_conformance.trace.syscall_faults import SYNCING, WRITING, Fault
+from ckpt_conformance.trace.faults import SYNCING, WRITING, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

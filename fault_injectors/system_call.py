@@ -8,9 +8,12 @@ Proof: `fired`, the list of calls, and an event in the journal before the fault.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ckpt_conformance.trace.faults import FaultReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,14 +53,14 @@ class SystemCall:
         """Have the supervisor stop, and read what it saw."""
         self.journal.note("system-calls-disarmed", report=self.report)
         found = self._read()
-        self.calls, self.fired, self.log = found["calls"], found["fired"], found["log"]
-        self.unsupported = found["unsupported"]
+        self.calls, self.fired = found.calls, found.fired
+        self.log = msgspec.to_builtins(found.log)
+        self.unsupported = msgspec.to_builtins(found.unsupported)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> FaultReport:
         """Read the report, which the supervisor wrote before our note was let through."""
         try:
-            with open(self.report, encoding="utf-8") as file:  # noqa: PTH123
-                found: dict[str, Any] = json.load(file)
+            found = FaultReport.read(self.report)
         except FileNotFoundError:
             msg = "this child has no supervisor: faults at system calls need one (crash/supervised)"
             raise RuntimeError(msg) from None

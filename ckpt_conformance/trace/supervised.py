@@ -1,53 +1,112 @@
 """A child that is recorded or hit at its system calls: its parent becomes the supervisor.
 
-Keys of a child's program: `record` names the folder of the recording, and all ranks of a
-`rank_group` are in it. `stops` says how many operations each rank of it may do before all are
-killed. An operation with a fault `ckpt_conformance.fault_injectors.system_call:SystemCall` makes
-the child supervised too.
+Whether a child is supervised, and how, follows from its program: see `Supervised`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import notify, syscall_faults, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
 from ckpt_conformance.trace.recorder import Recorder
+from ckpt_conformance.trace.vector_clocks import Stop  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from ckpt_conformance.trace.supervisor import Supervisor
 
-INJECTOR = "fault_injectors.system_call:"
+INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 _PATCHED: list[PatchedRecorder] = []
 
 
-def is_wanted(program: dict[str, Any]) -> bool:
+class _Arguments(msgspec.Struct, frozen=True):
+    """Of a fault or of a probe: `reading` asks about reads too; a probe may name an injector."""
+
+    injector: str = ""
+    reading: bool = False
+
+
+class _Fault(msgspec.Struct, frozen=True):
+    injector: str = ""
+    args: _Arguments = _Arguments()
+
+
+class _Operation(msgspec.Struct, frozen=True):
+    """One operation of a program; arguments by position are those of a method."""
+
+    faults: tuple[_Fault, ...] = ()
+    args: _Arguments | tuple[object, ...] = _Arguments()
+
+
+class Supervised(msgspec.Struct, frozen=True):
+    """What a supervisor reads of a child's program.
+
+    `record` is the folder of the recording, and all ranks of a `rank_group` are in it. `stops` says
+    how far each rank of it goes before all are killed. A fault at a system call, in an operation or
+    in the arguments of a probe, needs a supervisor too.
+    """
+
+    root: str
+    journal: str
+    ops: tuple[_Operation, ...]
+    record: str | None = None
+    stops: tuple[Stop, ...] | None = None
+    rank_group: tuple[object, ...] | None = None
+    deadline: float = 600.0  # seconds
+    isolation: str | None = None
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether a fault at a system call may be armed."""
+        return any(
+            INJECTOR in (fault.injector, fault.args.injector)
+            for op in self.ops
+            for fault in _faults(op)
+        )
+
+    @property
+    def reads(self) -> bool:
+        """Whether reads are asked about, too."""
+        return any(fault.args.reading for op in self.ops for fault in _faults(op))
+
+
+def _faults(op: _Operation) -> tuple[_Fault, ...]:
+    """Give what an operation arms, and what its probe does by its arguments."""
+    return (*op.faults, _Fault(args=op.args)) if isinstance(op.args, _Arguments) else op.faults
+
+
+def _read(program: object) -> Supervised:
+    return msgspec.convert(program, Supervised, from_attributes=True)
+
+
+def is_wanted(program: object) -> bool:
     """Tell whether a program asks for a supervisor."""
-    request = program.get("record") or program.get("stops")
-    return bool(request) or INJECTOR in json.dumps(program["ops"])
+    told = _read(program)
+    return bool(told.record or told.stops) or told.has_fault
 
 
-def enter(program: dict[str, Any]) -> None:
+def enter(program: object) -> None:
     """Fork: the child returns, with the filter in place; the parent supervises and ends as it does.
 
     The one who waits for the child sees its exit code, or the signal that ended it.
     """
-    folder = Path(program["record"]) if program.get("record") else None
-    reading = '"reading": true' in json.dumps(program["ops"])
-    journal = Path(program["journal"])
+    told = _read(program)
+    folder = Path(told.record) if told.record else None
+    journal = Path(told.journal)
     journal.touch()
     recorder = Recorder(
-        Path(program["root"]),
+        Path(told.root),
         folder,
         journal=journal,
-        reading=reading,
-        closing="rank_group" in program,  # the ranks may be nodes of an NFS
+        reading=told.reads,
+        closing=told.rank_group is not None,  # the ranks may be nodes of an NFS
     )
     pid = os.fork()  # not lifecycle.fork: it is the child that goes on with what the caller does
     if pid == 0:
@@ -56,22 +115,21 @@ def enter(program: dict[str, Any]) -> None:
         return
     fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
     ranks: vector_clocks.Collector | None = None
-    if "rank_group" in program:
-        ranks = vector_clocks.Collector(len(program["rank_group"]))
-        if stops := program.get("stops"):
-            ranks = vector_clocks.Stopper(stops, main=pid)
+    if told.rank_group is not None:
+        ranks = vector_clocks.Collector(len(told.rank_group))
+        if told.stops:
+            ranks = vector_clocks.Stopper(told.stops, main=pid)
 
     def prepare(supervisor: Supervisor) -> None:
         (ranks or fault_supervisor).attach(supervisor)
 
     try:
-        deadline = program.get("deadline", 600.0)
-        recording = recorder.supervise(pid, deadline=deadline, prepare=prepare)
+        recording = recorder.supervise(pid, deadline=told.deadline, prepare=prepare)
         if ranks is not None and folder is not None:
             ranks.finish(recording)
     except notify.NotAvailableError as error:
         lifecycle.reap(pid)
-        _fall_back(program, error)
+        _fall_back(told, error)
         return
     lifecycle.exit_as(recorder.code)
 
@@ -82,14 +140,14 @@ def leave() -> None:
         _PATCHED.pop().finish()
 
 
-def _fall_back(program: dict[str, Any], error: notify.NotAvailableError) -> None:
+def _fall_back(told: Supervised, error: notify.NotAvailableError) -> None:
     """Record by patched entry points here; a fault at a system call has no such way out."""
-    one = "rank_group" not in program and program.get("isolation") != "spawn"
-    if INJECTOR in json.dumps(program["ops"]) or not one:
+    is_one_process = told.rank_group is None and told.isolation != "spawn"
+    if told.has_fault or not is_one_process or not told.record:
         raise error
     print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
-    folder = Path(program["record"])
+    folder = Path(told.record)
     shutil.rmtree(folder)  # what the recorder that could not begin left there
-    patched = PatchedRecorder(Path(program["root"]), folder, Path(program["journal"]))
+    patched = PatchedRecorder(Path(told.root), folder, Path(told.journal))
     patched.install()
     _PATCHED.append(patched)
