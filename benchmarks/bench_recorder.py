@@ -139,8 +139,8 @@ def main() -> None:
             alone, recorded, ratio = measure(base, mib)
             figures = f"{alone * 1e3:11.2f} {recorded * 1e3:13.2f} {recorded / alone:7.2f}"
             print(f"{mib:6} {figures} {ratio:16.4f}")
-        run, injected = trials(base)
-        above = (injected - run) * 1e3
+        run, faulted = trials(base)
+        above = (faulted - run) * 1e3
         print(f"a trial, its calls counted: {above:.1f} ms above the run itself")
         for name in ADAPTERS:
             count, again, seconds = injected(base, name)
