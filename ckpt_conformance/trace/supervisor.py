@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.trace import calls, data_calls, events, move_calls, name_calls, notify
+from ckpt_conformance.trace import calls, data_calls, events, name_calls, notify
 from ckpt_conformance.trace.operations import Kind, Operation, Unsupported
 from ckpt_conformance.trace.request import Action, Given, Request, Result, Sink
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.trace.tracked import Tree
 
 LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
-PREPARE = {**name_calls.PREPARE, **move_calls.PREPARE, **data_calls.PREPARE}
+PREPARE = {**name_calls.PREPARE, **data_calls.PREPARE}
 SOON = 1  # milliseconds; a stack is dumped in less
 # What `on_action` says of a call that is neither done nor answered, and of one that the kernel may
 # do: its bytes are in no record, and its place in the order matters to nobody.
