@@ -23,8 +23,9 @@ from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.subject.subject import Subject
+from ckpt_conformance.trace.faults import Fault
 from ckpt_conformance.trace.recorder import Recorder
-from ckpt_conformance.trace.syscall_faults import Fault, trial
+from ckpt_conformance.trace.syscall_faults import trial
 
 SIZES, TURNS, REPEATS = (1, 100), 5, 5  # MiB
 ADAPTERS = ("reference", "torch-save-atomic-per-step", "dcp-per-step")

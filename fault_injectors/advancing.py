@@ -36,8 +36,8 @@ from ckpt_conformance.harness.messages import (
 )
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
-from ckpt_conformance.trace import syscall_faults
-from ckpt_conformance.trace.syscall_faults import SYNCING, WRITING
+from ckpt_conformance.trace import faults
+from ckpt_conformance.trace.faults import SYNCING, WRITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ MOST = 100_000  # calls of one operation, after which advancing gives up
 
 
 class CallFault(Message, frozen=True, omit_defaults=True):
-    """A fault at a system call: arguments of `syscall_faults.Fault`, as far as they are given."""
+    """A fault at a system call: arguments of `trace.faults.Fault`, as far as they are given."""
 
     at: int = 0
     error: str = ""
@@ -198,7 +198,7 @@ class Advancer:
         rng = random.Random(self.task.seed)  # noqa: S311
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
             usual = KINDS[kind]
-            fault = syscall_faults.Fault(**usual.arguments(), reading=self.task.reading)
+            fault = faults.Fault(**usual.arguments(), reading=self.task.reading)
             calls = [call for call in log if fault.counts(call.what, reads=call.reads)]
             alike: dict[tuple[str, str], list[int]] = {}
             for at, call in enumerate(calls, 1):

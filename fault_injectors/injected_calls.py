@@ -41,7 +41,7 @@ from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
 from ckpt_conformance.trace import notify
-from ckpt_conformance.trace.syscall_faults import SYNCING
+from ckpt_conformance.trace.faults import SYNCING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.harness import messages
-from ckpt_conformance.harness.messages import FaultReport
+from msgspec import structs
+
+from ckpt_conformance.harness.messages import SeenCall, UnsupportedCall
+from ckpt_conformance.trace.faults import FaultReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
-    from ckpt_conformance.harness.messages import SeenCall, UnsupportedCall
 
 
 class SystemCall:
@@ -53,14 +54,14 @@ class SystemCall:
         """Have the supervisor stop, and read what it saw."""
         self.journal.note("system-calls-disarmed", report=self.report)
         found = self._read()
-        self.calls, self.fired, self.log = found.calls, found.fired, found.log
-        self.unsupported = found.unsupported
+        self.calls, self.fired = found.calls, found.fired
+        self.log = tuple(SeenCall(**structs.asdict(call)) for call in found.log)
+        self.unsupported = tuple(UnsupportedCall(**vars(one)) for one in found.unsupported)
 
     def _read(self) -> FaultReport:
         """Read the report, which the supervisor wrote before our note was let through."""
         try:
-            with open(self.report, encoding="utf-8") as file:  # noqa: PTH123
-                found = messages.decode(file.read(), FaultReport)
+            found = FaultReport.read(self.report)
         except FileNotFoundError:
             msg = "this child has no supervisor: faults at system calls need one (see trace/)"
             raise RuntimeError(msg) from None

@@ -9,12 +9,12 @@ not a verdict. A bundle keeps programs as they were sent.
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from ckpt_conformance.contract import StepRecord
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import vector_clocks
 from ckpt_conformance.workload import values
 
@@ -22,6 +22,7 @@ T = TypeVar("T")
 Leaves = values.Leaves
 RankLeaves = values.RankLeaves
 Stop = vector_clocks.Stop
+ExitKind = lifecycle.ExitKind
 Tree = dict[str, str]  # name below a directory -> digest of what a new process would read there
 Arguments = dict[str, Any]  # plain values by name; what takes them says which
 
@@ -480,13 +481,3 @@ class Ended(Message, frozen=True):
     seconds: float
     cpu: float
     left: list[str]  # daemons that had to be ended
-
-
-class ExitKind(StrEnum):
-    """The way a child ended."""
-
-    ENDED = "ended"
-    KILLED = "killed"
-    HANG = "hang"
-    MEMORY = "memory"
-    CRASHED = "crashed"

@@ -10,14 +10,14 @@ import contextlib
 import importlib
 import io
 import os
-import selectors
-import signal
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.harness import messages
+from ckpt_conformance.processes import lifecycle
+from ckpt_conformance.processes.lifecycle import Waited
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,22 +89,22 @@ def try_out(names: Sequence[str]) -> str | None:
     """Load adapters in a child; give the reason of the first that fails."""
     with tempfile.TemporaryDirectory(prefix="try-") as folder:
         note = Path(folder) / "reason"
-        pid = os.fork()
-        if pid == 0:
-            _child(names, note, Path(folder) / "output")
-        timely = _wait(pid)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        pid = lifecycle.fork(lambda: _child(names, note, Path(folder) / "output"))
+        waited = lifecycle.wait(pid, PATIENCE)
+        lifecycle.kill_group(pid)  # with what it started
+        code = lifecycle.reap(pid).code
         if note.exists():
             return note.read_text() or None
-        end = f"ends the process (exit status {code})" if timely else f"takes over {PATIENCE:.0f} s"
+        end = f"ends the process (exit status {code})"
+        if waited is Waited.DEADLINE:
+            end = f"takes over {PATIENCE:.0f} s"
         return f"adapter {', '.join(names)}: its import {end}"
 
 
 def _child(names: Sequence[str], note: Path, output: Path) -> None:
     """Load, and leave a note unless the process ends; never returns."""
     os.setsid()
-    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), 1)
-    os.dup2(1, 2)
+    lifecycle.redirect_output(output)
     reason = ""
     try:
         reason = next(filter(None, map(load, names)), "")
@@ -112,23 +112,3 @@ def _child(names: Sequence[str], note: Path, output: Path) -> None:
         reason = f"{type(error).__name__}: {error}"
     note.write_text(reason)
     os._exit(0)
-
-
-def _wait(pid: int) -> bool:
-    """Wait for the end of a child; past the deadline kill it and its children, and say so."""
-    descriptor = os.pidfd_open(pid)
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        timely = bool(selector.select(PATIENCE))
-    os.close(descriptor)
-    kill_group(pid)
-    return timely
-
-
-def kill_group(pid: int) -> None:
-    """Kill a child and the helpers it started; what has ended is no error."""
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue

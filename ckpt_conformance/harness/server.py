@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import os
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -22,13 +20,12 @@ from typing import TextIO
 
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
-from ckpt_conformance.harness.preload import import_named, kill_group, preload
-from ckpt_conformance.processes import hugepages, orphans
+from ckpt_conformance.harness.preload import import_named, preload
+from ckpt_conformance.processes import hugepages, lifecycle, orphans
 from ckpt_conformance.trace import supervised
 from ckpt_conformance.trace.supervised import Supervision
 from ckpt_conformance.workload import devices
 
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 SYSTEM_CALLS = "ckpt_conformance.fault_injectors.system_call:SystemCall"  # hit by a supervisor
 MANY = 40  # children after which huge pages are worth half a second of the server's time
 
@@ -71,9 +68,9 @@ class Server:
                 if time.monotonic() > when:
                     self.deadlines[descriptor] = (float("inf"), pid)
                     self.owners[descriptor].hang = True
-                    kill_group(pid)
+                    lifecycle.kill_group(pid)
         for _, pid in self.deadlines.values():
-            kill_group(pid)
+            lifecycle.kill_group(pid)
         orphans.sweep([], 0)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -99,9 +96,7 @@ class Server:
         if self.begun >= MANY and not self.owners and not self.is_packed:
             self.is_packed = True
             hugepages.collapse()
-        pid = os.fork()
-        if pid == 0:
-            self._child(program, self.begun)
+        pid = lifecycle.fork(lambda: self._child(program, self.begun))
         descriptor = os.pidfd_open(pid)
         now = time.monotonic()
         self.deadlines[descriptor] = (now + program.deadline, pid)
@@ -109,15 +104,12 @@ class Server:
         self.selector.register(descriptor, selectors.EVENT_READ, self._ended)
 
     def _child(self, program: Program, mark: int) -> None:
-        """Become the child; never returns."""
-        code = 70
+        """Be the child."""
         try:
             orphans.mark(mark)
             os.setsid()  # its helpers (loader workers) die with it
-            ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # however the server ends
-            out = os.open(program.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
+            lifecycle.die_with_parent()  # however the server ends
+            lifecycle.redirect_output(program.output)
             self.listener.close()
             if reason := self.refused.get(program.adapter):
                 sys.exit(reason)
@@ -135,17 +127,9 @@ class Server:
             from ckpt_conformance.harness import child
 
             child.run_program(program)
-            code = 0
-        except BaseException:  # noqa: BLE001  a child must never return into the server's loop
-            import traceback
-
-            traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
                 supervised.leave()
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
 
     def _ended(self, descriptor: int) -> None:
         running = self.owners.pop(descriptor)
@@ -153,16 +137,16 @@ class Server:
         self.deadlines.pop(descriptor)
         self.selector.unregister(descriptor)
         os.close(descriptor)
-        kill_group(pid)
+        lifecycle.kill_group(pid)
         others = self.owners.values()
         marks = [other.mark for other in others]
         left = orphans.sweep([pid, *(other.pid for other in others)], pid, marks)
-        _, status, usage = os.wait4(pid, 0)
+        exited = lifecycle.reap(pid)
         ended = Ended(
-            code=os.waitstatus_to_exitcode(status),
+            code=exited.code,
             hang=running.hang,
             seconds=time.monotonic() - running.begun,
-            cpu=usage.ru_utime + usage.ru_stime,
+            cpu=exited.cpu,
             left=left,
         )
         with contextlib.suppress(OSError):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
-import signal
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.processes import lifecycle
+from ckpt_conformance.processes.lifecycle import ExitKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     Line = dict[str, Any]
     Put = Callable[[Line], None]
 
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 LAST_WORD, DEATH = b'{"end": "ended"}', b'{"end": "died"}'
 
 
@@ -41,41 +40,34 @@ def run(work: Callable[[Put], None], deadline: float) -> Iterator[Line]:
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def child() -> None:
         os.close(read)
         _work(work, write)
+
+    pid = lifecycle.fork(child)
     os.close(write)
-    exit_kind = "hang"
+    exit_kind: str = ExitKind.HANG
     for line in _lines(read, pid, deadline):
         told: Line = json.loads(line)
         exit_kind = told.get("end", exit_kind)
         if "end" not in told:
             yield told
     os.close(read)
-    _kill(pid)  # and what it started: loader workers
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    lifecycle.kill_group(pid)  # and what it started: loader workers
+    exited = lifecycle.reap(pid)
     if exit_kind == "died":
-        exit_kind = "killed" if code == -signal.SIGKILL else "crashed"
+        exit_kind = ExitKind.KILLED if exited.is_killed else ExitKind.CRASHED
     yield {"end": exit_kind}
 
 
 def _work(work: Callable[[Put], None], write: int) -> None:
-    """Be the child; never returns."""
-    code = 0
-    try:
-        os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
-        put = put_into(os.fdopen(write, "w"))
-        work(put)
-        put({"end": "ended"})
-    except BaseException:  # noqa: BLE001  a child must never return into its parent
-        traceback.print_exc()
-        code = 70
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    """Be the child: the leader of a group that dies with its parent."""
+    os.setpgid(0, 0)
+    lifecycle.die_with_parent()
+    put = put_into(os.fdopen(write, "w"))
+    work(put)
+    put({"end": ExitKind.ENDED})
 
 
 def _lines(read: int, pid: int, deadline: float) -> Iterator[bytes]:
@@ -103,9 +95,3 @@ def _read(read: int) -> bytes:
         while data := os.read(read, 1 << 16):
             found += data
     return found
-
-
-def _kill(pid: int) -> None:
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)

@@ -63,13 +63,45 @@ def sweep(running: Collection[int], group: int, others: Collection[int] = ()) ->
     return named
 
 
+def reap(ours: Collection[int], *, kill: bool) -> None:
+    """Wait for orphans that have ended; with `kill` end them all, and those that they leave.
+
+    An orphan is a child that is not one of `ours`.
+    """
+    while orphans := all_children() - set(ours):
+        for pid in orphans:
+            if kill:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0 if kill else os.WNOHANG)
+        if not kill:
+            return
+
+
 def children() -> set[int]:
-    """Give the children of this process, which has one thread."""
-    me = os.getpid()
+    """Give the children of this process, which has one thread; costs one small file."""
     with contextlib.suppress(OSError):
-        return set(map(int, Path(f"/proc/{me}/task/{me}/children").read_text().split()))
-    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return {pid for pid in pids if _status(pid)[1:2] == [str(me)]}
+        return _listed()
+    return all_children()
+
+
+def has_children() -> bool:
+    """Tell whether there may be a child: without the kernel's list there may."""
+    with contextlib.suppress(OSError):
+        return bool(_listed())
+    return True
+
+
+def _listed() -> set[int]:
+    """Read the kernel's list; it may miss a child while another one ends."""
+    me = os.getpid()
+    return set(map(int, Path(f"/proc/{me}/task/{me}/children").read_text().split()))
+
+
+def all_children() -> set[int]:
+    """Give the children of all threads of this process, from a look at every process there is."""
+    me = str(os.getpid())
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
+    return {pid for pid in pids if _status(pid)[1:2] == [me]}
 
 
 def _status(pid: int) -> list[str]:

@@ -8,10 +8,10 @@ orders it after what others did there, because it may have waited for it.
 from __future__ import annotations
 
 import builtins
-import functools
 import io
 import os
 from collections import Counter
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -56,15 +56,15 @@ class Marker:
         self.journal, self.root = journal, root
         self.rank: int = journal.whose["rank"]
         self.calls: Counter[str] = Counter()
-        # By the id of a work, which is held so that it is its own: what to note when it is done.
-        self.under_way: dict[int, tuple[Any, dict[str, Any]]] = {}
+        # By the id of a work, which is held so that no other gets it: notes that it is done.
+        self.under_way: dict[int, tuple[Any, Callable[[], None]]] = {}
 
     # ---- collectives ----
 
     def collective(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Wrap a method of a process group."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def call(group: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             group_name = str(group.group_name)
             self.calls[group_name] += 1
@@ -75,7 +75,7 @@ class Marker:
             if work is None:
                 self.journal.note("leave", call=key, after=after)
             else:
-                note = {"event": "leave", "call": key, "after": after}
+                note = partial(self.journal.note, "leave", call=key, after=after)
                 self.under_way[id(work)] = (work, note)
             return work
 
@@ -93,12 +93,12 @@ class Marker:
     def waiting(self, original: Callable[..., Any], _name: str) -> Callable[..., Any]:
         """Wrap a method that waits for a work."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def call(work: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             found = original(work, *given, **more)
-            _, note = self.under_way.pop(id(work), (None, {}))
-            if note:
-                self.journal.note(**note)
+            _, note = self.under_way.pop(id(work), (None, None))
+            if note is not None:
+                note()
             return found
 
         return call
@@ -108,7 +108,7 @@ class Marker:
     def store(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Wrap a method that says something to others, or hears it."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             if name in TELLS or name in BOTH or name == "send":
                 self.journal.note("tell")
@@ -122,10 +122,10 @@ class Marker:
     def receiving(self, original: Callable[..., Any], _name: str) -> Callable[..., Any]:
         """Wrap a method that receives: the message is here when its work was waited for."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             work = original(*given, **more)
-            self.under_way[id(work)] = (work, {"event": "ask"})
+            self.under_way[id(work)] = (work, partial(self.journal.note, "ask"))
             return work
 
         return call
@@ -136,7 +136,7 @@ class Marker:
         Its work is waited for here: one that is waited for in C++ would not be seen.
         """
 
-        @functools.wraps(original)
+        @wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
             found = original(*given, **more)
@@ -153,7 +153,7 @@ class Marker:
     def look(self, original: Callable[..., Any], _name: str) -> Callable[..., Any]:
         """Wrap a function that sees a path below the directory."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def call(path: Any = ".", *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             below = self._below(path)
             try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _PIDFD_GETFD = 438
-_PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 38, 36
+_PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _GET_NOTIF_SIZES = 1, 3
 _NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
 _RET_NOTIFY, _RET_ALLOW = 0x7FC00000, 0x7FFF0000
@@ -156,11 +156,6 @@ def receive_listener(channel: socket.socket) -> int:
     if fds:
         return fds[0]
     raise NotAvailableError(data.decode(errors="replace") or "the child ended before its filter")
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent dies: they stay below the supervisor."""
-    LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 # -- the listener -------------------------------------------------------------------------------

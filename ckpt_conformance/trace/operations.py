@@ -11,7 +11,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003  dataclasses read the annotations
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 ROOT = 1  # the object number of the manager's directory; it has the path ""
 SCHEMA = "ckpt-conformance/recording/v1"
@@ -129,6 +131,22 @@ class Unsupported:
     why: str
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """What tells a recording from other files."""
+
+    schema: str = ""
+
+
+class _Body(msgspec.Struct, frozen=True):
+    """The file `recording.json`; an operation lacks the fields that are as usual."""
+
+    root: str
+    recorder: str
+    initial: list[Entry]
+    operations: list[Operation]
+    unsupported: list[Unsupported]
+
+
 @dataclass
 class Recording:
     """Operations on the directory `root`, what was there before, and the folder that keeps it all.
@@ -177,17 +195,20 @@ class Recording:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read a recording; raises ValueError for anything else."""
-        body: dict[str, Any] = json.loads((folder / "recording.json").read_text())
-        if body.get("schema") != SCHEMA:
-            msg = f"{folder}: schema is {body.get('schema')!r}, this version reads {SCHEMA!r}"
+        # Not msgspec's own decoder: a path may have bytes that are no UTF-8.
+        told = json.loads((folder / "recording.json").read_text())
+        schema = msgspec.convert(told, _Head).schema
+        if schema != SCHEMA:
+            msg = f"{folder}: schema is {schema!r}, this version reads {SCHEMA!r}"
             raise ValueError(msg)
+        body = msgspec.convert(told, _Body)
         return cls(
-            root=body["root"],
+            root=body.root,
             folder=folder,
-            initial=[Entry(**entry) for entry in body["initial"]],
-            operations=[_long(one) for one in body["operations"]],
-            unsupported=[Unsupported(**call) for call in body["unsupported"]],
-            recorder=body["recorder"],
+            initial=body.initial,
+            operations=body.operations,
+            unsupported=body.unsupported,
+            recorder=body.recorder,
         )
 
 
@@ -216,14 +237,7 @@ def returned_at(operations: list[Operation]) -> list[int]:
 _PLAIN = Operation(0, Kind.MARK)
 
 
-def _long(fields: dict[str, Any]) -> Operation:
-    """Make an operation from what `_short` gave."""
-    values: dict[str, Any] = {**fields, "kind": Kind(fields["kind"])}
-    values["after"] = tuple(fields.get("after", ()))
-    return Operation(**values)
-
-
-def _short(operation: Operation) -> dict[str, Any]:
+def _short(operation: Operation) -> dict[str, object]:
     """Give the fields that are not as usual."""
     kept = {k: v for k, v in vars(operation).items() if v != getattr(_PLAIN, k)}
     return {"index": operation.index, "kind": str(operation.kind), **kept}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import functools
 import io
-import json
 import os
 import shutil
 import stat
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.trace import sources
-from ckpt_conformance.trace.operations import MARKS, Kind, Operation, Recording, Unsupported
+from ckpt_conformance.trace import events, sources
+from ckpt_conformance.trace.operations import Kind, Operation, Recording, Unsupported
 from ckpt_conformance.trace.request import Sink
 from ckpt_conformance.trace.tracked import Tree
 
@@ -145,9 +144,10 @@ class PatchedRecorder:
         number = self.tree.find(info)
         return None if number is None or not name else (number, name)
 
-    def _fields(self, number: int) -> dict[str, Any]:
+    def _note_on(self, kind: Kind, number: int, **fields: Any) -> None:  # noqa: ANN401  of Operation
+        """Append one operation on an object, by the name that it has now."""
         path, parent = self.tree.path(number), self.tree.parent(number)
-        return {"object": number, "path": path, "parent": parent}
+        self.note(kind, object=number, path=path, parent=parent, **fields)
 
     def _number(self, file: int) -> int | None:
         info = os.fstat(file)
@@ -167,10 +167,10 @@ class PatchedRecorder:
         if not before:
             number = self.tree.add(info, *spot)
             self.sizes[number] = 0
-            self.note(Kind.CREATE, **self._fields(number), mode=stat.S_IMODE(info.st_mode))
+            self._note_on(Kind.CREATE, number, mode=stat.S_IMODE(info.st_mode))
         elif flags & os.O_TRUNC and self.sizes.get(before):
             self.sizes[before] = 0
-            self.note(Kind.TRUNCATE, **self._fields(before))
+            self._note_on(Kind.TRUNCATE, before)
         return file
 
     def _open_file(self, file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -203,9 +203,9 @@ class PatchedRecorder:
 
     def _event(self, line: bytes) -> None:
         """Note what a child wrote into its journal."""
-        event: dict[str, Any] = json.loads(line)
-        if event.get("event") in MARKS:
-            self.mark(event["event"], event.get("step", -1))
+        event = events.decode(line)
+        if isinstance(event, events.Marked):
+            self.mark(event.event, event.step)
 
     def _pwrite(self, real: Any, file: int, data: Any, offset: int) -> int:  # noqa: ANN401
         number, done = self._number(file), int(real(file, data, offset))
@@ -219,20 +219,19 @@ class PatchedRecorder:
         at = self.sink.append(memoryview(data).cast("B")[:size])
         self.sizes[number] = max(self.sizes.get(number, 0), offset + size)
         sync = bool(fcntl.fcntl(file, fcntl.F_GETFL) & _SYNC)
-        fields = self._fields(number)
-        self.note(Kind.WRITE, **fields, offset=offset, size=size, data=at, sync=sync)
+        self._note_on(Kind.WRITE, number, offset=offset, size=size, data=at, sync=sync)
 
     def _ftruncate(self, real: Any, file: int, size: int) -> None:  # noqa: ANN401
         real(file, size)
         if (number := self._number(file)) is not None:
             self.sizes[number] = size
-            self.note(Kind.TRUNCATE, **self._fields(number), size=size)
+            self._note_on(Kind.TRUNCATE, number, size=size)
 
     def _truncate(self, real: Any, path: Any, size: int) -> None:  # noqa: ANN401
         real(path, size)
         if (number := self.tree.find(Path(path).stat())) is not None:
             self.sizes[number] = size
-            self.note(Kind.TRUNCATE, **self._fields(number), size=size)
+            self._note_on(Kind.TRUNCATE, number, size=size)
 
     def _fsync(self, real: Any, file: Any, kind: Kind = Kind.FSYNC) -> None:  # noqa: ANN401
         number = self._number(file if isinstance(file, int) else file.fileno())
@@ -244,7 +243,7 @@ class PatchedRecorder:
             raise
         finally:
             if number is not None:
-                self.note(kind, **self._fields(number), error=code)
+                self._note_on(kind, number, error=code)
 
     def _fdatasync(self, real: Any, file: Any) -> None:  # noqa: ANN401
         self._fsync(real, file, Kind.FDATASYNC)
@@ -262,7 +261,7 @@ class PatchedRecorder:
         spot = self._spot(path, dir_fd)
         if spot is not None:
             number = self.tree.add(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), *spot)
-            self.note(kind, **self._fields(number), target=target)
+            self._note_on(kind, number, target=target)
 
     def _mkdir(self, real: Any, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
         real(path, mode, dir_fd=dir_fd)
@@ -284,9 +283,9 @@ class PatchedRecorder:
         spot = self._spot(path, dir_fd)
         real(path, dir_fd=dir_fd)
         if spot is not None and (number := self.tree.at(*spot)):
-            fields = {"object": number, "path": self.tree.join(*spot), "parent": spot[0]}
+            path = self.tree.join(*spot)
             self.tree.unname(*spot)
-            self.note(kind, **fields)
+            self.note(kind, object=number, path=path, parent=spot[0])
 
     def _rename(self, real: Any, src: Any, dst: Any, **named: Any) -> None:  # noqa: ANN401
         old = self._spot(src, named.get("src_dir_fd"))
@@ -298,11 +297,18 @@ class PatchedRecorder:
             path = self.tree.join(*(old or new or (0, "")))
             self.unsupported.append(Unsupported("rename", path, "across the directory's border"))
             return
-        fields: dict[str, Any] = {"path": self.tree.join(*old), "target": self.tree.join(*new)}
+        path, target = self.tree.join(*old), self.tree.join(*new)
         number, replaced = self.tree.unname(*old), self.tree.unname(*new)
         self.tree.name(number, *new)
-        fields |= {"parent": old[0], "new_parent": new[0]}
-        self.note(Kind.RENAME, object=number, replaced=replaced, **fields)
+        self.note(
+            Kind.RENAME,
+            object=number,
+            replaced=replaced,
+            path=path,
+            target=target,
+            parent=old[0],
+            new_parent=new[0],
+        )
 
     _replace = _rename
 
@@ -311,10 +317,16 @@ class PatchedRecorder:
         new = self._spot(dst, named.get("dst_dir_fd"))
         number = self.tree.find(Path(dst).lstat()) if new else None
         if new is not None and number is not None:
-            fields = self._fields(number)
+            path, parent = self.tree.path(number), self.tree.parent(number)
             self.tree.name(number, *new)
-            target = self.tree.join(*new)
-            self.note(Kind.LINK, **fields, target=target, new_parent=new[0])
+            self.note(
+                Kind.LINK,
+                object=number,
+                path=path,
+                parent=parent,
+                target=self.tree.join(*new),
+                new_parent=new[0],
+            )
 
 
 class _Raw(io.FileIO):

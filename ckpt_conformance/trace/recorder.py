@@ -14,15 +14,14 @@ import os
 import select
 import signal
 import socket
-import sys
 import tempfile
 import time
-import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.processes import lifecycle, orphans
 from ckpt_conformance.trace import calls, notify, sources
 from ckpt_conformance.trace.operations import Operation, Recording
 from ckpt_conformance.trace.request import Sink
@@ -31,6 +30,8 @@ from ckpt_conformance.trace.tracked import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
+
+    from ckpt_conformance.processes.lifecycle import Exit
 
 
 class Recorder:
@@ -94,35 +95,35 @@ class Recorder:
         supervisor before the first call. When it is not wanted any more, all end: SystemExit.
         """
         self.child.close()
-        notify.adopt_orphans()
+        orphans.adopt()
         supervisor = self._listen()
         prepare(supervisor)
-        ours = children() - {pid}
+        ours = orphans.all_children() - {pid}
         end, watch = time.monotonic() + deadline, os.pidfd_open(pid)
-        status: list[int] = []
+        exited: list[Exit] = []
         child = _watching(watch)
 
         def is_over() -> bool:
-            if not status and child.poll(100 if supervisor.frozen else 0):
-                status.append(os.waitpid(pid, 0)[1])
-            if status:
-                reap(ours, kill=not outlive)
+            if not exited and child.poll(100 if supervisor.frozen else 0):
+                exited.append(lifecycle.reap(pid))
+            if exited:
+                orphans.reap(ours, kill=not outlive)
             if not is_wanted():
                 raise SystemExit(0)
-            return (bool(status) and not outlive) or time.monotonic() > end
+            return (bool(exited) and not outlive) or time.monotonic() > end
 
         try:
             supervisor.run(is_over)
         except BaseException:
             os.close(supervisor.listener.descriptor)  # what still waits fails
-            reap(ours, kill=True)  # the child is one of them
+            orphans.reap(ours, kill=True)  # the child is one of them
             raise
-        if not status:  # past its deadline, or without the filter's last user but not reaped
+        if not exited:  # past its deadline, or without the filter's last user but not reaped
             if time.monotonic() > end:
                 os.kill(pid, signal.SIGKILL)
-            status.append(os.waitpid(pid, 0)[1])
-        reap(ours, kill=True)
-        self.code = os.waitstatus_to_exitcode(status[0])
+            exited.append(lifecycle.reap(pid))
+        orphans.reap(ours, kill=True)
+        self.code = exited[0].code
         os.close(watch)
         return self._recording(supervisor)
 
@@ -155,29 +156,19 @@ class Recorder:
 
     def function(self, work: Callable[[], object], **given: Any) -> Recording:  # noqa: ANN401
         """Record a function in a forked child; an exception there is printed, exit code 1."""
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._child(work)
+        self.pid = lifecycle.fork(lambda: self._child(work), failed=1)
         return self.supervise(self.pid, **given)
 
     def command(self, command: Sequence[str], **given: Any) -> Recording:  # noqa: ANN401
         """Record a command and all its descendants."""
         return self.function(lambda: os.execvp(command[0], list(command)), **given)  # noqa: S606
 
-    def _child(self, work: Callable[[], object]) -> NoReturn:
-        code = 1
+    def _child(self, work: Callable[[], object]) -> None:
+        self.filter_in_child()
         try:
-            self.filter_in_child()
             work()
-            code = 0
         except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:  # noqa: BLE001  a child never returns into its parent's code
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            lifecycle.exit_now(error.code if isinstance(error.code, int) else 1)
 
 
 def _of_the_tree(operations: list[Operation], outside: Container[int]) -> list[Operation]:
@@ -193,31 +184,6 @@ def _watching(descriptor: int) -> select.poll:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return poller
-
-
-def children() -> set[int]:
-    """Give the processes whose parent we are; orphans below us are among them."""
-    found: set[int] = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208  names are wanted
-        if name.isdigit():
-            try:
-                text = Path(f"/proc/{name}/stat").read_text()
-            except OSError:
-                continue
-            if int(text.rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(name))
-    return found
-
-
-def reap(ours: set[int], *, kill: bool) -> None:
-    """Wait for orphans that have ended; with `kill` end them all, and those that they leave."""
-    while orphans := children() - ours:
-        for pid in orphans:
-            if kill:
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0 if kill else os.WNOHANG)
-        if not kill:
-            return
 
 
 def available() -> str:

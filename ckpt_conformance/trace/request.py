@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.trace import notify
-from ckpt_conformance.trace.operations import ROOT
+from ckpt_conformance.trace.operations import ROOT, Kind, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ class Request:
     name: str
     tree: Tree
     processes: notify.Processes
-    made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # operations
+    made: list[Operation] = field(default_factory=list[Operation])  # without index and clock yet
     process: int = 0
     opened: list[int] = field(default_factory=list[int])
     foreign: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # path, why
@@ -146,9 +146,9 @@ class Request:
         while self.opened:
             os.close(self.opened.pop())
 
-    def make(self, kind: str, **fields: Any) -> None:  # noqa: ANN401  of Operation
+    def make(self, kind: Kind, **fields: Any) -> None:  # noqa: ANN401  of Operation
         """Note an operation that this call did."""
-        self.made.append({"kind": kind, **fields})
+        self.made.append(Operation(len(self.made), kind, **fields))
 
     def cannot(self, path: str, why: str) -> None:
         """Note that what this call does can't be followed."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import notify, syscall_faults, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
 from ckpt_conformance.trace.recorder import Recorder
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.trace.vector_clocks import Stop
 
 _PATCHED: list[PatchedRecorder] = []
-_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ def enter(wanted: Supervision) -> None:
         reading=wanted.reading,
         closing=wanted.ranks > 0,  # the ranks may be nodes of an NFS
     )
-    pid = os.fork()
+    pid = os.fork()  # not lifecycle.fork: the child goes on with what the caller does
     if pid == 0:
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        lifecycle.die_with_parent()
         recorder.filter_in_child()
         return
     fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
@@ -76,10 +74,10 @@ def enter(wanted: Supervision) -> None:
         if ranks is not None and wanted.folder is not None:
             ranks.finish(recording)
     except notify.NotAvailableError as error:
-        os.waitpid(pid, 0)
+        lifecycle.reap(pid)
         _fall_back(wanted, error)
         return
-    _end_as(recorder.code)
+    lifecycle.exit_as(recorder.code)
 
 
 def leave() -> None:
@@ -97,11 +95,3 @@ def _fall_back(wanted: Supervision, error: notify.NotAvailableError) -> None:
     patched = PatchedRecorder(wanted.root, wanted.folder, wanted.journal)
     patched.install()
     _PATCHED.append(patched)
-
-
-def _end_as(code: int) -> None:
-    """End this process as another one ended."""
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
-        os.kill(os.getpid(), -code)
-    os._exit(code)

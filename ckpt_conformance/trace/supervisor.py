@@ -8,25 +8,25 @@ before the other was answered.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckpt_conformance.trace import calls, data_calls, move_calls, name_calls, notify
-from ckpt_conformance.trace.operations import MARKS, Kind, Operation, Unsupported
+from ckpt_conformance.trace import calls, data_calls, events, name_calls, notify
+from ckpt_conformance.trace.operations import Kind, Operation, Unsupported
 from ckpt_conformance.trace.request import Action, Given, Request, Result, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ckpt_conformance.trace.events import Event
     from ckpt_conformance.trace.notify import Listener, Notification
     from ckpt_conformance.trace.sources import Sources
     from ckpt_conformance.trace.tracked import Tree
 
 LOCKED = "this process may not be looked into (pidfd_getfd, process_vm_readv: EPERM)"
-PREPARE = {**name_calls.PREPARE, **move_calls.PREPARE, **data_calls.PREPARE}
+PREPARE = {**name_calls.PREPARE, **data_calls.PREPARE}
 SOON = 1  # milliseconds; a stack is dumped in less
 # What `on_action` says of a call that is neither done nor answered, and of one that the kernel may
 # do: its bytes are in no record, and its place in the order matters to nobody.
@@ -50,8 +50,8 @@ class Supervisor:
         self.umask_known = True
         self.frozen = False  # the tree was killed: nobody is answered any more
         self.on_action: Callable[[Request, Action], Result | str] = lambda _a, _b: "perform"
-        self.events_of: Callable[[int, bytes], list[dict[str, Any]]] = _events  # of a write
-        self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
+        self.events_of: Callable[[int, bytes], Sequence[Event]] = _events  # of a write
+        self.on_event: Callable[[Event], None] = lambda _: None
         self.answered: Callable[[Request, Action, Result], None] = lambda _a, _b, _c: None
         self.writers: set[int] = set()  # processes that have written below the directory
         self._elsewhere: dict[tuple[int, int], str] = {}  # regular files elsewhere: journal or not
@@ -188,19 +188,19 @@ class Supervisor:
             if found not in self.unsupported:
                 self.unsupported.append(found)
         end = self._tick()
-        for fields in request.made:
-            source = self.sources.opener.get(fields.get("object", 0), "")
-            if fields["kind"] is Kind.WRITE and fields["object"] not in self.tree.outside:
+        for made in request.made:
+            source = self.sources.opener.get(made.object, "")
+            if made.kind is Kind.WRITE and made.object not in self.tree.outside:
                 self.writers.add(request.process)
             self.operations.append(
-                Operation(
+                replace(
+                    made,
                     index=len(self.operations),
                     process=request.process,
                     thread=request.thread,
                     begin=request.note.begin,
                     end=end,
                     source=source if request.name in _NO_DUMP else "",
-                    **fields,
                 )
             )
 
@@ -221,8 +221,8 @@ class Supervisor:
         except OSError:
             return  # killed meanwhile
         for event in self.events_of(request.process, data):
-            if event.get("event") in MARKS:
-                request.make(Kind.MARK, mark=event["event"], step=event.get("step", -1))
+            if isinstance(event, events.Marked):
+                request.make(Kind.MARK, mark=event.event, step=event.step)
             self.on_event(event)
 
     # -- source lines -------------------------------------------------------------------------
@@ -253,12 +253,10 @@ def umask_of(thread: int) -> int:
     return int(mask.split(None, 1)[0], 8)
 
 
-def _events(_process: int, data: bytes) -> list[dict[str, Any]]:
+def _events(_process: int, data: bytes) -> Sequence[Event]:
     """Read the event that a child writes with one write; none if it is something else."""
-    try:
-        return [json.loads(data)]
-    except ValueError:
-        return []
+    event = events.decode(data)
+    return () if event is None else (event,)
 
 
 _OWN = frozenset({"umask", "execve", "execveat"})

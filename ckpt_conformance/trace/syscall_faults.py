@@ -11,13 +11,21 @@ Proof: `fired`, the list of calls, and an event in the journal before the fault.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ckpt_conformance.trace import calls, notify
+from ckpt_conformance.trace import notify
+from ckpt_conformance.trace.events import FaultArmed, FaultDisarmed
+from ckpt_conformance.trace.faults import (
+    SYNCING,
+    WRITING,
+    CountedCall,
+    Fault,
+    FaultReport,
+    Fired,
+)
 from ckpt_conformance.trace.operations import Kind
 from ckpt_conformance.trace.recorder import Recorder
 from ckpt_conformance.trace.supervisor import LET_GO
@@ -26,56 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ckpt_conformance.trace.events import Event
     from ckpt_conformance.trace.request import Action, Request, Result
     from ckpt_conformance.trace.supervisor import Supervisor
-
-WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
-COPYING = frozenset({"copy_file_range", "sendfile"})
-SYNCING = frozenset({"fsync", "fdatasync", "sync", "syncfs"})
-OPENING = frozenset({"open", "openat", "openat2", "creat"})
-READING = frozenset(calls.READING)
-REMOVING = frozenset({"unlink", "unlinkat", "rmdir"})
-QUIET = frozenset({"sync", "ioctl"})  # sync(2) returns no error
-# What may give which error; what is not named here may be given at every call but QUIET.
-GIVERS: dict[str, frozenset[str]] = {
-    "short": WRITING | COPYING,
-    "EINTR": WRITING | COPYING | OPENING | READING | {"ftruncate", "truncate", "fallocate"},
-}
-NEEDS_ROOM = {"ENOSPC", "EDQUOT"}  # not by reading, removing, and opening what is there
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What to do at a call: `error` is an errno's name, "short" or "kill".
-
-    `at` is the call, from 1; 0 hits none and only counts. `persistent` hits every call from
-    there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
-    if the process is asked about them. `moment` says how much of the call is done before a kill:
-    before, half (of a write), after.
-    """
-
-    at: int = 0
-    error: str = "EIO"
-    persistent: bool = False
-    only: tuple[str, ...] = ()
-    reading: bool = False
-    moment: str = "before"
-
-    def counts(self, name: str, *, reads: bool) -> bool:
-        """Tell whether a call is one that this fault may hit; `reads`: it changes nothing."""
-        if self.only and name not in self.only:
-            return False
-        if reads and not self.reading:
-            return False
-        if self.error in NEEDS_ROOM and (reads or name in REMOVING):
-            return False
-        return name in GIVERS.get(self.error, {name}) - QUIET
-
-    def is_due(self, call: int) -> bool:
-        """Tell whether it hits a call by its number."""
-        if not self.persistent or self.at < 1 or call < self.at:
-            return call == self.at
-        return self.error != "EINTR" or (call - self.at) % 2 == 0
 
 
 @dataclass
@@ -88,7 +49,7 @@ class FaultSupervisor:
     main: int = 0  # the process that a kill ends; its descendants die with it
     calls: int = 0
     fired: int = 0
-    log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    log: list[CountedCall] = field(default_factory=list[CountedCall])
     supervisor: Supervisor | None = None
 
     def attach(self, supervisor: Supervisor) -> None:
@@ -103,28 +64,21 @@ class FaultSupervisor:
         self.fault, self.armed = fault, True
         self.calls, self.fired, self.log = 0, 0, []
 
-    def report(self) -> dict[str, Any]:
-        """Give what was counted, in plain values."""
-        told = {"calls": self.calls, "fired": self.fired, "log": self.log}
-        foreign = self.supervisor.unsupported if self.supervisor is not None else []
-        return {
-            **told,
-            "unsupported": [asdict(one) for one in foreign],
-        }
+    def report(self) -> FaultReport:
+        """Give what was counted."""
+        unsupported = self.supervisor.unsupported if self.supervisor is not None else []
+        return FaultReport(self.calls, self.fired, self.log, unsupported, self.fault)
 
-    def obey(self, event: dict[str, Any]) -> None:
+    def obey(self, event: Event) -> None:
         """Arm and disarm as the child's journal says; the report is a file that it names."""
-        what = event.get("event")
-        if what == "system-calls-armed":
-            given: dict[str, Any] = dict(event["fault"])
-            only = tuple(str(name) for name in given.pop("only", ()))
-            self.arm(Fault(only=only, **given))
-        elif what == "system-calls-disarmed":
-            self.armed = False
-        else:
-            return
-        with open(event["report"], "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(json.dumps(self.report()))  # json.dump has no C encoder
+        match event:
+            case FaultArmed():
+                self.arm(event.fault)
+            case FaultDisarmed():
+                self.armed = False
+            case _:
+                return
+        self.report().write(event.report)
 
     # -- at a call ----------------------------------------------------------------------------
 
@@ -138,17 +92,15 @@ class FaultSupervisor:
             return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)
-        entry = {"call": self.calls, "what": request.name, "path": action.path, "size": action.size}
-        self.log.append({**entry, "reads": reads, "injected": due})
+        self.log.append(CountedCall(self.calls, request.name, action.path, action.size, reads, due))
         return self.inject(request, action) if due else usual
 
     def inject(self, request: Request, action: Action) -> Result | str:
         """Write down that the fault fires, and fire."""
         self.fired += 1
-        told = {"event": "fired", "injector": "system-call", "call": self.calls}
-        told |= {"what": request.name, "path": action.path, "mode": self.fault.error}
         if self.journal >= 0:
-            os.write(self.journal, json.dumps(told).encode() + b"\n")
+            fired = Fired(self.calls, request.name, action.path, self.fault.error)
+            os.write(self.journal, fired.line())
         if self.fault.error == "kill":
             return self._kill(action)
         if self.fault.error == "short":
@@ -179,12 +131,12 @@ def _cut(action: Action) -> int:
 
 @dataclass
 class Trial:
-    """How one run under a fault ended: the exit code, and what the striker saw."""
+    """How one run under a fault ended: the exit code, and what the supervisor saw."""
 
     code: int
     calls: int
     fired: int
-    log: list[dict[str, Any]]
+    log: list[CountedCall]
 
 
 def trial(root: Path, work: Callable[[], object], fault: Fault, *, deadline: float = 60.0) -> Trial:

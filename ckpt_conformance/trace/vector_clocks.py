@@ -15,22 +15,24 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from posixpath import basename, dirname
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckpt_conformance.trace.events import Asked, Entered, Left, Looked, RankStarted, Told
 from ckpt_conformance.trace.operations import NAMING, SILENT, SYNCING, Kind, Operation, Unsupported
 from ckpt_conformance.trace.supervisor import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
+    from ckpt_conformance.trace.events import Event, Ordering
     from ckpt_conformance.trace.operations import Recording
     from ckpt_conformance.trace.request import Action, Request, Result
     from ckpt_conformance.trace.supervisor import Supervisor
 
 Clock = tuple[int, ...]  # by rank: one more than the index of its last operation
-Note = tuple[int, dict[str, Any]]  # how many operations there were, and the event
+Note = tuple[int, "Ordering"]  # how many operations there were, and the event
 Key = tuple[str, int, str]  # what operations have in common: an object, or a name in a directory
 
 
@@ -50,11 +52,11 @@ class Collector:
         supervisor.on_event = self.take
         supervisor.answered = self.see
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """Keep an event, with its place among the operations."""
-        if event["event"] == "rank":
-            self.ranks[event["process"]] = event["rank"]
-        elif event["event"] in ORDERING and self.supervisor is not None:
+        if isinstance(event, RankStarted):
+            self.ranks[event.process] = event.rank
+        elif isinstance(event, Entered | Left | Told | Asked | Looked) and self.supervisor:
             self.notes.append((len(self.supervisor.operations), event))
 
     def see(self, request: Request, _action: Action, _result: Result) -> None:
@@ -82,11 +84,11 @@ class Collector:
         recording.save()
 
 
-class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many operations a rank may do, and the paths of directories that it makes."""
+class Stop(msgspec.Struct, frozen=True):
+    """How far one rank goes: so many operations, MARKs aside; `makes` are paths of directories."""
 
     count: int
-    makes: tuple[str, ...] = ()
+    makes: tuple[str, ...]
 
 
 class Stopper(Collector):
@@ -98,11 +100,11 @@ class Stopper(Collector):
     """
 
     def __init__(self, stops: Sequence[Stop], main: int) -> None:
-        """Take where each rank stops; to kill the process `main` kills all ranks."""
+        """Take the stop of each rank. To kill the process `main` kills all ranks."""
         super().__init__(len(stops))
         self.main = main
         self.left = [stop.count for stop in stops]
-        self.makes = [set(stop.makes) for stop in stops]
+        self.makes = [stop.makes for stop in stops]
         self.counted = 0
         self.held: list[tuple[Request, Action]] = []  # calls that make a directory
 
@@ -200,27 +202,27 @@ class Clocks:
 
     # ---- what ranks say to each other ----
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def hear(self, event: Ordering) -> None:
         """Take a note into account."""
-        getattr(self, f"_{event['event']}")(event["rank"], event)
+        match event:
+            case Entered(rank=rank, call=call):
+                self.entered[call, rank] = self.now[rank]
+            case Left():
+                self._leave(event)
+            case Told(rank=rank):
+                self.told = tuple(map(max, self.told, self.now[rank]))
+            case Asked(rank=rank):
+                self._learn(rank, [self.told])
+            case Looked():
+                self._look(event.rank, event.path)
 
-    def _enter(self, rank: int, event: Mapping[str, Any]) -> None:
-        self.entered[event["call"], rank] = self.now[rank]
-
-    def _leave(self, rank: int, event: Mapping[str, Any]) -> None:
+    def _leave(self, event: Left) -> None:
         """Come out of a collective: after the entry of the ranks that it waited for."""
-        found = (self.entered.get((event["call"], other)) for other in event["after"])
-        self._learn(rank, (clock for clock in found if clock is not None))
+        clocks = (self.entered.get((event.call, other)) for other in event.after)
+        self._learn(event.rank, (clock for clock in clocks if clock is not None))
 
-    def _tell(self, rank: int, _event: Mapping[str, Any]) -> None:
-        self.told = tuple(map(max, self.told, self.now[rank]))
-
-    def _ask(self, rank: int, _event: Mapping[str, Any]) -> None:
-        self._learn(rank, [self.told])
-
-    def _look(self, rank: int, event: Mapping[str, Any]) -> None:
+    def _look(self, rank: int, path: str) -> None:
         """See a path: after all that was done there, and to the directories above it."""
-        path: str = event["path"]
         self._learn(rank, self.lists[path].values())
         self._learn(rank, self.paths[path].values())
         while path:
@@ -268,6 +270,3 @@ def _uses(one: Operation) -> list[Key]:
     if one.kind in NAMING:
         found += [("object", each, "") for each in (one.parent, one.new_parent) if each]
     return found
-
-
-ORDERING = frozenset({"enter", "leave", "tell", "ask", "look"})

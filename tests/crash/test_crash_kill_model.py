@@ -12,7 +12,7 @@ import pytest
 from recording import tree
 
 from ckpt_conformance.crash.explore.materializer import Materializer, digest
-from ckpt_conformance.crash.model.kill import Kill
+from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.harness.messages import ExitKind, Fault, JobSpec, Program, Run, RunResult
 from ckpt_conformance.trace.operations import Kind, Recording
@@ -77,7 +77,7 @@ def test_what_a_real_kill_leaves_is_a_state_of_the_model(
     assert result.went_well, result.output
     calls = result.of(RunResult).faults[0].log
     recording = Recording.read(tmp_path / "record")
-    states = list(Kill().states(recording, random.Random(0), 100_000))  # noqa: S311
+    states = list(MODELS["kill"].states(recording, random.Random(0), 100_000))  # noqa: S311
     legal = materialized(recording, states, tmp_path / "laid-out")
     assert tree(tmp_path / "whole" / "root") in legal
     seen: list[Any] = []
@@ -96,7 +96,7 @@ def test_a_state_that_no_kill_leaves_is_told_apart(client: Client, tmp_path: Pat
     recipe = "torch-save-inplace"
     live(client, tmp_path / "whole", recipe, {"at": 0}, record=str(tmp_path / "record"))
     recording = Recording.read(tmp_path / "record")
-    states = list(Kill().states(recording, random.Random(0), 100_000))  # noqa: S311
+    states = list(MODELS["kill"].states(recording, random.Random(0), 100_000))  # noqa: S311
     legal = materialized(recording, states, tmp_path / "laid-out")
     first = next(op for op in recording.operations if op.kind is Kind.WRITE)
     file = tmp_path / "whole" / "root" / first.path

@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from operation_lists import Disk, operation_lists, shown
 
 from ckpt_conformance.crash.explore.materializer import Materializer
-from ckpt_conformance.crash.model import budget as spread
-from ckpt_conformance.crash.model.enumerate import Walk
+from ckpt_conformance.crash.model.enumerate import Rules, Walk, explore
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.model.states import ZEROS, Content, Extent, State
-from ckpt_conformance.crash.model.versions import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -321,7 +319,7 @@ class Unordered(Walk):
 
 
 def yielded(walk: Walk) -> Iterator[State]:
-    return spread.explore(walk, random.Random(0), CAREFUL)  # noqa: S311
+    return explore(walk, random.Random(0), CAREFUL)  # noqa: S311
 
 
 @pytest.mark.parametrize("broken", [Forgetful, Unordered])

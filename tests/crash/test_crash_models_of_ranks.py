@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +17,7 @@ from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.model.states import State
 from ckpt_conformance.trace import vector_clocks
+from ckpt_conformance.trace.events import Asked, Entered, Left, Looked, Told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +43,13 @@ def share(
     return disk.done()
 
 
-def meet(at: int, call: str, size: int = 2, **more: Any) -> list[vector_clocks.Note]:  # noqa: ANN401
-    """A collective before the operation `at`."""
-    everybody = list(range(size))
-    come = [(at, {"event": "enter", "rank": rank, "call": call}) for rank in everybody]
-    after = {"after": everybody, **more}
-    go = [(at, {"event": "leave", "rank": rank, "call": call, **after}) for rank in everybody]
-    return come + go
+def meet(
+    at: int, call: str, size: int = 2, after: list[int] | None = None
+) -> list[vector_clocks.Note]:
+    """A collective before the operation `at`; a rank leaves it after all, or after some."""
+    waited_for = tuple(range(size) if after is None else after)
+    notes: list[vector_clocks.Note] = [(at, Entered(rank, call)) for rank in range(size)]
+    return notes + [(at, Left(rank, call, waited_for)) for rank in range(size)]
 
 
 @st.composite
@@ -211,9 +212,9 @@ def test_a_collective_orders_only_what_its_kind_orders(
 @pytest.mark.parametrize(
     "notes",
     [
-        [(4, {"event": "tell", "rank": 1}), (4, {"event": "ask", "rank": 0})],
-        [(4, {"event": "look", "rank": 0, "path": "two"})],
-        [(4, {"event": "look", "rank": 0, "path": ""})],
+        [(4, Told(1)), (4, Asked(0))],
+        [(4, Looked(0, "two"))],
+        [(4, Looked(0, ""))],
     ],
     ids=["a store", "a look at the file", "a listing"],
 )

@@ -50,7 +50,7 @@ ALLOWED = {
     "subject": {"harness", "workload", "contract"},
     "harness": {"workload", "trace", "processes", "contract"},
     "workload": {"contract"},
-    "trace": {"contract"},
+    "trace": {"processes", "contract"},
     "fsck.diff": {
         *("fsck.judge", "fsck.contents", "fsck.layouts", "fsck.formats", "fsck.source", "contract"),
     },

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 DRIVER = """
 import json, os, sys
 from pathlib import Path
-from ckpt_conformance.trace.syscall_faults import Fault, trial
+import msgspec
+from ckpt_conformance.trace.faults import Fault
+from ckpt_conformance.trace.syscall_faults import trial
 root, fault = Path(sys.argv[1]), json.loads(sys.argv[2])
 root.mkdir(parents=True)
 outside = root.parent / "outside"
@@ -30,8 +32,8 @@ def careless(path, data):
     fd = os.open(path, W | C); os.write(fd, data); os.fsync(fd); os.close(fd)
 def work():
     WORK
-found = trial(root, work, Fault(**{**fault, "only": tuple(fault.get("only", ()))}))
-print(json.dumps(vars(found)))
+found = trial(root, work, msgspec.convert(fault, Fault))
+print(json.dumps(msgspec.to_builtins(found)))
 """
 DATA = bytes(range(250)) * 40
 FAMILY = """

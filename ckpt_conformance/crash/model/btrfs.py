@@ -9,19 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.model import budget as spread
-from ckpt_conformance.crash.model.enumerate import Position, Walk
-from ckpt_conformance.crash.model.legality_log import logged
+from ckpt_conformance.crash.model.enumerate import Position, Rules, Version, Walk
 from ckpt_conformance.crash.model.replay import EMPTY, paths
-from ckpt_conformance.crash.model.versions import Rules, Version
-from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import ROOT, Kind, Operation
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-
     from ckpt_conformance.crash.model.replay import Slot
-    from ckpt_conformance.crash.model.states import State
 
 RULES = Rules("btrfs", holes=True, carries=False)
 
@@ -130,17 +123,3 @@ class BtrfsWalk(Walk):
         position.files = {each: one for each, one in position.files.items() if each in alive}
         self.logged = {each: at for each, at in self.logged.items() if each in alive | {ROOT}}
         return not log.whole
-
-
-class Btrfs:
-    """The model."""
-
-    name = "btrfs"
-
-    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
-        """Give legal states of every crash point, simplest first at each."""
-        return spread.explore(BtrfsWalk(recording, RULES), rng, budget)
-
-    def illegal(self, recording: Recording, state: State) -> str:
-        """Say which constraint a state breaks; empty if it is legal."""
-        return logged(recording, state)

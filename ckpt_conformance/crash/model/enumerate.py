@@ -2,18 +2,19 @@
 
 At each point there are positions: what the names were before each of the last 8 operations on
 metadata, and at the oldest point that a sync did not settle. At each position the files choose
-between their versions. A step costs what is alive, never what was recorded.
+between their versions: all of their content, what is durable, or something between. A step costs
+what is alive, never what was recorded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.replay import BLOCK, EMPTY
 from ckpt_conformance.crash.model.states import Content, State
-from ckpt_conformance.crash.model.versions import Rules, Version
 from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording, returned_at
 
 if TYPE_CHECKING:
@@ -24,6 +25,76 @@ __all__ = ["Choice", "Pending", "Position", "Rules", "Version", "Walk"]
 
 RECENT = 8  # positions, and files whose data is varied, at one crash point
 DRAWS = 64  # random states at one crash point, at most
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What tells the models apart."""
+
+    name: str
+    replace_flushes: bool = False  # a rename over a file flushes the data of the new one
+    truncate_in_order: bool = True  # a truncate is there when the names of its time are
+    zeroes_tail: bool = (
+        False  # a truncate that is lost may have zeroed the rest of its block (seen)
+    )
+    in_block: bool = False  # a size grows to the end of its block before the data is there (seen)
+    holes: bool = False  # later blocks of new data may be there without earlier ones
+    carries: bool = True  # data that is durable shows in older positions too
+
+
+@dataclass(frozen=True)
+class Version:
+    """The contents that one file may have at one position."""
+
+    full: Content  # every operation
+    sure: Content  # without writes that a failed fsync dropped
+    safe: Content  # only what must be there
+    bare: Content  # the same, with every truncate
+
+    @property
+    def loose(self) -> bool:
+        """Whether a crash may change it."""
+        return self.full is not self.safe
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The blocks that differ: their first and last byte offsets, [start, stop)."""
+        same = 0
+        for one, other in zip(self.full.extents, self.safe.extents, strict=False):
+            if one != other:
+                break
+            same = one.offset + one.size
+        return same // BLOCK * BLOCK, max(self.full.size, self.safe.size)
+
+    def variants(self, rules: Rules) -> list[tuple[str, Content]]:
+        """Give what is between everything and only what must be there; simplest first."""
+        start, stop = self.span
+        blocks = (stop - start + BLOCK - 1) // BLOCK
+        found = [("without the data of", self.safe)]
+        if self.bare is not self.safe:
+            found.append(("only the size of", self.bare))
+        if rules.in_block and self.safe.size % BLOCK and self.full.size > self.safe.size:
+            grown = min(self.full.size, (self.safe.size // BLOCK + 1) * BLOCK)
+            found.append(("zeros in the last block of", Content(grown, self.safe.extents)))
+        for at in {start + blocks // 2 * BLOCK, start + (blocks - 1) * BLOCK}:
+            found.append(("half of", replay.cut(self.bare, self.full, at)))
+            if self.bare is not self.safe:
+                found.append(("half of, not truncated,", replay.cut(self.safe, self.full, at)))
+        for at in {start, start + blocks // 2 * BLOCK, start + (blocks - 1) * BLOCK}:
+            if rules.holes or at + BLOCK <= self.safe.size:
+                lost = replay.without(self.bare, self.full, at, at + BLOCK)
+                found.append(("without a block of", lost))
+        return found
+
+    def drawn(self, rng: random.Random, *, holes: bool) -> Content:
+        """Choose one at random."""
+        start, stop = self.span
+        at = start + rng.randrange((stop - start) // BLOCK + 1) * BLOCK
+        end = at + rng.randint(1, 8) * BLOCK
+        found = [self.full, self.safe, replay.cut(self.bare, self.full, at)]
+        if holes or end <= self.safe.size:
+            found.append(replay.without(self.bare, self.full, at, end))
+        return rng.choice(found)
 
 
 @dataclass
@@ -340,3 +411,83 @@ class Walk:
             if each in files
         }
         return State(self.point, position.names, contents, position.changed, position.modes, why)
+
+
+# ---- a budget of states, spread over the crash points --------------------------------------------
+
+
+class Seen:
+    """What was given since the last mark; contents and names are numbered, so keys are short."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._contents: dict[Content, int] = {}
+        self._by_id: dict[int, tuple[object, int]] = {}  # the object is held, so its id is its own
+        self._names: dict[tuple[tuple[str, int], ...], int] = {}
+        self._keys: set[tuple[int, ...]] = set()
+
+    def forget(self) -> None:
+        """Start again: after a mark the same state means something else."""
+        self._keys.clear()
+        self._by_id.clear()
+
+    def is_new(self, state: State) -> bool:
+        """Whether this state was not given yet; notes it."""
+        contents = (self._number(state.contents[each]) for each in sorted(state.contents))
+        key = (self._name(state), *contents)
+        if key in self._keys:
+            return False
+        self._keys.add(key)
+        return True
+
+    def _number(self, content: Content) -> int:
+        known = self._by_id.get(id(content))
+        if known is None:
+            number = self._contents.setdefault(content, len(self._contents))
+            known = self._by_id[id(content)] = (content, number)
+        return known[1]
+
+    def _name(self, state: State) -> int:
+        known = self._by_id.get(id(state.names))
+        if known is None:
+            number = self._names.setdefault(tuple(state.names.items()), len(self._names))
+            known = self._by_id[id(state.names)] = (state.names, number)
+        return known[1]
+
+
+def explore(walk: Walk, rng: random.Random, budget: int) -> Iterator[State]:
+    """Give at most `budget` states: each crash point has its share, and what others left over."""
+    seen, given = Seen(), 0
+    operations = walk.recording.operations
+    for count in range(len(operations) + 1):
+        if count:
+            walk.step(operations[count - 1])
+            if operations[count - 1].kind is Kind.MARK:
+                seen.forget()
+        share = budget * (count + 1) // (len(operations) + 1) - given
+        for state in _at_point(walk, rng, seen, share):
+            given += 1
+            yield state
+
+
+def _at_point(walk: Walk, rng: random.Random, seen: Seen, share: int) -> Iterator[State]:
+    choices = list(walk.systematic())
+    if len(choices) > share:  # the simplest two, and a sample of the rest, in order
+        rest = range(2, len(choices))
+        picked = sorted(rng.sample(rest, max(0, min(share - 2, len(rest)))))
+        choices = choices[:2] + [choices[index] for index in picked]
+    for why, position, differs in choices:
+        state = walk.state(position, differs, why)
+        if share > 0 and seen.is_new(state):
+            share -= 1
+            yield state
+    missed = 0
+    for _ in range(min(share, DRAWS)):
+        why, position, differs = walk.drawn(rng)
+        state = walk.state(position, differs, why)
+        if seen.is_new(state):
+            yield state
+        else:
+            missed += 1
+        if missed == DRAWS // 8:
+            return

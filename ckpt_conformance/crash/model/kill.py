@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.model import budget as spread
 from ckpt_conformance.crash.model import replay
-from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Walk
-from ckpt_conformance.crash.model.legality import History
-from ckpt_conformance.crash.model.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Version, Walk
 from ckpt_conformance.crash.model.replay import BLOCK, EMPTY
-from ckpt_conformance.crash.model.versions import Rules, Version
-from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import DATA, Kind, Operation
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Iterator
 
-    from ckpt_conformance.crash.model.states import Content, State
+    from ckpt_conformance.crash.model.states import Content
 
 CUTS = 4  # of one write, in its systematic states
 
@@ -109,33 +105,3 @@ class KillWalk(Walk):
         cut = (last.offset // BLOCK + 1 + rng.randrange(max(1, pages))) * BLOCK
         content = replay.written(self.torn, last, cut)
         return f"write {last.index} cut at {cut}", self.live, {last.object: content}
-
-
-class Kill:
-    """The model."""
-
-    name = "kill"
-
-    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
-        """Give legal states of every crash point, simplest first at each."""
-        return spread.explore(KillWalk(recording, Rules(self.name)), rng, budget)
-
-    def illegal(self, recording: Recording, state: State) -> str:
-        """Say which constraint a state breaks; empty if it is legal."""
-        history = History.of(recording)
-        point, last = state.point, state.point - 1
-        loose = history.not_returned(point)
-        wrong = history.wrong_names(
-            state, lambda name: history.values(name, point, lambda index: index in loose)
-        )
-        limits = Limits(lambda one: _status(one, point, loose), torn=last)
-        for each, content in state.contents.items():
-            wrong = wrong or history.wrong_content(each, content, limits)
-        return wrong
-
-
-def _status(one: Operation, point: int, loose: Collection[int]) -> str:
-    if one.index >= point:
-        return NOT
-    cut = one.kind is Kind.WRITE and one.index == point - 1
-    return MAY if cut or one.index in loose else MUST

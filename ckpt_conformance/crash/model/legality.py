@@ -1,7 +1,8 @@
-"""What the predicates of the models share: constraints per name and per file on one state.
+"""What the predicates of the models share, and those of one process: constraints on one state.
 
 Written from the rules alone, on the whole recording at once; the enumerators walk. The two share
-no code, so a mistake has to be made twice to stay hidden.
+no code, so a mistake has to be made twice to stay hidden. First come the constraints on the bytes
+and the size of one file, then those on names, then what each kind of file system promises.
 """
 
 from __future__ import annotations
@@ -9,19 +10,12 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections import defaultdict
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
-from ckpt_conformance.crash.model.legality_bytes import (
-    LATE,
-    MAY,
-    MUST,
-    NEVER,
-    NOT,
-    PAGE,
-    Bytes,
-    Limits,
-)
+from ckpt_conformance.crash.model.states import BEFORE, ZEROS, Content, Extent
 from ckpt_conformance.trace.operations import (
     DATA,
     NAMING,
@@ -35,12 +29,190 @@ from ckpt_conformance.trace.operations import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from ckpt_conformance.crash.model.states import Content, State
-
+    from ckpt_conformance.crash.model.states import State
 
 Name = tuple[int, str]  # object of the directory, name in it
+
+# ---- the bytes of one file -----------------------------------------------------------------------
+
+PAGE = 4096  # bytes
+NEVER = 1 << 62  # a crash point that does not come
+MUST, MAY, NOT = "must be there", "may be there", "can't be there"
+LATE = "may be there, in blocks that the file has without it"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model says about the data of one file: the status of each operation on it."""
+
+    status: Callable[[Operation], str]
+    aligned: bool = True  # contents change at page boundaries, or where the program's calls end
+    prefix: bool = True  # new data grows from its start: no zeros before what is there
+    excused: frozenset[int] = frozenset()  # writes that may be missing in spite of `prefix`
+    zeroed: tuple[tuple[int, int], ...] = ()  # [start, stop) that a lost truncate made zeros
+    stale: frozenset[int] = (
+        frozenset()
+    )  # truncates that may leave the rest of their block as it was
+    in_block: bool = False  # a size may grow to the end of its block before the data is there
+    reach: Callable[[Operation], int] = lambda _: NEVER  # the offset where a LATE write ends
+    torn: int = -1  # this write is there up to some page
+
+
+@dataclass
+class Bytes:
+    """One content of one file, held against the operations on it."""
+
+    each: int
+    content: Content
+    limits: Limits
+    data: list[Operation]  # on this file
+    before: int  # its size before the first operation, in bytes
+    low: int = 0  # the sizes that are possible
+    high: int = 0
+    seen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+
+    def __post_init__(self) -> None:
+        """Find the operations that matter, newest first, and the possible sizes."""
+        status = self.limits.status
+        self.ones = [(one, status(one)) for one in self.data if status(one) != NOT]
+        self.low = self.high = self.before
+        for one, what in self.ones:
+            if what == LATE:
+                continue
+            low, high = one.stop, max(self.high, one.stop)
+            if one.kind is Kind.TRUNCATE:
+                low, high = one.size, one.size if what == MUST else max(self.high, one.size)
+                self.low = low if what == MUST else min(self.low, low)
+            elif what == MUST:
+                self.low = max(self.low, low)
+            self.high = high
+        self.ones.reverse()
+
+    def wrong(self) -> str:
+        """Say what is wrong; empty if nothing is."""
+        size = self.content.size
+        if not self.low <= size <= self.high:
+            return f"file {self.each}: size {size}, not within {self.low} and {self.high}"
+        edges = self._edges()
+        if self.limits.aligned:
+            cuts = {size} | {edge for one in self.content.extents for edge in _ends(one)}
+            off = [cut for cut in cuts if cut % PAGE and cut not in edges]
+            if off:
+                return f"file {self.each}: cut inside of a page, at {min(off)}"
+        self.seen = list(self._segments(edges))
+        for start, stop, source in self.seen:
+            allowed = self._sources(start, stop)
+            if self._zeroed(start, stop):
+                allowed.add(ZEROS)
+            if source not in allowed:
+                return (
+                    f"file {self.each}: bytes {start} to {stop} come from {_word(source)}, "
+                    f"not from {' or '.join(_word(one) for one in sorted(allowed))}"
+                )
+        return self._gap() or self._tear()
+
+    def _edges(self) -> set[int]:
+        ones = self.data
+        edges = {0, self.before}
+        edges |= {one.offset for one in ones if one.kind is not Kind.TRUNCATE}
+        return edges | {one.size if one.kind is Kind.TRUNCATE else one.stop for one in ones}
+
+    def _segments(self, edges: set[int]) -> Iterator[tuple[int, int, int]]:
+        """Give [start, stop) and source of each stretch that nothing divides."""
+        size = self.content.size
+        cuts = edges | {edge for one in self.content.extents for edge in _ends(one)} | {size}
+        ordered = sorted(cut for cut in cuts if cut <= size)
+        extents = list(self.content.extents)
+        for start, stop in pairwise(ordered):
+            while extents and extents[0].offset + extents[0].size <= start:
+                extents.pop(0)
+            inside = bool(extents) and extents[0].offset <= start
+            yield start, stop, extents[0].source if inside else ZEROS
+
+    def _sources(self, start: int, stop: int) -> set[int]:
+        """Give where the bytes of one stretch may come from."""
+        found: set[int] = set()
+        for one, what in self.ones:
+            if what == LATE and stop > self.limits.reach(one):
+                continue
+            if one.kind is Kind.WRITE and one.offset <= start and stop <= one.stop:
+                found.add(one.index)
+            elif one.kind is Kind.TRUNCATE and one.size <= start:
+                found.add(ZEROS)
+                if one.index in self.limits.stale and stop <= -(-one.size // PAGE) * PAGE:
+                    continue
+            else:
+                continue
+            if what == MUST:
+                return found
+        return found | {BEFORE if stop <= self.before else ZEROS}
+
+    def _gap(self) -> str:
+        """Say where zeros stand before data that was written later, in a part that is new."""
+        if not self.limits.prefix:
+            return ""
+        ends = [one.size if one.kind is Kind.TRUNCATE else one.stop for one in self._resizes()]
+        least = max([self.low, *(end for end in ends if end <= self.content.size)])
+        synced = {one.index for one, _ in self.ones if one.sync}  # flushed alone, wherever it is
+        earliest = NEVER  # of the writes that are there, from here to the end of the file
+        for start, stop, source in reversed(self.seen):
+            if source in synced:
+                return ""
+            if source >= 0:
+                earliest = min(earliest, source)
+            fine = self._begun(start, stop) or self._zeroed(start, stop)
+            if source != ZEROS or start < least or fine:
+                continue
+            ones = [one for one, what in self.ones if what != LATE]
+            covering = [one.index for one in ones if _covers(one, start, stop)]
+            missed = [index for index in covering if index not in self.limits.excused]
+            if missed and min(missed) <= earliest:
+                return f"file {self.each}: zeros at {start} inside of new data"
+        return ""
+
+    def _resizes(self) -> list[Operation]:
+        return [one for one, _ in self.ones if one.kind is not Kind.WRITE]
+
+    def _zeroed(self, start: int, stop: int) -> bool:
+        return any(low <= start and stop <= high for low, high in self.limits.zeroed)
+
+    def _begun(self, start: int, stop: int) -> bool:
+        """Whether zeros are the rest of a block that the file had before."""
+        same = start % PAGE != 0 and (stop - 1) // PAGE == start // PAGE
+        there = any(
+            end <= start and (end - 1) // PAGE == start // PAGE and source != ZEROS
+            for _, end, source in self.seen
+        )
+        mine = stop <= -(-self.low // PAGE) * PAGE
+        return self.limits.in_block and ((same and there) or mine)
+
+    def _tear(self) -> str:
+        """Say where the write that was cut goes on behind the cut."""
+        torn = next((one for one, _ in self.ones if one.index == self.limits.torn), None)
+        missing = False
+        for start, stop, source in self.seen if torn else []:
+            if torn and _covers(torn, start, stop):
+                if source == torn.index and missing:
+                    return f"file {self.each}: write {torn.index} goes on behind its cut at {start}"
+                missing = missing or source != torn.index
+        return ""
+
+
+def _ends(extent: Extent) -> tuple[int, int]:
+    return extent.offset, extent.offset + extent.size
+
+
+def _covers(one: Operation, start: int, stop: int) -> bool:
+    return one.kind is Kind.WRITE and one.offset <= start and stop <= one.stop
+
+
+def _word(source: int) -> str:
+    return {BEFORE: "before", ZEROS: "zeros"}.get(source, f"write {source}")
+
+
+# ---- names, and the whole recording --------------------------------------------------------------
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -348,3 +520,176 @@ def _ordered(
         stale=history.stale(each, point),
         in_block=replace_flushes,
     )
+
+
+# ---- logs: a transaction, and over it what was logged since then ---------------------------------
+
+
+def logged(recording: Recording, state: State) -> str:
+    """Judge a state; empty if it is legal."""
+    history, point = History.of(recording), state.point
+    whole = [one for one in history.committing(point) if one.kind is Kind.SYNC]
+    floor = max((1 + _latest_before(history, one) for one in whole), default=0)
+    reason = ""
+    for moment in moments(history, floor, point, log=True):
+        log = Log(history, moment, point)
+        wrong = history.wrong_names(state, log.values)
+        fits = not wrong
+        for each, content in state.contents.items():
+            wrong = wrong or history.wrong_content(each, content, log.limits(each))
+        if not wrong:
+            return ""
+        reason = wrong if fits or not reason else reason
+    return f"{reason} (the transaction of operation {floor} must be there)"
+
+
+def _latest_before(history: History, sync: Operation) -> int:
+    before = (one.index for one in history.operations[: sync.index] if one.precedes(sync))
+    return max(before, default=-1)
+
+
+class Log:
+    """The fsyncs after one moment, newest first."""
+
+    def __init__(self, history: History, moment: int, point: int) -> None:
+        """Find them."""
+        self.history, self.moment, self.point = history, moment, point
+        self.loose = history.not_returned(point)
+        self.returned = {one.index for one in history.committing(point)}
+        self.syncs = {  # also those that may not have returned: they may have done their work
+            one.index: one
+            for one in history.operations[moment:point]
+            if not one.error and (one.kind in SYNCING or one.sync)
+        }
+
+    def values(self, name: Name) -> set[int]:
+        """Give the objects that a name may hold."""
+        found: set[int] = set()
+        events = {index for index, _ in self.history.names.get(name, ())}
+        for index in reversed(range(self.moment, self.point)):
+            if self._follows(index):
+                one = self.history.operations[index]
+                held = self.history.value(name, index + 1)
+                if index in events or held in self._above(one.object, index + 1):
+                    found.add(held)
+                if one.kind is Kind.RENAME and one.replaced and index in events:
+                    found.add(0)  # the log forgets the old file, and never had the new one (seen)
+            sync = self.syncs.get(index)
+            if sync is None:
+                continue
+            held = self.history.value(name, index)
+            found.add(held)
+            if index in self.returned and self._must(name, held, sync):
+                return found
+        return found | self.history.values(name, self.moment, lambda index: index in self.loose)
+
+    def _follows(self, index: int) -> bool:
+        """Whether an operation may have gone into the log: it moved what was logged before."""
+        one = self.history.operations[index]
+        return one.kind not in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK} and any(
+            sync.index < index
+            and (
+                {one.object, one.replaced, one.parent, one.new_parent}
+                & {sync.object, *self._above(sync.object, sync.index), *self._entries(sync)}
+            )
+            for sync in self.syncs.values()
+        )
+
+    def _entries(self, sync: Operation) -> set[int]:
+        """Give what a directory held when it was synced."""
+        mine = [name for name in self.history.names if name[0] == sync.object]
+        return {self.history.value(name, sync.index) for name in mine}
+
+    def _must(self, name: Name, held: int, sync: Operation) -> bool:
+        """Whether an fsync logs this name for certain."""
+        earlier = self.history.value(name, self.moment)
+        if name[0] == sync.object or sync.object in {held, earlier} or sync.kind is Kind.SYNC:
+            return True
+        return held != 0 and held in self._above(sync.object, sync.index)
+
+    def _above(self, each: int, count: int) -> set[int]:
+        """Give the directories over an object after the first `count` operations."""
+        above: set[int] = set()
+        todo = [each]
+        while todo:
+            below = todo.pop()
+            parents = {
+                name[0] for name in self.history.names if self.history.value(name, count) == below
+            }
+            todo.extend(parents - above - {ROOT})
+            above |= parents
+        return above
+
+    def limits(self, each: int) -> Limits:
+        """Give the limits of one file."""
+        tries = [
+            one.index
+            for one in self.history.operations[: self.point]
+            if one.object == each and (one.kind in SYNCING or one.sync)
+        ]
+        until = max([self.moment, *(index + 1 for index in tries)])
+
+        def status(one: Operation) -> str:
+            if one.index >= self.point:
+                return NOT
+            if self.history.durable_from[one.index] <= self.point:
+                return MUST
+            if one.kind is Kind.WRITE:
+                return MAY if one.index < until else NOT
+            unsure = self.loose | self.history.idle
+            return MUST if one.index < self.moment and one.index not in unsure else MAY
+
+        return Limits(status, prefix=False, stale=self.history.stale(each, self.point))
+
+
+# ---- a kill, and POSIX ---------------------------------------------------------------------------
+
+
+def killed(recording: Recording, state: State) -> str:
+    """Judge a state after a kill of the process; empty if it is legal."""
+    history = History.of(recording)
+    point, last = state.point, state.point - 1
+    loose = history.not_returned(point)
+    wrong = history.wrong_names(
+        state, lambda name: history.values(name, point, lambda index: index in loose)
+    )
+    limits = Limits(lambda one: _status_of_kill(one, point, loose), torn=last)
+    for each, content in state.contents.items():
+        wrong = wrong or history.wrong_content(each, content, limits)
+    return wrong
+
+
+def _status_of_kill(one: Operation, point: int, loose: Collection[int]) -> str:
+    if one.index >= point:
+        return NOT
+    cut = one.kind is Kind.WRITE and one.index == point - 1
+    return MAY if cut or one.index in loose else MUST
+
+
+def unordered(recording: Recording, state: State) -> str:
+    """Judge a state by what POSIX promises alone; empty if it is legal."""
+    history, point = History.of(recording), state.point
+
+    def allowed(name: Name) -> set[int]:
+        return history.values(name, point, lambda index: not _settled(history, name, index, point))
+
+    wrong = history.wrong_names(state, allowed)
+    limits = Limits(lambda one: _status_of_posix(history, one, point), aligned=False, prefix=False)
+    for each, content in state.contents.items():
+        wrong = wrong or history.wrong_content(each, content, limits)
+    return wrong
+
+
+def _settled(history: History, name: Name, index: int, point: int) -> bool:
+    """Whether the directory of a name was synced after the operation that changed it."""
+    one = history.operations[index]
+    return any(
+        (sync.kind is Kind.SYNC or sync.object == name[0]) and one.precedes(sync)
+        for sync in history.committing(point)
+        if sync.kind is not Kind.WRITE
+    )
+
+
+def _status_of_posix(history: History, one: Operation, point: int) -> str:
+    durable = MUST if history.durable_from[one.index] <= point else MAY
+    return durable if one.index < point else NOT

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.model.legality import History
-from ckpt_conformance.crash.model.legality_bytes import MAY, MUST, NOT, Limits
+from ckpt_conformance.crash.model.legality import MAY, MUST, NOT, History, Limits
 from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:

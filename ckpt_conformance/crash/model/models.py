@@ -1,21 +1,70 @@
-"""The persistence models by name, from the one that promises most to the one that does least."""
+"""The persistence models by name, from the one that promises most to the one that does least.
+
+Each is an enumerator, which walks, and a predicate, which judges: they share no code.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.model.btrfs import Btrfs
-from ckpt_conformance.crash.model.ext4 import Ext4
-from ckpt_conformance.crash.model.kill import Kill
-from ckpt_conformance.crash.model.nfs import Nfs
-from ckpt_conformance.crash.model.node_loss import NodeLoss
-from ckpt_conformance.crash.model.posix import Posix
-from ckpt_conformance.crash.model.ranks import Ranks
-from ckpt_conformance.crash.model.xfs import Xfs
+from ckpt_conformance.crash.model import (
+    btrfs,
+    kill,
+    legality,
+    legality_ranks,
+    node_loss,
+    ordered,
+    posix,
+    ranks,
+)
+from ckpt_conformance.crash.model.enumerate import Rules, Walk, explore
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.model.states import Model
+    import random
+    from collections.abc import Callable, Iterator
 
-_ALL = (Kill(), Ranks(), Nfs(), NodeLoss(), Ext4(), Xfs(), Btrfs(), Posix())
-MODELS: dict[str, Model] = {model.name: model for model in _ALL}
+    from ckpt_conformance.crash.model.states import Model, State
+    from ckpt_conformance.trace.operations import Recording
+
 OF_RANKS = ("ranks", "nfs", "node-loss")  # only of a recording of several ranks
+
+
+@dataclass
+class PersistenceModel:
+    """The two sides of a model."""
+
+    rules: Rules
+    walk: type[Walk]
+    predicate: Callable[[Recording, State], str]
+
+    @property
+    def name(self) -> str:
+        """The name that users give."""
+        return self.rules.name
+
+    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
+        """Give legal states of every crash point, simplest first at each; at most `budget`."""
+        return explore(self.walk(recording, self.rules), rng, budget)
+
+    def illegal(self, recording: Recording, state: State) -> str:
+        """Say which constraint a state breaks; empty if it is legal."""
+        return self.predicate(recording, state)
+
+
+_ALL = (
+    PersistenceModel(Rules("kill"), kill.KillWalk, legality.killed),
+    PersistenceModel(Rules("ranks"), ranks.CutWalk, legality_ranks.killed),
+    PersistenceModel(
+        node_loss.NFS, node_loss.NfsWalk, partial(legality_ranks.node_lost, closing=True)
+    ),
+    PersistenceModel(node_loss.RULES, node_loss.NodeLossWalk, legality_ranks.node_lost),
+    PersistenceModel(
+        ordered.RULES["ext4"], Walk, partial(legality.journalled, replace_flushes=True)
+    ),
+    PersistenceModel(ordered.RULES["xfs"], Walk, legality.journalled),
+    PersistenceModel(btrfs.RULES, btrfs.BtrfsWalk, legality.logged),
+    PersistenceModel(posix.RULES, posix.PosixWalk, legality.unordered),
+)
+MODELS: dict[str, Model] = {model.name: model for model in _ALL}

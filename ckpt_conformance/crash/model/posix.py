@@ -8,19 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.model import budget as spread
 from ckpt_conformance.crash.model import replay
-from ckpt_conformance.crash.model.enumerate import RECENT, Position, Walk
-from ckpt_conformance.crash.model.legality import History, Name
-from ckpt_conformance.crash.model.legality_bytes import MAY, MUST, NOT, Limits
-from ckpt_conformance.crash.model.versions import Rules
-from ckpt_conformance.trace.operations import ROOT, Kind, Operation, Recording
+from ckpt_conformance.crash.model.enumerate import RECENT, Position, Rules, Walk
+from ckpt_conformance.trace.operations import ROOT, Kind, Operation
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
-    from ckpt_conformance.crash.model.states import Content, State
+    from ckpt_conformance.crash.model.states import Content
 
 RULES = Rules("posix", truncate_in_order=False, holes=True)
 
@@ -108,43 +104,3 @@ class PosixWalk(Walk):
         loose = {each: one for each, one in self.live.files.items() if one.loose}
         chosen = {each: one.drawn(rng, holes=True) for each, one in loose.items()}
         return "random subset", self._chosen(kept), chosen
-
-
-class Posix:
-    """The model."""
-
-    name = "posix"
-
-    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
-        """Give legal states of every crash point, simplest first at each."""
-        return spread.explore(PosixWalk(recording, RULES), rng, budget)
-
-    def illegal(self, recording: Recording, state: State) -> str:
-        """Say which constraint a state breaks; empty if it is legal."""
-        history, point = History.of(recording), state.point
-
-        def allowed(name: Name) -> set[int]:
-            return history.values(
-                name, point, lambda index: not _settled(history, name, index, point)
-            )
-
-        wrong = history.wrong_names(state, allowed)
-        limits = Limits(lambda one: _status(history, one, point), aligned=False, prefix=False)
-        for each, content in state.contents.items():
-            wrong = wrong or history.wrong_content(each, content, limits)
-        return wrong
-
-
-def _settled(history: History, name: Name, index: int, point: int) -> bool:
-    """Whether the directory of a name was synced after the operation that changed it."""
-    one = history.operations[index]
-    return any(
-        (sync.kind is Kind.SYNC or sync.object == name[0]) and one.precedes(sync)
-        for sync in history.committing(point)
-        if sync.kind is not Kind.WRITE
-    )
-
-
-def _status(history: History, one: Operation, point: int) -> str:
-    durable = MUST if history.durable_from[one.index] <= point else MAY
-    return durable if one.index < point else NOT

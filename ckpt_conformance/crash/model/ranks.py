@@ -10,13 +10,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.model import budget as spread
-from ckpt_conformance.crash.model import legality_ranks, replay
-from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Walk
+from ckpt_conformance.crash.model import replay
+from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Version, Walk
 from ckpt_conformance.crash.model.kill import cuts_of
 from ckpt_conformance.crash.model.replay import EMPTY
-from ckpt_conformance.crash.model.versions import Rules, Version
-from ckpt_conformance.trace.operations import DATA, Kind, Operation, Recording
+from ckpt_conformance.trace.operations import DATA, Kind, Operation
 
 if TYPE_CHECKING:
     import random
@@ -205,17 +203,3 @@ def _stands(one: Operation, cut: list[int], lanes: list[list[int]]) -> bool:
         if rank != one.rank and missing < len(lane) and lane[missing] < bound:
             return False
     return True
-
-
-class Ranks:
-    """The model."""
-
-    name = "ranks"
-
-    def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
-        """Give legal states of every crash point, simplest first at each."""
-        return spread.explore(CutWalk(recording, Rules(self.name)), rng, budget)
-
-    def illegal(self, recording: Recording, state: State) -> str:
-        """Say which constraint a state breaks; empty if it is legal."""
-        return legality_ranks.killed(recording, state)

@@ -65,7 +65,10 @@ class State:
 class Model(Protocol):
     """A persistence model: which states are legal, said twice, by code that shares nothing."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The name that users give."""
+        ...
 
     def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
         """Give legal states of every crash point, simplest first at each; at most `budget`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import random
 import runpy
@@ -20,12 +19,13 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ckpt_conformance.processes import lifecycle
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ckpt_conformance.crash.script.command import Start
 
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 GENERATORS = ("random", "numpy", "torch")  # that a script may forget to seed
 NOT_FOUND = 127  # exit status of a command that can't be started, as a shell has it
 
@@ -33,7 +33,7 @@ NOT_FOUND = 127  # exit status of a command that can't be started, as a shell ha
 def take_place(output: int, errors: int, cwd: str) -> None:
     """Become the leader of a session with streams of its own; dies with its parent."""
     os.setsid()
-    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+    lifecycle.die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, to in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(descriptor, to)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import io
 import os
 import select
-import selectors
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +15,8 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash.script import child, ranks
 from ckpt_conformance.crash.script.command import Start, start_of
 from ckpt_conformance.crash.script.watch import Watch
-from ckpt_conformance.processes import hugepages
-from ckpt_conformance.trace import notify, recorder
+from ckpt_conformance.processes import hugepages, lifecycle, orphans
+from ckpt_conformance.processes.lifecycle import ExitKind, Waited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -31,7 +28,7 @@ MOST = 1 << 20  # bytes of output that are read again
 class Ran:
     """How one run went. `files` are the names that got a new content below the directory."""
 
-    exit_kind: str  # ended, killed, hang
+    exit_kind: ExitKind  # ended, killed (by any signal), hang
     code: int
     output: str
     seconds: float
@@ -49,7 +46,7 @@ class Host:
         self.folder, self.cwd, self.master = folder, cwd, master
         self.forks = False
         folder.mkdir(parents=True, exist_ok=True)
-        notify.adopt_orphans()
+        orphans.adopt()
 
     def warm(self, preload: Sequence[str]) -> str:
         """Import torch, so that no run has to; give the reason where forking is no good then."""
@@ -109,22 +106,24 @@ class Host:
         path = self.folder / name
         begun = time.monotonic()
         streams = [_open(path), _open(self.folder / errors) if errors else -1]
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                child.take_place(streams[0], streams[1 if errors else 0], self.cwd)
-                work()
-            os._exit(70)
+
+        def command() -> None:
+            child.take_place(streams[0], streams[1 if errors else 0], self.cwd)
+            work()
+
+        pid = lifecycle.fork(command, quiet=True)
         for stream in streams:
             if stream >= 0:
                 os.close(stream)
-        timely = self._wait(pid, deadline)
-        end_all(pid)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        waited = lifecycle.wait(pid, deadline, self.master)
+        lifecycle.kill_group(pid)
+        code = lifecycle.reap(pid).code
         end_orphans()
-        if timely is None:
+        if waited is Waited.WATCHED:  # nobody wants to know any more
             os._exit(0)
-        exit_kind = "hang" if not timely else "killed" if code < 0 else "ended"
+        exit_kind = ExitKind.KILLED if code < 0 else ExitKind.ENDED
+        if waited is Waited.DEADLINE:
+            exit_kind = ExitKind.HANG
         return Ran(exit_kind, code, tail(path), time.monotonic() - begun)
 
     def is_wanted(self) -> bool:
@@ -133,17 +132,6 @@ class Host:
             return True
         ready, _, _ = select.select([self.master], [], [], 0)
         return not ready
-
-    def _wait(self, pid: int, deadline: float) -> bool | None:
-        """Wait for an end: True; False past the deadline, None if nobody wants to know."""
-        descriptor = os.pidfd_open(pid)
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            if self.master >= 0:
-                selector.register(self.master, selectors.EVENT_READ)
-            ready = [key.fd for key, _ in selector.select(deadline)]
-        os.close(descriptor)
-        return descriptor in ready if ready != [self.master] else None
 
 
 def import_torch() -> None:
@@ -173,16 +161,7 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
 
 
-def end_all(pid: int) -> None:
-    """End a run and its group; the run itself is not waited for yet."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-
-
 def end_orphans() -> None:
     """End what a run left in sessions of its own, such as the ranks of torchrun."""
-    with contextlib.suppress(OSError):
-        if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text():
-            return
-    recorder.reap(set(), kill=True)
+    if orphans.has_children():
+        orphans.reap((), kill=True)

@@ -16,6 +16,7 @@ from posixpath import basename
 from typing import TYPE_CHECKING, Any, Self
 
 from ckpt_conformance.crash.script.command import TENSOR_FILES, USUAL_STEPS
+from ckpt_conformance.trace.events import Marked
 from ckpt_conformance.trace.operations import Kind, Operation
 
 if TYPE_CHECKING:
@@ -79,12 +80,12 @@ class Lines:
         self.patterns = found
         self.left: dict[int, bytes] = {}
 
-    def __call__(self, process: int, data: bytes) -> list[dict[str, object]]:
+    def __call__(self, process: int, data: bytes) -> list[Marked]:
         """Take a write; give a mark for each line that it ends."""
         *lines, rest = (self.left.get(process, b"") + data).split(b"\n")
         self.left[process] = rest[-4096:]
         items = [self.patterns.step_of(line.decode(errors="replace")) for line in lines]
-        return [{"event": SAID, "step": item[1]} for item in items if item]
+        return [Marked(SAID, item[1]) for item in items if item]
 
 
 class Meter:

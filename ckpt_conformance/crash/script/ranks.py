@@ -9,30 +9,30 @@ Whatever is asked for in another way is started as the launcher meant it.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from ckpt_conformance.crash.script import child
 from ckpt_conformance.crash.script.command import Start, start_of
-from ckpt_conformance.trace import notify
+from ckpt_conformance.processes import lifecycle, orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    Words = Mapping[str, Any]  # the arguments of Popen, by name
+    Call = Mapping[str, Any]  # the arguments of Popen, by name
 
 LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 # What an interpreter and its libraries read when they start, and never again.
 AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_")
-PLAIN: dict[str, Any] = {  # of a start that a fork can stand for
+PLAIN: dict[str, object] = {  # of a start that a fork can stand for
     "preexec_fn": None,
     "shell": False,
     "close_fds": True,
@@ -42,6 +42,26 @@ PLAIN: dict[str, Any] = {  # of a start that a fork can stand for
     **dict.fromkeys(("p2cwrite", "c2pread", "errread"), -1),  # no pipes
 }
 MOST = 1 << 20  # bytes of one request
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """A rank that the launcher wants; three descriptors come with it."""
+
+    target: str
+    arguments: tuple[str, ...]
+    module: bool
+    environment: dict[str, str]
+    cwd: str
+    session: bool  # it leads one of its own
+
+    def encode(self) -> bytes:
+        """Encode it; raises TypeError where the environment holds bytes. Texts may be no UTF-8."""
+        return json.dumps(msgspec.structs.asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Request:
+        """Decode and check it."""
+        return msgspec.convert(json.loads(data), cls)
 
 
 def become(start: Start, seeded: Collection[str] = ()) -> NoReturn:
@@ -56,13 +76,16 @@ class _Nursery:
 
     def __init__(self, seeded: Collection[str]) -> None:
         """Fork it; the launcher becomes the parent of what it leaves behind."""
-        notify.adopt_orphans()
+        orphans.adopt()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, its):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
-        if os.fork() == 0:
+
+        def nursery() -> None:
             ours.close()
             _serve(its, seeded)
+
+        lifecycle.fork(nursery, quiet=True)
         its.close()
         self.channel, self.lock = ours, threading.Lock()
         self.environment = dict(os.environ)
@@ -74,9 +97,9 @@ class _Nursery:
         signature = inspect.signature(real)
 
         def execute(process: Any, *given: Any, **named: Any) -> None:  # noqa: ANN401  as Popen has it
-            request = signature.bind(process, *given, **named).arguments
-            start = self._start_of(process, request)
-            pid = self._fork(start, request) if start else 0
+            call = signature.bind(process, *given, **named).arguments
+            start = self._start_of(process, call)
+            pid = self._fork(start, call) if start else 0
             if not pid:
                 real(process, *given, **named)
                 return
@@ -84,41 +107,41 @@ class _Nursery:
 
         setattr(subprocess.Popen, name, execute)
 
-    def _start_of(self, process: object, request: Words) -> Start | None:
+    def _start_of(self, process: object, call: Call) -> Start | None:
         """Give the start that a fork can stand for; None if it has to be a real one."""
-        words, executable = request.get("args"), request.get("executable")
+        words, executable = call.get("args"), call.get("executable")
         if isinstance(words, str | bytes | os.PathLike) or words is None:
             return None
-        unusual = [name for name, value in PLAIN.items() if request.get(name, value) != value]
-        if unusual or request.get("pass_fds") or hasattr(process, "_devnull"):
+        unusual = [name for name, value in PLAIN.items() if call.get(name, value) != value]
+        if unusual or call.get("pass_fds") or hasattr(process, "_devnull"):
             return None
         words = [os.fsdecode(word) for word in words]
-        if executable not in {None, words[0]} or self._differs_at_start(request.get("env")):
+        if executable not in {None, words[0]} or self._differs_at_start(call.get("env")):
             return None
         found = start_of(words)
         return found if isinstance(found, Start) else None
 
     def _differs_at_start(self, environment: Mapping[str, str] | None) -> bool:
-        request = os.environ if environment is None else environment
-        names = {name for name in {*request, *self.environment} if name.startswith(AT_START)}
-        return any(request.get(name) != self.environment.get(name) for name in names)
+        wanted = os.environ if environment is None else environment
+        names = {name for name in {*wanted, *self.environment} if name.startswith(AT_START)}
+        return any(wanted.get(name) != self.environment.get(name) for name in names)
 
-    def _fork(self, start: Start, request: Words) -> int:
+    def _fork(self, start: Start, call: Call) -> int:
         """Ask for a rank; gives its pid, 0 if it has to be started in the usual way."""
-        environment = request.get("env")
-        request = {
-            "target": start.target,
-            "arguments": start.arguments,
-            "module": start.module,
-            "environment": dict(os.environ if environment is None else environment),
-            "cwd": str(Path.cwd()),
-            "session": bool(request.get("start_new_session")),
-        }
-        ends = (request["p2cread"], request["c2pwrite"], request["errwrite"])
+        environment = call.get("env")
+        request = _Request(
+            start.target,
+            start.arguments,
+            start.module,
+            dict(os.environ if environment is None else environment),
+            str(Path.cwd()),
+            bool(call.get("start_new_session")),
+        )
+        ends = (call["p2cread"], call["c2pwrite"], call["errwrite"])
         streams = [own if end == -1 else end for own, end in enumerate(ends)]
         with self.lock:
             try:
-                socket.send_fds(self.channel, [json.dumps(request).encode()], streams)
+                socket.send_fds(self.channel, [request.encode()], streams)
                 return int(self.channel.recv(32) or 0)
             except (OSError, TypeError, ValueError):
                 return 0
@@ -126,28 +149,26 @@ class _Nursery:
 
 def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
     """Be the nursery, until the launcher is gone."""
-    ctypes.CDLL(None).prctl(child.DIES_WITH_PARENT, signal.SIGKILL)
+    lifecycle.die_with_parent()
     while True:
         data, streams, _, _ = socket.recv_fds(channel, MOST, 3)
         if not data:
             os._exit(0)
-        pid = _deliver(json.loads(data), streams, channel, seeded)
+        pid = _deliver(_Request.decode(data), streams, channel, seeded)
         for stream in streams:
             os.close(stream)
         channel.send(str(pid).encode())
 
 
 def _deliver(
-    request: dict[str, Any], streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
+    request: _Request, streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
 ) -> int:
     """Fork a rank by way of a process that ends at once, so that the launcher is its parent."""
     wait, go = os.pipe()
     told, tell = os.pipe()
-    between = os.fork()
-    if between == 0:
-        if os.fork():
-            os._exit(0)
-        if request["session"]:
+
+    def rank() -> None:
+        if request.session:
             os.setsid()  # before the launcher knows it: it may end the group at once
         os.write(tell, str(os.getpid()).encode())
         for unneeded in (go, told, tell):
@@ -156,7 +177,9 @@ def _deliver(
         os.close(wait)
         channel.close()
         _be(request, streams, seeded)
-    os.waitpid(between, 0)
+
+    between = lifecycle.fork(lambda: lifecycle.fork(rank, quiet=True), quiet=True)
+    lifecycle.reap(between)
     for unneeded in (wait, tell, go):
         os.close(unneeded)
     pid = int(os.read(told, 32))
@@ -164,17 +187,12 @@ def _deliver(
     return pid
 
 
-def _be(request: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
+def _be(request: _Request, streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
     """Be the rank."""
-    code = 70
-    try:
-        for to, stream in enumerate(streams):
-            os.dup2(stream, to)
-            os.close(stream)
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        os.chdir(request["cwd"])
-        start = Start(request["target"], tuple(request["arguments"]), module=request["module"])
-        child.become(start, seeded)
-    finally:
-        os._exit(code)
+    for to, stream in enumerate(streams):
+        os.dup2(stream, to)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.cwd)
+    child.become(Start(request.target, request.arguments, module=request.module), seeded)

@@ -1,0 +1,154 @@
+"""How a process of ours begins and ends: forked, tied to its parent, ended with its group, reaped.
+
+Every part that forks does it here: the fork server and its rank groups, the recorder, batches of
+trials, and the workers that run scripts. A caller that forks has one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+FAILED = 70  # the exit status of a child whose own code raised: EX_SOFTWARE of sysexits.h
+
+
+class ExitKind(StrEnum):
+    """How a child ended, as results and reports name it."""
+
+    ENDED = "ended"  # by itself, whatever its exit status
+    KILLED = "killed"  # by a signal
+    HANG = "hang"  # it was killed at its deadline
+    CRASHED = "crashed"  # before it could say how it went
+    MEMORY = "memory"  # there was no memory left for it
+
+
+class Waited(Enum):
+    """What ended a wait for a child."""
+
+    EXIT = auto()  # the child has ended; it is not reaped yet
+    DEADLINE = auto()
+    WATCHED = auto()  # the other descriptor got readable, and the child still runs
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of a process that was reaped."""
+
+    pid: int
+    code: int  # its exit status, or minus the signal that ended it
+    cpu: float  # seconds of the processor, with those of children that it waited for
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether SIGKILL ended it."""
+        return self.code == -signal.SIGKILL
+
+
+# -- in the parent --------------------------------------------------------------------------------
+
+
+def fork(work: Callable[[], object], *, failed: int = FAILED, quiet: bool = False) -> int:
+    """Fork a child that runs `work` and ends; gives its pid.
+
+    Its exit status is 0, or `failed` after any exception, SystemExit too. The exception is printed
+    and standard streams are flushed, unless the child is `quiet`. Exit handlers and threads of the
+    parent's are not the child's: it never returns into its parent's code.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _run_and_exit(work, failed, quiet=quiet)
+    return pid
+
+
+def _run_and_exit(work: Callable[[], object], failed: int, *, quiet: bool) -> NoReturn:
+    code = failed
+    try:
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001  a child must never return into its parent's code
+        if not quiet:
+            traceback.print_exc()
+    finally:
+        if not quiet:
+            flush()
+        os._exit(code)
+
+
+def wait(pid: int, seconds: float, watched: int = -1) -> Waited:
+    """Wait until a child has ended, but not longer than `seconds`; it is not reaped.
+
+    A wait ends, too, when the descriptor `watched` gets readable, if one is given.
+    """
+    descriptor = os.pidfd_open(pid)
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        if watched >= 0:
+            selector.register(watched, selectors.EVENT_READ)
+        ready = [key.fd for key, _ in selector.select(seconds)]
+    os.close(descriptor)
+    if descriptor in ready:
+        return Waited.EXIT
+    return Waited.WATCHED if ready else Waited.DEADLINE
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child that may lead a group, and the group; what has ended already is no error."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def reap(pid: int = -1) -> Exit:
+    """Wait for the end of a child, by default of any; raises ChildProcessError without one."""
+    found, status, usage = os.wait4(pid, 0)
+    return Exit(found, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
+
+
+# -- in the child ---------------------------------------------------------------------------------
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it ends, in whatever way."""
+    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+
+
+def redirect_output(path: Path | str) -> None:
+    """Let standard output and standard error be one new file; what was in it is lost."""
+    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+
+
+def flush() -> None:
+    """Write out what was printed; a stream that is broken or closed is no error here."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process after a flush; exit handlers, and threads that still run, are left out."""
+    flush()
+    os._exit(code)
+
+
+def exit_as(code: int) -> NoReturn:
+    """End this process as another one ended: with its exit status, or by the same signal."""
+    if code < 0:
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

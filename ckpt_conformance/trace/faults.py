@@ -1,0 +1,111 @@
+"""What a fault at a system call is, which calls it may hit, and the report of what it hit.
+
+Both ends read these types: the injector in the child, which asks, and the child's supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from ckpt_conformance.trace import calls
+from ckpt_conformance.trace.operations import Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
+COPYING = frozenset({"copy_file_range", "sendfile"})
+SYNCING = frozenset({"fsync", "fdatasync", "sync", "syncfs"})
+OPENING = frozenset({"open", "openat", "openat2", "creat"})
+READING = frozenset(calls.READING)
+REMOVING = frozenset({"unlink", "unlinkat", "rmdir"})
+QUIET = frozenset({"sync", "ioctl"})  # sync(2) returns no error
+# What may give which error; what is not named here may be given at every call but QUIET.
+GIVERS: dict[str, frozenset[str]] = {
+    "short": WRITING | COPYING,
+    "EINTR": WRITING | COPYING | OPENING | READING | {"ftruncate", "truncate", "fallocate"},
+}
+NEEDS_ROOM = {"ENOSPC", "EDQUOT"}  # not by reading, removing, and opening what is there
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to do at a call: `error` is an errno's name, "short" or "kill".
+
+    `at` is the call, from 1; 0 hits none and only counts. `persistent` hits every call from
+    there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
+    if the process is asked about them. `moment` says how much of the call is done before a kill:
+    before, half (of a write), after.
+    """
+
+    at: int = 0
+    error: str = "EIO"
+    persistent: bool = False
+    only: tuple[str, ...] = ()
+    reading: bool = False
+    moment: str = "before"
+
+    def counts(self, name: str, *, reads: bool) -> bool:
+        """Tell whether a call is one that this fault may hit; `reads`: it changes nothing."""
+        if self.only and name not in self.only:
+            return False
+        if reads and not self.reading:
+            return False
+        if self.error in NEEDS_ROOM and (reads or name in REMOVING):
+            return False
+        return name in GIVERS.get(self.error, {name}) - QUIET
+
+    def is_due(self, call: int) -> bool:
+        """Tell whether it hits a call by its number."""
+        if not self.persistent or self.at < 1 or call < self.at:
+            return call == self.at
+        return self.error != "EINTR" or (call - self.at) % 2 == 0
+
+
+class CountedCall(msgspec.Struct, frozen=True):
+    """A call that was counted: its number, from 1, and its name; `size` is that of a write."""
+
+    call: int
+    what: str
+    path: str  # below the directory
+    size: int  # bytes
+    reads: bool  # it changes nothing
+    injected: bool
+
+
+class FaultReport(msgspec.Struct, frozen=True):
+    """What was counted since a fault was armed."""
+
+    calls: int
+    fired: int
+    log: list[CountedCall]
+    unsupported: list[Unsupported]  # calls that write and can't be hit
+    fault: Fault
+
+    def write(self, path: str) -> None:
+        """Write it where the injector reads it."""
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(json.dumps(msgspec.to_builtins(self)))  # a path may be no UTF-8
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read it; raises FileNotFoundError, and ValueError for anything else."""
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            return msgspec.convert(json.load(file), cls)
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """The event of the journal that is written before a fault is injected."""
+
+    call: int
+    what: str
+    path: str
+    mode: str  # the fault's error
+    event: str = "fired"
+    injector: str = "system-call"
+
+    def line(self) -> bytes:
+        """Give the line of the journal."""
+        return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"
