@@ -155,7 +155,7 @@ types: $(VENV)/.stamp-dev ## mypy and pyright, both strict
 	$(BIN)/mypy
 	PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 $(BIN)/pyright
 
-docs: $(VENV)/.stamp-use ## docs/invariants.md, from the catalogue
+docs: $(VENV)/.stamp-use ## docs/invariants.md, incidents.md, requirements.md
 	$(BIN)/python -m ckpt_conformance.report.docs
 
 clean: ## what the other targets made, but for the environments

@@ -16,6 +16,7 @@ from pathlib import Path
 from ckpt_conformance.crash.explore import engine, workloads
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client
+from ckpt_conformance.harness.messages import Load, Probe, ProbeResult
 from ckpt_conformance.subject.subject import Subject
 
 ADAPTERS = ("torch-save-atomic-per-step", "reference", "reference-dcp", "dcp-per-step")
@@ -32,13 +33,8 @@ def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, floa
     ):
         subject = Subject(infos[name], client, Path(folder))
         recorded = workloads.record(subject, "second")
-        probe = {
-            "op": "probe",
-            "probe": "ckpt_conformance.crash.explore.visit:loads",
-            "args": {"seconds": seconds},
-        }
-        process_result = subject.execute({"op": "load"}, probe)
-        rate = process_result.result("probe")["value"]
+        probe = Probe(probe="ckpt_conformance.crash.explore.visit:loads", args={"seconds": seconds})
+        rate = subject.execute(Load(), probe).of(ProbeResult).value
         limits = engine.Limits(candidates=4000, visits=visits, alone=0, rounds=0)
         result = engine.explore(subject, recorded, MODELS, limits)
         candidates = sum(report.candidates for report in result.models.values())

@@ -87,7 +87,7 @@ def trials(base: Path) -> tuple[float, float]:
     """Give seconds of a 1 MiB save in a plain child, and in one whose calls are counted."""
     state = {"w": torch.rand(1 << 18)}
     runs: list[float] = []
-    injected: list[float] = []
+    watched: list[float] = []
     for turn in range(20):
         root = base / f"trial{turn}"
         root.mkdir()
@@ -100,9 +100,9 @@ def trials(base: Path) -> tuple[float, float]:
         middle = time.perf_counter()
         trial(root, partial(save, state, root), Fault())
         runs.append(middle - start)
-        injected.append(time.perf_counter() - middle)
+        watched.append(time.perf_counter() - middle)
         shutil.rmtree(root)
-    return statistics.median(runs), statistics.median(injected)
+    return statistics.median(runs), statistics.median(watched)
 
 
 def injected(base: Path, name: str) -> tuple[int, int, float]:
@@ -124,7 +124,7 @@ def injected(base: Path, name: str) -> tuple[int, int, float]:
         lines = injected_calls.advance(subject, operation, ())
         seconds = time.perf_counter() - start
         client.close()
-    return len(lines), sum("again" in line for line in lines), seconds
+    return len(lines), sum(line.again is not None for line in lines), seconds
 
 
 def main() -> None:
@@ -138,8 +138,8 @@ def main() -> None:
             alone, recorded, ratio = measure(base, mib)
             figures = f"{alone * 1e3:11.2f} {recorded * 1e3:13.2f} {recorded / alone:7.2f}"
             print(f"{mib:6} {figures} {ratio:16.4f}")
-        run, injected = trials(base)
-        above = (injected - run) * 1e3
+        run, watched = trials(base)
+        above = (watched - run) * 1e3
         print(f"a trial, its calls counted: {above:.1f} ms above the run itself")
         for name in ADAPTERS:
             count, again, seconds = injected(base, name)

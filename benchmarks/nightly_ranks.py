@@ -28,6 +28,7 @@ from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.harness import facts
 from ckpt_conformance.harness.client import Client, Server
+from ckpt_conformance.harness.messages import ExitKind
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import Subject
 
@@ -61,7 +62,7 @@ def kill(subject: Subject, number: int, seed: int) -> Found:
     result = rank_points.save(subject, layout, [point.spec("kill") for point in points])
     if not rank_points.fired(result):
         return number, "UNKNOWN", f"{told}: no kill fired: {subject.tell(result)}"
-    if result.exit_kind == "hang":
+    if result.exit_kind is ExitKind.HANG:
         return number, "HANG in the save", told
     acknowledged = result.steps_of("acknowledged") or (OLDER,)
     resumed = worlds.resume(subject, layout)

@@ -10,37 +10,108 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import structs
+
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.messages import (
+    Arguments,
+    ExitKind,
+    FaultReport,
+    Message,
+    Options,
+    Run,
+    RunResult,
+    Save,
+    SaveResult,
+    SeenCall,
+    UnsupportedCall,
+)
 from ckpt_conformance.processes import children, hugepages
 from ckpt_conformance.subject import oracle
-from ckpt_conformance.trace.syscall_faults import SYNCING, WRITING, Fault
+from ckpt_conformance.trace import syscall_faults
+from ckpt_conformance.trace.syscall_faults import SYNCING, WRITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckpt_conformance.processes.children import Line, Put
+    from ckpt_conformance.processes.children import Put
 
 DEADLINE = 20.0  # seconds that one trial may take
 UNIQUE = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")  # the part of a name that no two saves share
 MOST = 100_000  # calls of one operation, after which advancing gives up
 
 
-@dataclass(frozen=True)
-class Task:
-    """What one child does, in plain values.
+class CallFault(Message, frozen=True, omit_defaults=True):
+    """A fault at a system call: arguments of `syscall_faults.Fault`, as far as they are given."""
+
+    at: int = 0
+    error: str = ""
+    persistent: bool = False
+    only: tuple[str, ...] = ()
+
+    def arguments(self, *, reading: bool = False) -> Arguments:
+        """Give the arguments of the injector."""
+        given: Arguments = msgspec.to_builtins(self)
+        return given | ({"reading": True} if reading else {})
+
+
+class PlannedTrial(Message, frozen=True):
+    """A fault to try alone, and the kind that it is of (see `KINDS`)."""
+
+    kind: str
+    fault: CallFault
+
+
+class SecondSave(Message, frozen=True):
+    """The save that follows one that raised: its own error, and the tree that it leaves."""
+
+    error: messages.Error | None
+    left: str
+
+
+class TrialResult(Message, frozen=True, omit_defaults=True):
+    """What came of one trial; `left` names the tree that it leaves.
+
+    `begins`: it begins, and a child that may not fork will die of it if no further line follows.
+    `call` is the call that was hit; `renewed`: its file was written anew, and synced, by the same
+    save. Of a load: the `step`, and a digest of what the manager holds. Of a control: all calls.
+    """
+
+    key: str
+    kind: str
+    what: str
+    fault: CallFault
+    begins: bool = False
+    exit_kind: ExitKind = ExitKind.ENDED
+    error: messages.Error | None = None
+    calls: int = 0
+    fired: int = 0
+    call: SeenCall | None = None
+    renewed: bool = False
+    log: tuple[SeenCall, ...] = ()
+    unsupported: tuple[UnsupportedCall, ...] = ()
+    left: str = ""
+    again: SecondSave | None = None
+    step: int | None = None
+    state: str = ""
+
+
+class Task(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What one child does.
 
     `what` is save, load or rotation; `base` the tree that each trial begins with; `step` the step
     that is saved; `kinds` what to fail with (see `KINDS`); `trials` are faults to try alone.
-    `sample` says how many trials of each kind, 0: all. Trees that trials leave go to `keep`, one
+    `sample` says how many trials of each kind, none: all. Trees that trials leave go to `keep`, one
     line per trial to `out`. After every n-th trial that raised, `again`, the same save is made once
-    more without a fault.
+    more without a fault. What is `done` is not tried again.
     """
 
     what: str
@@ -48,61 +119,66 @@ class Task:
     step: int
     keep: str
     out: str
-    holds: Sequence[str]
-    injector: str = "ckpt_conformance.fault_injectors.system_call:SystemCall"
+    holds: tuple[str, ...]
     reading: bool = False
     keep_last: int | None = None
-    kinds: Sequence[str] = ()
-    sample: Sequence[int] = ()
-    trials: Sequence[dict[str, Any]] = ()
+    kinds: tuple[str, ...] = ()
+    sample: tuple[int, ...] = ()
+    trials: tuple[PlannedTrial, ...] = ()
     again: int = 1
     seed: int = 0
     fork: bool = True
-    done: Sequence[str] = field(default=())
+    done: tuple[str, ...] = ()
 
 
 # What a call fails with. A sync is also failed alone: all writes go well, and the disk has nothing.
-KINDS: dict[str, dict[str, Any]] = {
-    "ENOSPC": {"error": "ENOSPC"},
-    "EDQUOT": {"error": "EDQUOT"},
-    "EIO": {"error": "EIO"},
-    "sync": {"error": "EIO", "only": sorted(SYNCING)},
-    "EINTR": {"error": "EINTR"},
-    "short": {"error": "short"},
+KINDS: dict[str, CallFault] = {
+    "ENOSPC": CallFault(error="ENOSPC"),
+    "EDQUOT": CallFault(error="EDQUOT"),
+    "EIO": CallFault(error="EIO"),
+    "sync": CallFault(error="EIO", only=tuple(sorted(SYNCING))),
+    "EINTR": CallFault(error="EINTR"),
+    "short": CallFault(error="short"),
 }
 HARMLESS = ("EINTR", "short")  # what a kernel may do on a healthy disk, at all calls, too
-NONE: dict[str, Any] = {"at": 0}
+NONE = CallFault()
+CONTROL = "control"  # the kind of a trial without a fault
+SYSTEM_CALL = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 
 
-def advance(child: Any, **task: Any) -> int:  # noqa: ANN401  a Child, and the fields of a Task
-    """Run a task; results go line by line to its `out`, so that a death loses none."""
-    given = Task(**task)
+def advance(child: Any, injector: str, task: Arguments, *, reading: bool = False) -> int:  # noqa: ANN401
+    """Run a task; results go line by line to its `out`, so that a death loses none.
+
+    `injector` and `reading` tell the server that the child needs a supervisor, and of which calls.
+    """
+    del reading
+    given = msgspec.convert(task, Task)
     with Path(given.out).open("a") as out:
-        return Advancer(child, given, children.put_into(out)).run()
+        return Advancer(child, given, injector, children.put_into(out)).run()
 
 
 class Advancer:
     """Tries the faults of a task one after the other; `put` takes each result."""
 
-    def __init__(self, child: Any, task: Task, put: Put) -> None:  # noqa: ANN401  a Child
+    def __init__(self, child: Any, task: Task, injector: str, put: Put) -> None:  # noqa: ANN401
         """Take the options of the task for the managers that are opened from now on."""
-        self.child, self.task, self.put = child, task, put
+        self.child, self.task, self.injector, self.put = child, task, injector, put
         self.is_manager = child.adapter.shape == "manager"
         self.count = 0
         self.place = trees.Restorer(Path(task.base), child.root)
-        child.program["options"] = {"keep_last": task.keep_last} if task.keep_last else {}
+        child.options = Options(keep_last=task.keep_last)
 
     def run(self) -> int:
         """Try the control, then the faults; give the number of trials."""
         if not self.task.sample:
             hugepages.collapse()  # many children will be forked
         if self.task.what != "load" and self.is_manager:
-            self.child.op_run({"until": self.task.step, "save_at": []}, {})
-        control = self.trial("control", NONE)
-        if control.get("error") or control["exit_kind"] != "ended":
+            self.child.op_run(Run(until=self.task.step), {})
+        control = self.trial(CONTROL, NONE)
+        if control.error or control.exit_kind is not ExitKind.ENDED:
             return self.count
-        for kind, fault in self.chosen(control["log"]):
-            self.trial(kind, fault)
+        for planned in self.chosen(control.log):
+            self.trial(planned.kind, planned.fault)
         for kind in () if self.task.sample or self.task.trials else self.task.kinds:
             for persistent in (False, True):
                 if kind != "sync" or persistent:  # one sync alone is a call like any other
@@ -112,110 +188,122 @@ class Advancer:
     def until_clean(self, kind: str, *, persistent: bool) -> None:
         """Advance the number of the call until the operation completes without the fault."""
         for at in range(1, MOST):
-            fault = {**KINDS[kind], "at": at, "persistent": persistent}
-            line = self.trial(kind, fault)
-            if line["exit_kind"] == "ended" and not line.get("fired"):
+            result = self.trial(kind, structs.replace(KINDS[kind], at=at, persistent=persistent))
+            if result.exit_kind is ExitKind.ENDED and not result.fired:
                 return
 
-    def chosen(self, log: Sequence[Line]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def chosen(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
         """Give the faults that were asked for, or a sample: kinds of calls and of files in turn."""
-        yield from ((fault["kind"], fault["args"]) for fault in self.task.trials)
+        yield from self.task.trials
         rng = random.Random(self.task.seed)  # noqa: S311
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
-            usual = {"reading": self.task.reading, **KINDS[kind]}
-            usual["only"] = tuple(usual.get("only", ()))
-            fault = Fault(**usual)
-            calls = [one for one in log if fault.counts(one["what"], reads=one["reads"])]
+            usual = KINDS[kind]
+            fault = syscall_faults.Fault(**usual.arguments(), reading=self.task.reading)
+            calls = [call for call in log if fault.counts(call.what, reads=call.reads)]
             alike: dict[tuple[str, str], list[int]] = {}
-            for at, one in enumerate(calls, 1):
-                alike.setdefault((one["what"], pattern(one["path"])), []).append(at)
-            kinds = list(alike.values())
-            rng.shuffle(kinds)
-            for number, places in enumerate(kinds[:count]):
+            for at, call in enumerate(calls, 1):
+                alike.setdefault((call.what, pattern(call.path)), []).append(at)
+            groups = list(alike.values())
+            rng.shuffle(groups)
+            for number, places in enumerate(groups[:count]):
                 at = rng.choice(places)
                 if kind in HARMLESS and not number:
-                    yield kind, {**KINDS[kind], "at": 1, "persistent": True}
+                    yield PlannedTrial(kind, structs.replace(usual, at=1, persistent=True))
                     continue
                 persistent = bool(number % 2) is not (kind in {"ENOSPC", "short"})
-                args = {**KINDS[kind], "at": at, "persistent": persistent}
+                planned = structs.replace(usual, at=at, persistent=persistent)
                 if kind == "sync" and not persistent:  # what is written after it is to be seen
-                    args = {"error": "EIO", "at": calls[at - 1]["call"], "persistent": False}
-                yield kind, args
+                    planned = CallFault(at=calls[at - 1].call, error="EIO")
+                yield PlannedTrial(kind, planned)
 
     # -- one trial ---------------------------------------------------------------------------
 
-    def trial(self, kind: str, fault: dict[str, Any]) -> Line:
+    def trial(self, kind: str, fault: CallFault) -> TrialResult:
         """Try one fault, in a child of its own where the adapter allows a fork."""
-        key = f"{kind} {fault['at']} {'on' if fault.get('persistent') else 'once'}"
+        key = f"{kind} {fault.at} {'on' if fault.persistent else 'once'}"
+        begun = TrialResult(key, kind, self.task.what, fault)
         if key in self.task.done:
-            return {"exit_kind": "ended", "fired": 1, "log": []}
+            return structs.replace(begun, fired=1)
         self.count += 1
         self.place.restore()
-        told: Line = {"key": key, "kind": kind, "what": self.task.what, "args": fault}
         if self.task.fork:
-            drawn = random.getstate()  # Python gives a forked child another one
-
-            def work(put: Put) -> None:
-                random.setstate(drawn)
-                put(self.once(fault))
-
-            *found, end = children.run(work, DEADLINE)
-            told |= found[0] if found else {}
-            told["exit_kind"] = end["end"]
-            if told["exit_kind"] != "ended" and self.task.what != "load":
-                told["left"] = self.left()  # by a process that its error ended
+            result = self._in_a_child(begun)
         else:
-            self.put({**told, "begin": True})
-            told |= {**self.once(fault), "exit_kind": "ended"}
-        self.put(told)
-        return told
+            self._say(structs.replace(begun, begins=True))
+            result = self.once(begun)
+        self._say(result)
+        return result
 
-    def once(self, fault: dict[str, Any]) -> Line:
+    def _in_a_child(self, begun: TrialResult) -> TrialResult:
+        drawn = random.getstate()  # Python gives a forked child another one
+
+        def work(put: Put) -> None:
+            random.setstate(drawn)
+            put(msgspec.to_builtins(self.once(begun)))
+
+        *lines, end = children.run(work, DEADLINE)
+        result = msgspec.convert(lines[0], TrialResult) if lines else begun
+        result = structs.replace(result, exit_kind=ExitKind(end["end"]))
+        if result.exit_kind is ExitKind.ENDED or self.task.what == "load":
+            return result
+        return structs.replace(result, left=self.left())  # by a process that its error ended
+
+    def _say(self, result: TrialResult) -> None:
+        self.put(msgspec.to_builtins(result))
+
+    def once(self, begun: TrialResult) -> TrialResult:
         """Do the operation under the fault, and say what came of it."""
-        child, task = self.child, self.task
-        child.op_close({}, {})
-        more = {"reading": True} if task.reading else {}
-        found = self.operate([{"injector": task.injector, "args": {**fault, **more}}])
-        injected = (found.get("faults") or [{"calls": 0, "fired": 0, "log": []}])[0]
-        line: Line = {"error": found.get("error"), **self.calls_of(injected, fault)}
-        if task.what == "load":
-            return line | self.arrived(found)
-        line["left"] = self.left()
-        if line["error"] and self.count % task.again == 0:
-            again = self.operate([])
-            line["again"] = {"error": again.get("error"), "left": self.left()}
-        return line
+        child, task, at = self.child, self.task, begun.fault.at
+        child.close()
+        arguments = begun.fault.arguments(reading=task.reading)
+        done = self.operate(messages.Fault(injector=self.injector, args=arguments))
+        counted = next(iter(done.faults), FaultReport())
+        call = next((call for call in counted.log if call.call == at), None)
+        result = structs.replace(
+            begun,
+            error=done.error,
+            calls=counted.calls,
+            fired=counted.fired,
+            call=call,
+            renewed=call is not None and is_renewed(counted.log, call),
+            log=() if at else counted.log,
+            unsupported=() if at else counted.unsupported,
+        )
+        if isinstance(done, RunResult) and task.what == "load":
+            return self.arrived(result, done)
+        result = structs.replace(result, left=self.left())
+        if result.error and self.count % task.again == 0:
+            error = self.operate().error
+            result = structs.replace(result, again=SecondSave(error, self.left()))
+        return result
 
-    def calls_of(self, injected: Line, fault: dict[str, Any]) -> Line:
-        """Say which call was hit; all calls only of a control."""
-        log, at = injected["log"], fault["at"]
-        call: Line = next((one for one in log if one["call"] == at), {})
-        told = {"calls": injected["calls"], "fired": injected["fired"], "call": call}
-        told["renewed"] = is_renewed(log, call) if call else False
-        return told | ({} if at else {"log": log, "unsupported": injected.get("unsupported", [])})
-
-    def operate(self, faults: list[Line]) -> Line:
+    def operate(self, *faults: messages.Fault) -> RunResult | SaveResult:
         """Save or load once; a framework runs its loop up to there."""
         task, child = self.task, self.child
         if task.what == "load":
-            child.op_fresh({}, {})
-            op: Line = {"op": "run", "until": None, "stop_after": 0, "resume": True}
+            child.fresh()
+            op: Run | Save = Run(resume=True, stop_after=0, faults=faults)
         elif self.is_manager:
-            op = {"op": "save", "step": task.step}
+            op = Save(step=task.step, faults=faults)
         else:
-            child.op_close({}, {})
-            child.op_fresh({}, {})
-            resume = task.what == "rotation"
-            op = {"op": "run", "until": task.step, "save_at": [task.step], "resume": resume}
-            op["fault_step"] = task.step
-        done: Line = child.run_one({**op, "faults": faults})
+            child.close()
+            child.fresh()
+            op = Run(
+                until=task.step,
+                save_at=(task.step,),
+                resume=task.what == "rotation",
+                faults=faults,
+                fault_step=task.step,
+            )
+        done: RunResult | SaveResult = child.run_one(op)
         return done
 
-    def arrived(self, found: Line) -> Line:
+    def arrived(self, result: TrialResult, done: RunResult) -> TrialResult:
         """Say what a load gave: the step, and a digest of what the manager holds."""
-        step = found.get("arrived", {}).get("step")
-        leaves = found.get("states", {}).get(str(step), {})
-        return {"step": step, "state": digest_of(leaves, self.task.holds)}
+        step = done.arrived.step if done.arrived else None
+        leaves = done.states.get(step, {}) if step is not None else {}
+        digest = digest_of(messages.whole(leaves), self.task.holds)
+        return structs.replace(result, step=step, state=digest)
 
     def left(self) -> str:
         """Copy what is left, each content once; names of temporary files are taken as equal."""
@@ -228,15 +316,15 @@ class Advancer:
         return name
 
 
-def is_renewed(log: Sequence[Line], call: Line) -> bool:
+def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:
     """Tell whether a file whose sync failed was written anew, and synced, by the same save."""
-    kind = pattern(call["path"])
-    alike = [one for one in log if one["call"] > call["call"] and pattern(one["path"]) == kind]
-    written = [one["call"] for one in alike if one["what"] in WRITING]
-    synced = [one["call"] for one in alike if one["what"] in SYNCING and not one["injected"]]
+    kind = pattern(call.path)
+    later = [one for one in log if one.call > call.call and pattern(one.path) == kind]
+    written = [one.call for one in later if one.what in WRITING]
+    synced = [one.call for one in later if one.what in SYNCING and not one.injected]
     return bool(written and synced and written[0] < synced[-1])
 
 
-def digest_of(leaves: dict[str, Any], holds: Sequence[str]) -> str:
+def digest_of(leaves: messages.Leaves, holds: Sequence[str]) -> str:
     """Give one digest of the components that a manager holds."""
     return blake2b(json.dumps(oracle.held(leaves, holds), sort_keys=True).encode()).hexdigest()

@@ -16,8 +16,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("collecting",)
-
 
 class Collecting(Injector):
     """Hits at the N-th call of a component's `state_dict` during a save."""

@@ -19,8 +19,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("cross-device",)
-
 
 class CrossDevice(Injector):
     """Refuses each rename and link between the directory and any other place."""

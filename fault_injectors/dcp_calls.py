@@ -15,8 +15,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("dcp-save", "dcp-load")
-
 
 class _Call(Injector):
     """Hits at the N-th call of one of the two functions."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from ckpt_conformance.fault_injectors import at_rest
 
-FAULTS = ("dcp-chunk-hole",)
 OF_RANKS = ("hole", "overlap")  # what `edit` does to a tensor of several chunks
 EDIT = f"{__name__}:edit"  # a probe of a child
 _MODULE = "torch.distributed.checkpoint.metadata"

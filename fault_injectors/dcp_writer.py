@@ -15,8 +15,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("dcp-writer",)
-
 
 class DcpWriter(Injector):
     """Hits at the N-th stage of a DCP save below the directory."""

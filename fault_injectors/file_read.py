@@ -19,7 +19,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("file-read",)
 BY_DESCRIPTOR = ("pread", "preadv", "readv")
 
 

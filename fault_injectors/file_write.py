@@ -20,7 +20,6 @@ from ckpt_conformance.fault_injectors.injector import Injector, error_of, length
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("file-write",)
 BY_DESCRIPTOR = ("write", "pwrite", "writev", "sendfile")
 
 

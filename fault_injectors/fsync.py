@@ -17,8 +17,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("fsync",)
-
 
 class Fsync(Injector):
     """Hits at the N-th flush of a file or directory below the root."""

@@ -7,10 +7,12 @@ its own.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import structs
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
@@ -22,20 +24,34 @@ from ckpt_conformance.contract.verdicts import (
     Unknown,
     Violation,
 )
-from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
+from ckpt_conformance.fault_injectors.advancing import (
+    CONTROL,
+    DEADLINE,
+    KINDS,
+    SYSTEM_CALL,
+    CallFault,
+    PlannedTrial,
+    Task,
+    TrialResult,
+    digest_of,
+)
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
-from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED
+from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.syscall_faults import SYNCING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Fault, Leaves
     from ckpt_conformance.subject.subject import Subject
 
+ADVANCE = "ckpt_conformance.fault_injectors.advancing:advance"
 SAVES = ("save", "rotation")
 AGAIN = 2  # of how many trials one is followed by the same save, at the quick budget
 FULL = 3600.0  # seconds that one child may take to try every call
@@ -64,127 +80,145 @@ OPERATIONS = {
 }
 
 
+NO_CALL = SeenCall(call=0, what="")
+
+
 @dataclass(frozen=True)
 class Trial:
     """One fault at one call: what was raised, the tree that is left, and how that resumes."""
 
-    line: Mapping[str, Any]
+    told: TrialResult
     folder: Path | None = None
     result: ProcessResult | None = None
 
     @property
     def kind(self) -> str:
         """What the call failed with."""
-        return str(self.line["kind"])
+        return self.told.kind
 
     @property
-    def args(self) -> dict[str, Any]:
+    def fault(self) -> CallFault:
         """The fault itself."""
-        return dict(self.line["args"])
+        return self.told.fault
 
     @property
-    def spec(self) -> dict[str, object]:
-        """The fault for `Child.arm`."""
-        return fault_injectors.spec("system-call", **self.args)
+    def spec(self) -> Fault:
+        """The fault for an operation."""
+        return fault_injectors.spec("system-call", **self.fault.arguments())
 
     @property
-    def call(self) -> dict[str, Any]:
+    def call(self) -> SeenCall:
         """The call that was hit: name, path, number, size in bytes."""
-        return dict(self.line.get("call", {}))
+        return self.told.call or NO_CALL
 
     @property
-    def error(self) -> dict[str, Any] | None:
+    def error(self) -> Error | None:
         """What the operation raised, or how its process died."""
-        if self.line["exit_kind"] != "ended":
-            told = {"type": self.line["exit_kind"], "message": "the process did not live to raise"}
-            return {**told, "typed": False, "disk": False}
-        found: dict[str, Any] | None = self.line["error"]
-        return found
+        if self.died:
+            return Error(type=self.told.exit_kind, message="the process did not live to raise")
+        return self.told.error
 
     @property
     def is_sync(self) -> bool:
         """Whether a sync was hit."""
-        return self.call.get("what") in SYNCING
+        return self.call.what in SYNCING
 
     @property
     def died(self) -> bool:
         """Whether the process ended, or hung, instead of raising."""
-        return bool(self.line["exit_kind"] != "ended")
+        return self.told.exit_kind is not ExitKind.ENDED
 
     @property
     def name(self) -> str:
         """Say what was hit."""
-        told = "a short write" if self.kind == "short" else self.args.get("error", "")
-        lasting = ", and at every call after it" if self.args.get("persistent") else ""
+        failure = "a short write" if self.kind == "short" else self.fault.error
+        lasting = ", and at every call after it" if self.fault.persistent else ""
         if self.kind == "EINTR" and lasting:
             lasting = ", and at every other call after it"
-        where = f"{self.call.get('what')} of {self.call.get('path') or '.'}"
-        return f"{told} at {where} (call {self.args['at']} of the {self.line['what']}{lasting})"
+        where = f"{self.call.what or None} of {self.call.path or '.'}"
+        number = f"call {self.fault.at} of the {self.told.what}{lasting}"
+        return f"{failure} at {where} ({number})"
+
+
+class Trials(NamedTuple):
+    """The control of an operation, its trials, and what to remark on how many there were."""
+
+    control: TrialResult
+    tried: list[Trial]
+    remark: str
+
+
+TRIALS: Slot[Trials] = Slot("trials of an operation")
+LEGAL: Slot[dict[int, Any]] = Slot("states that may be loaded after a trial of an operation")
 
 
 def trials(subject: Subject, what: str) -> list[Trial]:
     """Give the trials of an operation; raises Unknown where one of them can't be made."""
-    key = f"trials {what}"
-    if key not in subject.notes:
-        operation = OPERATIONS[what]
-        if what == "rotation":
-            subject.need(Capability.RETENTION)
-        lines = advance(subject, operation, operation.sample if subject.budget == "quick" else ())
-        control, *rest = lines
-        require_control(subject, operation, control)
-        subject.notes[f"remark {what}"] = remark(operation, control, rest)
-        fired = [line for line in rest if line.get("fired") or line["exit_kind"] != "ended"]
-        subject.notes[key] = [Trial(line) for line in fired]
-        subject.notes[f"control {what}"] = control
-        if what != "load":
-            subject.notes[key] = resumed(subject, what, fired)
-    subject.remarks[f"{POINTS}{what}"] = subject.notes[f"remark {what}"]
-    found: list[Trial] = subject.notes[key]
-    return found
+    if what == "rotation":
+        subject.need(Capability.RETENTION)
+    made = trials_of(subject, what)
+    subject.remarks[f"{POINTS}{what}"] = made.remark
+    return made.tried
 
 
-def remark(operation: Operation, control: Mapping[str, Any], rest: list[dict[str, Any]]) -> str:
+def trials_of(subject: Subject, what: str) -> Trials:
+    """Give the control and the trials of an operation, made once per adapter."""
+    return subject.once(TRIALS, lambda: _try_all(subject, what), what)
+
+
+def _try_all(subject: Subject, what: str) -> Trials:
+    operation = OPERATIONS[what]
+    control, *rest = advance(
+        subject, operation, operation.sample if subject.budget == "quick" else ()
+    )
+    require_control(subject, operation, control)
+    told = remark(operation, control, rest)
+    fired = [one for one in rest if one.fired or one.exit_kind is not ExitKind.ENDED]
+    tried = [Trial(one) for one in fired] if what == "load" else resumed(subject, what, fired)
+    return Trials(control, tried, told)
+
+
+def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) -> str:
     """Say how many calls were hit; raises Unknown for one that never was."""
-    points = len(control["log"])
+    points = len(control.log)
     injected: dict[bool, set[int]] = {False: set(), True: set()}
-    for line in rest:
-        lasting = bool(line["args"].get("persistent"))
-        if line.get("fired"):
-            if line["kind"] == "EIO":
-                injected[lasting].add(line["args"]["at"])
-        elif line["exit_kind"] == "ended" and line["args"]["at"] <= line["calls"]:
-            raise Unknown(f"the fault did not fire: {Trial(line).name} of {line['calls']}")
+    for trial in rest:
+        if trial.fired:
+            if trial.kind == "EIO":
+                injected[trial.fault.persistent].add(trial.fault.at)
+        elif trial.exit_kind is ExitKind.ENDED and trial.fault.at <= trial.calls:
+            raise Unknown(f"the fault did not fire: {Trial(trial).name} of {trial.calls}")
     if not points:
         raise Unknown(f"no system call of the {operation.what} below the directory was seen")
-    count = sum(1 for line in rest if line.get("fired"))
+    count = sum(1 for trial in rest if trial.fired)
     whole = set(range(1, points + 1))
     if whole <= injected[False] and whole <= injected[True]:
         return f"all {points} failed once and from there on ({count} trials)"
     return f"a sample of {points}: {count} trials"
 
 
-def require_control(subject: Subject, operation: Operation, control: Mapping[str, Any]) -> None:
+def require_control(subject: Subject, operation: Operation, control: TrialResult) -> None:
     """Raise Unknown unless the operation goes well with the supervisor there and no fault."""
-    if control["exit_kind"] != "ended" or control.get("error"):
-        told = control.get("error") or control["exit_kind"]
-        msg = f"control failed: a {operation.what} that is watched and not hit ends: {told}"
-        raise Unknown(msg)
+    if control.exit_kind is not ExitKind.ENDED or control.error:
+        error = control.error and msgspec.to_builtins(control.error)
+        msg = f"control failed: a {operation.what} that is watched and not hit ends: "
+        raise Unknown(f"{msg}{error or control.exit_kind}")
     if operation.what != "load":
-        foreign = [f"{one['call']} of {one['path']}" for one in control.get("unsupported", [])]
+        foreign = [f"{one.call} of {one.path}" for one in control.unsupported]
         if foreign:
             raise Unknown(f"what is written so can't be made to fail: {', '.join(foreign[:3])}")
         return
     golden = subject.golden()
     newest = digest_of(subject.legal(golden)[operation.step], sorted(subject.holds))
-    if (control["step"], control["state"]) != (operation.step, newest):
+    if (control.step, control.state) != (operation.step, newest):
         msg = "control failed: a load that is watched and not hit gives another state"
-        raise Unknown(f"{msg} (step {control['step']})")
+        raise Unknown(f"{msg} (step {control.step})")
 
 
 def advance(
-    subject: Subject, operation: Operation, sample: tuple[int, ...], *faults: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Run trials, in further children where one dies of a trial; the first line is the control."""
+    subject: Subject, operation: Operation, sample: tuple[int, ...], *planned: PlannedTrial
+) -> list[TrialResult]:
+    """Run trials, in further children where one dies of a trial; the first is the control."""
     golden = subject.golden()
     folder = subject.folder / "injected" / operation.what
     folder.mkdir(parents=True, exist_ok=True)
@@ -195,48 +229,51 @@ def advance(
         step=operation.step,
         keep=str(folder / "left"),
         out=str(out),
-        holds=sorted(subject.holds),
+        holds=tuple(sorted(subject.holds)),
         reading=operation.what == "load",
         keep_last=operation.keep_last,
         kinds=operation.kinds,
         sample=sample,
-        trials=faults,
+        trials=planned,
         again=AGAIN if sample else 1,
         seed=subject.seed,
         fork=subject.info.isolation == "fork",
     )
-    lines: list[dict[str, Any]] = []
+    made: list[TrialResult] = []
     while True:
         out.unlink(missing_ok=True)
-        done = [line["key"] for line in lines if line["kind"] != "control"]
-        result = live(subject, task, done)
-        known = {line["key"] for line in lines}
-        lines += [line for line in read(out, result) if line["key"] not in known]
-        if result.exit_kind == "ended" and not result.error and lines:
-            return lines
-        if task.fork or not lines or lines[-1]["exit_kind"] == "ended":
+        done = tuple(trial.key for trial in made if trial.kind != CONTROL)
+        result = try_on(subject, structs.replace(task, done=done))
+        known = {trial.key for trial in made}
+        made += [trial for trial in read(out, result) if trial.key not in known]
+        if result.went_well and made:
+            return made
+        if task.fork or not made or made[-1].exit_kind is ExitKind.ENDED:
             raise Unknown(reason(subject, result))
 
 
-def live(subject: Subject, task: Task, done: list[str]) -> ProcessResult:
+def try_on(subject: Subject, task: Task) -> ProcessResult:
     """Run one child that tries faults."""
-    probe = "ckpt_conformance.fault_injectors.advancing:advance"
-    op = {"op": "probe", "probe": probe, "args": {**asdict(task), "done": done}}
+    arguments: messages.Arguments = {
+        "injector": SYSTEM_CALL,
+        "reading": task.reading,
+        "task": msgspec.to_builtins(task),
+    }
     seed = OTHER_SEED if task.what == "load" else JOB_SEED
     few = sum(task.sample) + len(task.trials)
-    return subject.execute(op, seed=seed, deadline=DEADLINE * (few + 2) if few else FULL)
+    deadline = DEADLINE * (few + 2) if few else FULL
+    return subject.execute(Probe(probe=ADVANCE, args=arguments), seed=seed, deadline=deadline)
 
 
-def read(out: Path, result: ProcessResult) -> list[dict[str, Any]]:
-    """Read lines; one that was begun and has no end is that of a child which died of it."""
+def read(out: Path, result: ProcessResult) -> list[TrialResult]:
+    """Read results; one that was begun and has no end is that of a child which died of it."""
     text = out.read_text() if out.exists() else ""
-    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-    found = [line for line in lines if not line.get("begin")]
-    if lines and lines[-1].get("begin"):
-        found.append(
-            {**lines[-1], "exit_kind": result.exit_kind, "fired": 0, "calls": 0, "log": []}
-        )
-    return found
+    lines = text.rpartition("\n")[0].splitlines()
+    said = [messages.decode(line, TrialResult) for line in lines]
+    ended = [trial for trial in said if not trial.begins]
+    if said and said[-1].begins:
+        ended.append(structs.replace(said[-1], begins=False, exit_kind=result.exit_kind))
+    return ended
 
 
 def reason(subject: Subject, result: ProcessResult) -> str:
@@ -250,49 +287,45 @@ def reason(subject: Subject, result: ProcessResult) -> str:
 # -- what is left ------------------------------------------------------------------------------
 
 
-def resumed(subject: Subject, what: str, lines: list[dict[str, Any]]) -> list[Trial]:
+def resumed(subject: Subject, what: str, results: list[TrialResult]) -> list[Trial]:
     """Resume from what each trial left, each content once."""
     keep = subject.folder / "injected" / what / "left"
-    names = {line["left"]: keep / line["left"] for line in lines if "left" in line}
-    results = dict(zip(names, in_batch(subject, list(names.values())), strict=True))
-    return [
-        Trial(line, names.get(line.get("left", "")), results.get(line.get("left", "")))
-        for line in lines
-    ]
+    names = {one.left: keep / one.left for one in results if one.left}
+    loads = dict(zip(names, in_batch(subject, list(names.values())), strict=True))
+    return [Trial(one, names.get(one.left), loads.get(one.left)) for one in results]
 
 
 def in_batch(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
     """Resume from each directory: in one child, or in a child of its own where that one died."""
-    found = recover_in_batch(subject, [Case(folder) for folder in folders]) if folders else []
+    batch = recover_in_batch(subject, [Case(folder) for folder in folders]) if folders else []
     results: list[ProcessResult] = []
-    for folder, result in zip(folders, found, strict=True):
+    for folder, result in zip(folders, batch, strict=True):
         if result is None:
             trees.materialize(folder, subject.root)
         results.append(subject.resume() if result is None else result)
     return results
 
 
-def legal(subject: Subject, what: str) -> dict[int, Any]:
-    """Give the states that may be served: those of before, and the one of an undisturbed save."""
-    operation, key = OPERATIONS[what], f"legal {what}"
-    golden = subject.golden()
-    if key not in subject.notes:
-        trials(subject, what)
-        trees.materialize(control_folder(subject, what), subject.root)
-        result = subject.resume()
-        step, state = oracle.arrival(result)
-        if step != operation.step:
-            told = subject.tell(result)
-            msg = f"control failed: the {what} that was watched and not hit gives {told}"
-            raise Unknown(msg)
-        subject.notes[key] = {**subject.legal(golden, *operation.before), step: state}
-    found: dict[int, Any] = subject.notes[key]
-    return found
+def legal(subject: Subject, what: str) -> dict[int, Leaves]:
+    """Give the states that may be loaded: those of before, and the one of an undisturbed save."""
+    return subject.once(LEGAL, lambda: _legal(subject, what), what)
+
+
+def _legal(subject: Subject, what: str) -> dict[int, Leaves]:
+    operation, golden = OPERATIONS[what], subject.golden()
+    trials(subject, what)
+    trees.materialize(control_folder(subject, what), subject.root)
+    result = subject.resume()
+    step, state = oracle.arrival(result)
+    if step != operation.step:
+        msg = f"control failed: the {what} that was watched and not hit gives "
+        raise Unknown(f"{msg}{subject.tell(result)}")
+    return {**subject.legal(golden, *operation.before), step: state}
 
 
 def control_folder(subject: Subject, what: str) -> Path:
     """Give what a save leaves that was watched and not hit."""
-    left = str(subject.notes[f"control {what}"]["left"])
+    left = trials_of(subject, what).control.left
     return subject.folder / "injected" / what / "left" / left
 
 
@@ -310,17 +343,16 @@ def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
 
 def again(subject: Subject, what: str, trial: Trial) -> Trial:
     """Make a trial once more, in a child of its own; nothing that came before can matter."""
-    fault = {"kind": trial.kind, "args": trial.args}
-    found = advance(subject, OPERATIONS[what], (), fault)[-1]
-    if found["kind"] == "control" or not (found.get("fired") or found["exit_kind"] != "ended"):
+    told = advance(subject, OPERATIONS[what], (), PlannedTrial(trial.kind, trial.fault))[-1]
+    if told.kind == CONTROL or not (told.fired or told.exit_kind is not ExitKind.ENDED):
         raise Unknown(f"the fault does not fire again: {trial.name}")
     if what == "load":
-        return Trial(found)
-    folder = subject.folder / "injected" / what / "left" / str(found.get("left", "none"))
+        return Trial(told)
+    folder = subject.folder / "injected" / what / "left" / (told.left or "none")
     if not folder.exists():
-        return Trial(found)
+        return Trial(told)
     trees.materialize(folder, subject.root)
-    return Trial(found, folder, subject.resume())
+    return Trial(told, folder, subject.resume())
 
 
 def applicable(subject: Subject, whats: Collection[str] = SAVES) -> list[str]:
@@ -337,7 +369,7 @@ def applicable(subject: Subject, whats: Collection[str] = SAVES) -> list[str]:
 
 def tally(found: Collection[Trial]) -> dict[str, int]:
     """Count trials by what was hit, for evidence."""
-    return dict(Counter(f"{one.kind} at {one.call.get('what')}" for one in found))
+    return dict(Counter(f"{one.kind} at {one.call.what or None}" for one in found))
 
 
 # -- judging -----------------------------------------------------------------------------------
@@ -346,9 +378,9 @@ def tally(found: Collection[Trial]) -> dict[str, int]:
 def untyped(_: str, trial: Trial) -> str:
     """Say which type an error has that tells nobody that it is one of the disk."""
     error = trial.error
-    if not error or trial.died or error["typed"] or error["disk"]:
+    if not error or trial.died or error.typed or error.disk:
         return ""
-    return f"{trial.name} is raised as {error['type']}: {error['message'][:200]}"
+    return f"{trial.name} is raised as {error.type}: {error.message[:200]}"
 
 
 def require(
@@ -366,7 +398,10 @@ def require(
         if not message:
             told = f"{wrong[0].name} does harm among other trials, and none alone"
             raise Unknown(f"order dependence: {told}")
-        evidence: dict[str, Any] = {"call": trial.call, "error": trial.error}
+        evidence: dict[str, Any] = {
+            "call": structs.asdict(trial.call) if trial.told.call else {},
+            "error": msgspec.to_builtins(trial.error),
+        }
         evidence["where else"] = tally(wrong)
         if trial.result is not None:
             evidence |= subject.evidence(trial.result)

@@ -9,32 +9,45 @@ TMPDIR is on another file system.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
 from ckpt_conformance.fault_injectors import injector
-from ckpt_conformance.fault_injectors.points import WHOLE_FILES, WRITERS, points, survey
+from ckpt_conformance.fault_injectors.points import WHOLE_FILES, WRITERS, Point, points, survey
+from ckpt_conformance.harness.messages import Leaves, RunResult
 from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject.subject import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Arguments, Fault
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
 ELSEWHERE = " elsewhere"
+
+
+class Surveyed(NamedTuple):
+    """The points of a save, and whether it renames from or to a place outside the directory."""
+
+    points: list[Point]
+    crosses: bool
+
+
+SURVEYED: Slot[Surveyed] = Slot("points of a save")
+OVERWRITTEN: Slot[Leaves] = Slot("what loads after another job has saved step 4 again")
 OTHER = 23  # the seed of the job that saves step 4 over another job's step 4
 
 
-def save(subject: Subject, name: str, faults: Sequence[dict[str, object]]) -> ProcessResult:
+def save(subject: Subject, name: str, faults: Sequence[Fault]) -> ProcessResult:
     """Run the job of a kind until it has saved step 4, with faults armed from that save on."""
     first = [fault_injectors.spec("cross-device")] if name.endswith(ELSEWHERE) else []
-    given: dict[str, Any] = {"faults": [*first, *faults], "fault_step": NEWEST}
+    given: Arguments = {"faults": [*first, *faults], "fault_step": NEWEST}
     if name.startswith("new"):
         trees.clear(subject.root)
         return subject.run(NEWEST, (OLDER, NEWEST), **given)
@@ -44,25 +57,30 @@ def save(subject: Subject, name: str, faults: Sequence[dict[str, object]]) -> Pr
 
 def points_of(subject: Subject, name: str) -> list[Point]:
     """List the points of the save, counted once per adapter."""
-    key = f"points {name}"
-    if key not in subject.notes:
-        keep = subject.folder / "kept" / name
-        trees.clear(keep)
-        result = save(subject, name, survey(keep))
-        if result.exit_kind != "ended" or result.error:
-            _give_up(name, subject.tell(result))
-        after = injector.fingerprint(subject.root)
-        trees.materialize(subject.root, keep / injector.identity(after))
-        trees.materialize(subject.root, subject.folder / f"whole {name}")
-        counted = result.result("run")["faults"]
-        subject.notes[key] = points([one for one in counted if one["name"] in WRITERS], after)
-        crossed = [one["fired"] for one in counted if one["name"] not in WRITERS]
-        subject.notes[f"crossed {name}"] = sum(crossed)
-    found: list[Point] = subject.notes[key]
+    found = _surveyed(subject, name).points
     if not found:
         msg = "no call of the save was seen: its writer is native, and not among those watched"
         raise Unknown(msg)
     return found
+
+
+def _surveyed(subject: Subject, name: str) -> Surveyed:
+    return subject.once(SURVEYED, lambda: _survey(subject, name), name)
+
+
+def _survey(subject: Subject, name: str) -> Surveyed:
+    keep = subject.folder / "kept" / name
+    trees.clear(keep)
+    result = save(subject, name, survey(keep))
+    if not result.went_well:
+        _give_up(name, subject.tell(result))
+    after = injector.fingerprint(subject.root)
+    trees.materialize(subject.root, keep / injector.identity(after))
+    trees.materialize(subject.root, subject.folder / f"whole {name}")
+    counted = result.of(RunResult).faults
+    found = points([report for report in counted if report.name in WRITERS], after)
+    crossed = sum(report.fired for report in counted if report.name not in WRITERS)
+    return Surveyed(found, crosses=bool(crossed))
 
 
 def crosses(subject: Subject, name: str) -> bool:
@@ -71,7 +89,7 @@ def crosses(subject: Subject, name: str) -> bool:
         points_of(subject, name)
     except NotApplicable:
         return False
-    return bool(subject.notes[f"crossed {name}"])
+    return _surveyed(subject, name).crosses
 
 
 def crash_state(subject: Subject, name: str, point: Point) -> Path:
@@ -113,16 +131,17 @@ def overwrites(subject: Subject) -> bool:
         return False
 
 
-def overwritten(subject: Subject) -> dict[str, Any]:
+def overwritten(subject: Subject) -> Leaves:
     """Give the state that a load gives after the other job has saved step 4, unharmed."""
-    if "overwritten" not in subject.notes:
-        points_of(subject, "same")
-        trees.materialize(subject.folder / "whole same", subject.root)
-        result = subject.resume()
-        step, state = oracle.arrival(result)
-        if step != NEWEST:
-            told = subject.tell(result)
-            raise control_failed(f"an unharmed second save of step {NEWEST} gives {told}")
-        subject.notes["overwritten"] = state
-    found: dict[str, Any] = subject.notes["overwritten"]
-    return found
+    return subject.once(OVERWRITTEN, lambda: _overwritten(subject))
+
+
+def _overwritten(subject: Subject) -> Leaves:
+    points_of(subject, "same")
+    trees.materialize(subject.folder / "whole same", subject.root)
+    result = subject.resume()
+    step, state = oracle.arrival(result)
+    if step != NEWEST:
+        message = f"an unharmed second save of step {NEWEST} gives {subject.tell(result)}"
+        raise control_failed(message)
+    return state

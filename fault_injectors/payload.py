@@ -1,8 +1,8 @@
 """Where a checkpoint keeps its payload, found without knowing the manager.
 
 Models: nothing; it aims. The bytes of live tensors (`Golden.payload_samples`) are searched in the
-files, so a fault can hit a weight and not a comment. Files that belong to one step are those that its save
-made or changed.
+files, so a fault can hit a weight and not a comment. Files that belong to one step are those that
+its save made or changed.
 Does not model: compressed, encrypted or re-encoded payloads; there the middle of the largest file
 stands in, and the place says so (`found` is False).
 Proof: a place is the position where a tensor's first bytes were read from the file.

@@ -16,8 +16,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("rename",)
-
 
 class Rename(Injector):
     """Hits at the N-th rename whose source or target lies below the directory."""

@@ -17,8 +17,6 @@ from ckpt_conformance.fault_injectors.whole_file import WholeFile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("safetensors-save",)
-
 
 class SafetensorsSave(WholeFile):
     """Hits at the N-th `save_file` below the directory; idle where safetensors is not loaded."""

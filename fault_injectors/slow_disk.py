@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.injector import Injector
     from ckpt_conformance.harness.messages import Arguments, SeenCall
 
-FAULTS = ("slow-disk",)
 PEER = f"{__name__}:Peer"
 WATCHED = "watched"
 TOLD = ("acknowledged", "failed")

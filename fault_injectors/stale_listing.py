@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract.journal import ChildJournal
 
-FAULTS = ("stale-listing",)
-
 
 class StaleListing(Injector):
     """Leaves names out of listings; with `lookups` they can't be opened or examined either."""

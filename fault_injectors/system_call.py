@@ -8,14 +8,17 @@ Proof: `fired`, the list of calls, and an event in the journal before the fault.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.messages import FaultReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
+    from ckpt_conformance.harness.messages import SeenCall, UnsupportedCall
 
 
 class SystemCall:
@@ -36,8 +39,8 @@ class SystemCall:
         """Keep the arguments; the supervisor knows the directory."""
         self.root, self.journal, self.fault = root, journal, fault
         self.calls, self.fired = 0, 0
-        self.log: list[dict[str, Any]] = []
-        self.unsupported: list[dict[str, Any]] = []  # calls that write and can't be hit
+        self.log: tuple[SeenCall, ...] = ()
+        self.unsupported: tuple[UnsupportedCall, ...] = ()  # calls that write and can't be hit
         own = os.readlink(f"/proc/self/fd/{journal.descriptor}")  # noqa: PTH115
         self.report = f"{own}.calls"
 
@@ -50,16 +53,16 @@ class SystemCall:
         """Have the supervisor stop, and read what it saw."""
         self.journal.note("system-calls-disarmed", report=self.report)
         found = self._read()
-        self.calls, self.fired, self.log = found["calls"], found["fired"], found["log"]
-        self.unsupported = found["unsupported"]
+        self.calls, self.fired, self.log = found.calls, found.fired, found.log
+        self.unsupported = found.unsupported
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> FaultReport:
         """Read the report, which the supervisor wrote before our note was let through."""
         try:
             with open(self.report, encoding="utf-8") as file:  # noqa: PTH123
-                found: dict[str, Any] = json.load(file)
+                found = messages.decode(file.read(), FaultReport)
         except FileNotFoundError:
-            msg = "this child has no supervisor: faults at system calls need one (crash/supervised)"
+            msg = "this child has no supervisor: faults at system calls need one (see trace/)"
             raise RuntimeError(msg) from None
         os.unlink(self.report)  # noqa: PTH108
         return found

@@ -15,8 +15,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("torch-load",)
-
 
 class TorchLoad(Injector):
     """Hits at the N-th `torch.load` below the directory."""

@@ -16,8 +16,6 @@ from ckpt_conformance.fault_injectors.whole_file import WholeFile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("torch-save",)
-
 
 class TorchSave(WholeFile):
     """Hits at the N-th `torch.save` below the directory."""

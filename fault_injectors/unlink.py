@@ -16,8 +16,6 @@ from ckpt_conformance.fault_injectors.injector import Injector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = ("unlink",)
-
 
 class Unlink(Injector):
     """Hits at the N-th deletion below the directory."""

@@ -1,7 +1,7 @@
 """The saving half of the manager: capture, write, publish.
 
 The order of these steps is the commit protocol. A crash between any two of them leaves either the
-old checkpoint or the new one, whole (bugs.md A01 to A14).
+old checkpoint or the new one, whole (A01 to A14).
 """
 
 from __future__ import annotations

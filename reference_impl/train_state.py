@@ -1,6 +1,6 @@
 """What is neither model nor optimizer: step, tokens, generators, scheduler, data position, extra.
 
-The keys and the two entry points are those of KempnerForge's train state (checklist K001-K016).
+The keys and the two entry points are those of KempnerForge's train state (K001-K004, K014-K016).
 Two things differ from the document, on purpose: `extra` has a namespace of its own, because a
 user's key named `step` replaced the step (KX4), and generators are written as tensors and plain
 types, because a safe load refuses NumPy's (M01). The documented flat form is accepted on read.

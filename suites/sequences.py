@@ -19,7 +19,7 @@ from msgspec import structs
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Violation
-from ckpt_conformance.harness.messages import Close, ExitKind, Options, Run, RunResult
+from ckpt_conformance.harness.messages import Close, ExitKind, Options, Run, RunResult, whole
 from ckpt_conformance.subject import names, oracle
 
 if TYPE_CHECKING:
@@ -395,7 +395,9 @@ class Execution:
         if step != expects.step:
             self.leave(f"a load gives step {step} instead of {expects.step}", process_result)
         if result.arrived:
-            self.compare(result.states[expects.step], expects.step, {expects.run}, process_result)
+            self.compare(
+                whole(result.states[expects.step]), expects.step, {expects.run}, process_result
+            )
 
     def judge(self, result: ProcessResult, may: set[int], *, can_refuse: bool) -> None:
         """Judge a load that has several legal outcomes."""

@@ -6,9 +6,20 @@ looks at the first training step after the load: what is set up after the load m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.harness.messages import (
+    Close,
+    LeavesResult,
+    Load,
+    Probe,
+    ProbeResult,
+    ReadLeaves,
+    RunResult,
+    Save,
+    Train,
+)
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
@@ -31,7 +42,7 @@ def test_trained_parameters_are_the_saved_ones(subject: Subject) -> None:
     """Trained parameters arrive at the first training step with the bits that were saved.
 
     Why: adapters were loaded and then initialised anew; a prefix on every key made a resume load
-    nothing, without a word (M06, M05, checklist M021).
+    nothing, without a word (M06, M05, M021).
     How: resume into a job of another seed; compare each parameter bit for bit.
     """
     resumption.identity(
@@ -105,9 +116,10 @@ def test_tied_parameters_are_still_tied(subject: Subject) -> None:
     """
     resumption.arrive(subject)
     golden = subject.golden()
-    found = resumption.resumed(subject, golden).result("run")["arrived"]["ties"]
-    if found != golden.ties:
-        raise Violation("ties are lost", evidence={"before": golden.ties, "after": found})
+    arrived = resumption.resumed(subject, golden).of(RunResult).arrived
+    ties = arrived.ties if arrived else []
+    if ties != golden.ties:
+        raise Violation("ties are lost", evidence={"before": golden.ties, "after": ties})
 
 
 @check("CKC-RTRP-006")
@@ -115,7 +127,7 @@ def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
     """What a module gives by get_extra_state comes back.
 
     Why: fp8 recipes keep their amax history there; a loader that passes over what is no tensor
-    restarts the history, and the scales with it (K05, checklist M046).
+    restarts the history, and the scales with it (K05, M046).
     How: a model that keeps an amax history, compared at the first training step.
     """
     resumption.identity(
@@ -137,11 +149,10 @@ def test_live_state_does_not_alias_the_file(subject: Subject) -> None:
     """
     resumption.arrive(subject)
     subject.materialize(subject.golden())
-    ops = [{"op": "load"}, {"op": "leaves"}]
-    ops += [{"op": "probe", "probe": "ckpt_conformance.harness.probes:scribble"}, {"op": "leaves"}]
-    result = subject.execute(*ops, seed=OTHER_SEED)
-    before, after = (result.result("leaves", index).get("value") for index in (0, 1))
-    if not result.result("probe").get("value"):
+    scribble = Probe(probe="ckpt_conformance.harness.probes:scribble")
+    result = subject.execute(Load(), ReadLeaves(), scribble, ReadLeaves(), seed=OTHER_SEED)
+    before, after = (result.of(LeavesResult, index).leaves for index in (0, 1))
+    if not result.of(ProbeResult).value:
         raise Unknown(f"no byte was overwritten: {subject.tell(result)}")
     if not before or before != after:
         differs = oracle.differences(after or {}, before or {}, subject.holds)
@@ -162,8 +173,8 @@ def test_what_was_loaded_can_be_saved_again(subject: Subject) -> None:
     resumption.control(test_tied_parameters_are_still_tied, subject, "CKC-RTRP-005")
     _, wanted = resumption.arrive(subject)
     subject.materialize(subject.golden())
-    saving = subject.execute({"op": "load"}, {"op": "save"}, {"op": "close"}, seed=OTHER_SEED)
-    if saving.exit_kind != "ended" or saving.error:
+    saving = subject.execute(Load(), Save(), Close(), seed=OTHER_SEED)
+    if not saving.went_well:
         raise Violation(
             "a job cannot save over the step it has just loaded", evidence=subject.evidence(saving)
         )
@@ -181,7 +192,7 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
     """The step that a load returns is the step of the state that it gives, also after a resume.
 
     Why: a closure read the step when it ran, so the tracker named a later one (B02); a counter
-    that a resume froze went into every later checkpoint (H13, checklist M022).
+    that a resume froze went into every later checkpoint (H13, M022).
     How: resume, train on, save; resume again; compare the state with that at the save, then the
     step.
     """
@@ -195,7 +206,7 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
         )
     result = subject.resume()
     step, arrived = oracle.arrival(result)
-    wanted = saving.result("run").get("final", {})
+    wanted = saving.of(RunResult).final or {}
     if not arrived or not oracle.same(arrived, wanted, {"model"}):
         raise model_trouble(subject)
     if step != NEWEST:
@@ -274,7 +285,7 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
     How: save at 4, train to 6, load, train on, all in one child.
     """
     resumption.needs_mid_epoch(subject)
-    result = subject.run(6, (NEWEST,), then=[{"op": "load"}, {"op": "train", "n": 4}])
+    result = subject.run(6, (NEWEST,), then=[Load(), Train(n=4)])
     _follow_ops(subject, result, "a job that rolled back leaves the unbroken run")
 
 
@@ -288,9 +299,7 @@ def test_loading_twice_is_loading_once(subject: Subject) -> None:
     """
     resumption.needs_mid_epoch(subject)
     subject.materialize(subject.golden())
-    load: dict[str, Any] = {"op": "load"}
-    ops = [load, load, {"op": "train", "n": 4}]
-    result = subject.execute(*ops, seed=OTHER_SEED)
+    result = subject.execute(Load(), Load(), Train(n=4), seed=OTHER_SEED)
     _follow_ops(subject, result, "a job that was loaded twice leaves the unbroken run")
 
 
@@ -303,7 +312,7 @@ def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
     """Whatever a job is made of, its resumed run makes the records of the unbroken one.
 
     Why: state that only some models and optimizers have, such as fp32 masters of bf16 parameters,
-    a second optimizer or extra state, shows in the steps that follow (K01, K03, checklist M043).
+    a second optimizer or extra state, shows in the steps that follow (K01, K03, M043).
     How: jobs with fp32 masters, two optimizers, batch norm and attention; a resume in each.
     """
     resumption.needs_mid_epoch(subject)

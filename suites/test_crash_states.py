@@ -46,5 +46,5 @@ def test_after_every_kill_the_job_goes_on(subject: Subject) -> None:
     How: of the crash states of a kill take one of each kind; resume, train, save the same step and
     the next, restart in a new process, load.
     """
-    for told in verdicts.unusable(subject, MODELS):
-        raise Violation(told)
+    for finding in verdicts.unusable(subject, MODELS):
+        raise Violation(finding)

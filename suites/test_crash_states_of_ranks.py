@@ -41,6 +41,6 @@ def test_a_lost_node_costs_no_acknowledged_step(subject: Subject) -> None:
     try:
         verdicts.require_clean(subject, names, ("ranks",), explore=explored_of_ranks)
     except Violation as error:
-        told = f"no node has to be lost for that (see CKC-RANK-002): {error}"
-        raise NotApplicable(told) from None
+        reason = f"no node has to be lost for that (see CKC-RANK-002): {error}"
+        raise NotApplicable(reason) from None
     verdicts.require_clean(subject, names, ("node-loss",), explore=explored_of_ranks)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import at_rest, payload, points
+from ckpt_conformance.harness.messages import (
+    Fresh,
+    LeavesResult,
+    Load,
+    LoadResult,
+    Materialize,
+    ReadLeaves,
+    Train,
+)
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -20,9 +29,11 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.at_rest import Cut, Damage
     from ckpt_conformance.fault_injectors.payload import Place
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp
     from ckpt_conformance.subject.subject import Golden, Subject
 
-    Fault = Callable[[Path], Damage]
+    Fault = Callable[[Path], Damage]  # does damage to a directory
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST = 2, 4
@@ -39,8 +50,10 @@ def damaged(subject: Subject, faults: Sequence[Fault]) -> list[tuple[Damage, Cas
     return made
 
 
-def outcomes(subject: Subject, cases: Sequence[Case], allowed: set[Outcome]) -> list[Any]:
-    """Resume from each directory; give (outcome, ending) of each."""
+def outcomes(
+    subject: Subject, cases: Sequence[Case], allowed: set[Outcome]
+) -> list[tuple[Outcome, ProcessResult]]:
+    """Resume from each directory; give the outcome of each, and how its child ended."""
     legal = subject.legal(subject.golden())
     judge = partial(subject.classify, newest=NEWEST, acknowledged=(OLDER, NEWEST))
     results = resume_each(subject, cases, lambda result: judge(result, legal) in allowed)
@@ -51,18 +64,21 @@ def never_served(subject: Subject, faults: Sequence[Fault]) -> None:
     """Apply faults one at a time to a whole directory; none may be served, and all are tried."""
     made = damaged(subject, faults)
     legal = subject.legal(subject.golden())
-    silent: list[dict[str, Any]] = []
-    found = outcomes(subject, [case for _, case in made], NEVER_WRONG)
-    for (damage, _), (outcome, result) in zip(made, found, strict=True):
-        if outcome not in NEVER_WRONG:
-            step, _ = oracle.arrival(result)
-            told = subject.evidence(result, legal.get(step or 0), outcome=str(outcome))
-            silent.append({"damage": damage.to_json(), **told})
-    if silent:
-        first = silent[0]
-        message = f"{first['damage']['fault']} of {first['damage']['file']}: {first['outcome']}"
-        rate = (len(silent), len(faults))
-        raise Violation(message, evidence={"first": first}, rate=rate)
+    resumed = outcomes(subject, [case for _, case in made], NEVER_WRONG)
+    wrong = [
+        (damage, outcome, result)
+        for (damage, _), (outcome, result) in zip(made, resumed, strict=True)
+        if outcome not in NEVER_WRONG
+    ]
+    if wrong:
+        damage, outcome, result = wrong[0]
+        step, _ = oracle.arrival(result)
+        evidence = subject.evidence(result, legal.get(step or 0), outcome=str(outcome))
+        raise Violation(
+            f"{damage.fault} of {damage.file}: {outcome}",
+            evidence={"first": {"damage": damage.to_json(), **evidence}},
+            rate=(len(wrong), len(faults)),
+        )
 
 
 def newest_files(subject: Subject) -> list[str]:
@@ -87,11 +103,11 @@ def test_damaged_payload_is_never_served(subject: Subject) -> None:
     run silently from weights that nobody saved (O01, O02).
     How: flip one bit, flip several, zero a block, swap blocks, where tensors lie; resume.
     """
-    rng, found = subject.rng, payload_of(subject)
+    rng, places = subject.rng, payload_of(subject)
     tries = 60 if subject.budget == "full" else 6
-    place, long = rng.choice(found), max(found, key=lambda each: each.length)
+    place, long = rng.choice(places), max(places, key=lambda place: place.length)
     faults: list[Fault] = [
-        partial(at_rest.flip_bits, place=rng.choice(found), rng=rng) for _ in range(tries)
+        partial(at_rest.flip_bits, place=rng.choice(places), rng=rng) for _ in range(tries)
     ]
     faults += [
         partial(at_rest.flip_bits, place=place, rng=rng, bits=9),
@@ -122,13 +138,13 @@ def counterparts(golden: Golden) -> dict[str, str]:
     """Map files of the newest step to the files of the older one that play the same part."""
     older = payload.names(golden.snapshot(OLDER))
     newer = payload.of_step(golden, NEWEST)
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for name in newer:
-        alike = [each for each in older if points.pattern(each) == points.pattern(name)]
+        alike = [old for old in older if points.pattern(old) == points.pattern(name)]
         same = [name] if name in older else alike
         if len(same) == 1 and _differ(golden, same[0], name):
-            found[name] = same[0]
-    return found
+            pairs[name] = same[0]
+    return pairs
 
 
 def _differ(golden: Golden, older: str, newer: str) -> bool:
@@ -177,9 +193,9 @@ def test_edited_metadata_is_never_served_wrong(subject: Subject) -> None:
     How: change a number or a name in each JSON file of the newest step, break its UTF-8; resume.
     """
     rng = subject.rng
-    found = at_rest.json_files(subject.golden().snapshot(NEWEST), newest_files(subject))
+    names = at_rest.json_files(subject.golden().snapshot(NEWEST), newest_files(subject))
     faults: list[partial[Damage]] = []
-    for name in subject.sample(found, 3):
+    for name in subject.sample(names, 3):
         edit: partial[Damage] = partial(at_rest.edit_json, file=name, rng=rng)
         faults += [
             partial(edit, what="number", key_like="step"),
@@ -210,8 +226,8 @@ def test_where_nothing_is_whole_the_load_refuses(subject: Subject) -> None:
     """
     large = {place.file for step in (OLDER, NEWEST) for place in payload_of(subject, step)}
     made = damaged(subject, [partial(cut_all, only=large), partial(cut_all, only=None)])
-    found = outcomes(subject, [case for _, case in made], set(REFUSALS))
-    for what, (outcome, result) in zip(("its payload", "every file"), found, strict=True):
+    resumed = outcomes(subject, [case for _, case in made], set(REFUSALS))
+    for what, (outcome, result) in zip(("its payload", "every file"), resumed, strict=True):
         if outcome not in REFUSALS:
             message = f"of every step {what} is cut in half, and the load does not refuse"
             raise Violation(f"{message}: {outcome}", evidence=subject.evidence(result))
@@ -219,8 +235,8 @@ def test_where_nothing_is_whole_the_load_refuses(subject: Subject) -> None:
 
 def cut_all(folder: Path, only: set[str] | None) -> Damage:
     """Cut all files of some names in half; gives the last."""
-    found = [n for n in payload.names(folder) if (folder / n).stat().st_size > 1]
-    return [at_rest.truncate(folder, n, "half") for n in found if only is None or n in only][-1]
+    names = [n for n in payload.names(folder) if (folder / n).stat().st_size > 1]
+    return [at_rest.truncate(folder, n, "half") for n in names if only is None or n in only][-1]
 
 
 @check("CKC-CORR-006")
@@ -237,8 +253,8 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
     cuts = [partial(at_rest.truncate, file=file, cut=cut) for cut in ("half", "len-1")]
     made = damaged(subject, cuts)
     legal = subject.legal(subject.golden())
-    found = outcomes(subject, [case for _, case in made], {Outcome.LOST_STEP})
-    for (damage, _), (_, result) in zip(made, found, strict=True):
+    resumed = outcomes(subject, [case for _, case in made], {Outcome.LOST_STEP})
+    for (damage, _), (_, result) in zip(made, resumed, strict=True):
         subject.judge(
             result,
             legal,
@@ -269,30 +285,29 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
     """
     golden = subject.golden()
     pairs = counterparts(golden)
-    ops: list[dict[str, Any]] = []
+    ops: list[AnyOp] = []
     tried = subject.sample(spoilt(subject, sorted(pairs)), 4)
     for at, (name, cut) in enumerate(tried):
         folder = subject.scratch / str(at)
         trees.materialize(golden.snapshot(NEWEST), folder)
-        for each in {name, pairs[name]} & set(payload.names(folder)):
-            spoil(golden, folder, each, cut=cut, rng=subject.rng)
-        ops += [
-            {"op": "materialize", "tree": str(folder)},
-            {"op": "fresh"},
-            {"op": "train", "n": 1},
-        ]
-        ops += [{"op": "leaves"}, {"op": "load", "continue": True}, {"op": "leaves"}]
+        for file in {name, pairs[name]} & set(payload.names(folder)):
+            spoil(golden, folder, file, cut=cut, rng=subject.rng)
+        ops += [Materialize(tree=str(folder)), Fresh(), Train(n=1)]
+        ops += [ReadLeaves(), Load(go_on=True), ReadLeaves()]
     result = subject.execute(*ops, seed=OTHER_SEED)
     refused = 0
     for at, (name, _) in enumerate(tried):
-        if "error" not in result.result("load", at):
+        error = result.of(LoadResult, at).error
+        if error is None:
             continue
         refused += 1
-        before, after = (result.result("leaves", 2 * at + i).get("value", {}) for i in (0, 1))
+        before, after = (result.of(LeavesResult, 2 * at + i).leaves or {} for i in (0, 1))
         changed = oracle.differences(before, after, subject.holds)
         if changed:
-            told = {"error": result.result("load", at)["error"]["message"], "changed": changed}
-            raise Violation(f"{name} is damaged: the refused load changed the job", evidence=told)
+            raise Violation(
+                f"{name} is damaged: the refused load changed the job",
+                evidence={"error": error.message, "changed": changed},
+            )
     if not refused:
         silent = (test_a_file_cut_short_is_never_served, test_damaged_payload_is_never_served)
         reason = f"no damage is refused: {subject.tell(result)}"
@@ -311,5 +326,5 @@ def spoil(golden: Golden, folder: Path, name: str, *, cut: bool, rng: random.Ran
     if cut:
         at_rest.truncate(folder, name, "half")
         return
-    payload_samples = [each for found in golden.payload_samples.values() for each in found]
+    payload_samples = [one for samples in golden.payload_samples.values() for one in samples]
     at_rest.flip_bits(folder, payload.places(folder, payload_samples, [name])[-1], rng)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import control_failed
+from ckpt_conformance.harness.messages import Close
 from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
@@ -44,8 +45,8 @@ def test_a_finished_run_is_extended_as_if_unbroken(subject: Subject) -> None:
     )
     golden = _late(subject)
     subject.reset()
-    saving = subject.run(5, (5,), then=[{"op": "close"}])
-    if saving.exit_kind != "ended" or saving.error:
+    saving = subject.run(5, (5,), then=[Close()])
+    if not saving.went_well:
         raise control_failed(f"the run does not end: {subject.tell(saving)}")
     result = subject.run(5 + resumption.AFTER, resume=True, seed=OTHER_SEED)
     message = "a run that had ended and was extended leaves the unbroken one"

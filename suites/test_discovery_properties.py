@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.harness.messages import Probe, ProbeResult
 from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_discovery as discovery
@@ -13,23 +16,35 @@ from ckpt_conformance.suites import test_retention as retention
 if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
+Finding = dict[str, object]  # what was planted and what was found, for evidence
+
+
+class Explored(msgspec.Struct, frozen=True):
+    """What a property came to: the trees that were tried, and the smallest one that disagrees.
+
+    `control` is what was wrong with a plain tree already: then nothing else can be judged.
+    """
+
+    trees: int = 0
+    control: Finding | None = None
+    disagreement: Finding | None = None
+
 
 def explore(subject: Subject, what: str, message: str, about: resumption.Check) -> None:
     """Explore a property of `subject/discovery_properties.py` in a child; judge what it found."""
-    args = {"seed": subject.seed, "budget": subject.budget}
-    probe = {
-        "op": "probe",
-        "probe": f"ckpt_conformance.subject.discovery_properties:{what}",
-        "args": args,
-    }
+    probe = Probe(
+        probe=f"ckpt_conformance.subject.discovery_properties:{what}",
+        args={"seed": subject.seed, "budget": subject.budget},
+    )
     result = subject.execute(probe, deadline=600.0)
-    found = result.result("probe").get("value")
-    if found is None:
+    value = result.of(ProbeResult).value
+    if value is None:
         raise Unknown(f"the harness failed: {subject.tell(result)}")
-    if "control" in found:
-        raise resumption.blame(subject, found["control"], about)
-    if "disagreement" in found:
-        raise Violation(message, evidence=found["disagreement"])
+    explored = msgspec.convert(value, Explored)
+    if explored.control is not None:
+        raise resumption.blame(subject, explored.control, about)
+    if explored.disagreement is not None:
+        raise Violation(message, evidence=explored.disagreement)
 
 
 @check("CKC-DISC-011")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
+from ckpt_conformance.harness.messages import Run
 from ckpt_conformance.subject import elastic, worlds
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_world_size_change as layouts
@@ -33,16 +34,17 @@ def test_an_elastic_restart_goes_on_from_the_newest_step(subject: Subject) -> No
     subject.need("ranks")
     gold = worlds.golden(subject, layouts.TWO)
     legal = worlds.legal(subject, gold, layouts.TWO)
-    found = [point for point in rank_points.points_of(subject, layouts.TWO) if point.rank == 1]
-    point = subject.rng.choice(found)
+    points = [point for point in rank_points.points_of(subject, layouts.TWO) if point.rank == 1]
+    point = subject.rng.choice(points)
     worlds.golden(subject, layouts.TWO)  # empties the directory
-    first = {"op": "run", "until": NEWEST, "save_at": [OLDER, NEWEST]}
-    injected = {**first, "faults": [point.spec("kill")], "fault_step": NEWEST}
-    again = {"op": "run", "until": UNTIL, "resume": True}
+    injected = Run(
+        until=NEWEST, save_at=(OLDER, NEWEST), faults=(point.spec("kill"),), fault_step=NEWEST
+    )
+    again = Run(until=UNTIL, resume=True)
     killed, resumed = elastic.launch(subject, layouts.TWO, [[injected], [again]])
     if not rank_points.fired(killed):
-        told = f"the kill of {point.name} did not fire: {subject.tell(killed)}"
-        raise Unknown(f"{told} {killed.output[-500:]}")
+        reason = f"the kill of {point.name} did not fire: {subject.tell(killed)}"
+        raise Unknown(f"{reason} {killed.output[-500:]}")
     if not elastic.began(resumed):
         raise Unknown(f"torchrun did not start the ranks again: {resumed.output[-500:]}")
     judged = partial(
@@ -55,17 +57,17 @@ def test_an_elastic_restart_goes_on_from_the_newest_step(subject: Subject) -> No
     )
     try:
         judged(resumed, output=resumed.output[-500:])
-    except Violation as found:
-        _blame_the_restart(subject, point, judged, found)
+    except Violation as violation:
+        _blame_the_restart(subject, point, judged, violation)
 
 
 def _blame_the_restart(
-    subject: Subject, point: RankPoint, judged: Callable[..., Outcome], found: Violation
+    subject: Subject, point: RankPoint, judged: Callable[..., Outcome], violation: Violation
 ) -> None:
-    """Raise what was found, unless the same kill costs as much where nobody starts ranks again."""
+    """Raise the violation, unless the same kill costs as much where nobody starts ranks again."""
     rank_points.save(subject, layouts.TWO, [point.spec("kill")])
     try:
         judged(worlds.resume(subject, layouts.TWO))
     except Violation as alone:
         raise control_failed(f"without torchrun, too: {alone}", "CKC-RANK-002") from alone
-    raise found
+    raise violation

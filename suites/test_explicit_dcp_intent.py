@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
+from ckpt_conformance.harness.messages import (
+    Call,
+    Close,
+    ExitKind,
+    Fresh,
+    LeavesResult,
+    Load,
+    LoadResult,
+    Options,
+    Perturb,
+    ReadLeaves,
+    Run,
+    Train,
+    whole,
+)
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -15,32 +30,39 @@ from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites import test_damage as damage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Leaves
     from ckpt_conformance.subject.subject import Subject
 
 KINDS = ("model", "dcp")
-ARRIVE = {"op": "run", "until": None, "stop_after": 0}
-LEAVES = {"op": "leaves"}
-CLOSE = {"op": "close"}
+ARRIVE = Run(stop_after=0)
 
 
-def _call(method: str, *args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plain arguments
-    return {"op": "call", "method": method, "args": ["$job", *args]}
+def _call(method: str, *args: int | str) -> Call:
+    return Call(method=method, args=("$job", *args))
 
 
 @dataclass(frozen=True)
 class _Saved:
     """What one kind of a step holds: the state by component, the names in the directory."""
 
-    state: dict[str, Any]
+    state: Leaves
     names: set[str]
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """What a path gave: the step, and the digests of the model by leaf."""
+
+    step: int | None
+    model: Mapping[str, object]
+
+
 def _refused(result: ProcessResult) -> bool:
-    return result.exit_kind == "ended" and result.error is not None
+    return result.exit_kind is ExitKind.ENDED and result.error is not None
 
 
 # -- an explicit step ----------------------------------------------------------------------------
@@ -55,7 +77,7 @@ def test_an_explicit_step_is_served_whole(subject: Subject) -> None:
     How: save two steps, load the older one by its number, compare with what it gave when alone.
     """
     golden = subject.golden()
-    wanted = subject.served(golden, 2)
+    wanted = subject.loaded(golden, 2)
     subject.materialize(golden)
     result = subject.resume(2)
     message = "step 2 was asked for, step 4 is there too"
@@ -84,7 +106,7 @@ def test_an_explicit_step_that_is_damaged_is_not_replaced(subject: Subject) -> N
     """A request for a step that cannot be read raises; no other step is served in its place.
 
     Why: an evaluation or a rollback that was given another step reports numbers of the wrong model;
-    a load that fell back in silence did that (R03, checklist M031).
+    a load that fell back in silence did that (R03, M031).
     How: cut every file of the newest step in half, ask for that step by its number.
     """
     golden = subject.golden()
@@ -112,25 +134,25 @@ def test_an_explicit_step_that_is_damaged_is_not_replaced(subject: Subject) -> N
 
 
 def _save_two_kinds(subject: Subject, order: Sequence[str]) -> dict[str, _Saved]:
-    """Lay out step 4 in two kinds, with other bits in each; the second is saved last.
+    """Put step 4 there in two kinds, with other bits in each; the second is saved last.
 
     Each is saved alone and then put beside the other: a manager may rightly remove the stale
     sibling when it saves the second.
     """
-    found: dict[str, _Saved] = {}
+    saved: dict[str, _Saved] = {}
     for kind in order:
         trees.clear(subject.root)
-        change = [{"op": "perturb"}] if found else []
+        change = [Perturb()] if saved else []
         save = _call("save_kind", 4, kind)
-        result = subject.execute({"op": "train", "n": 4}, *change, save, LEAVES, CLOSE)
-        if result.error or result.exit_kind != "ended":
+        result = subject.execute(Train(n=4), *change, save, ReadLeaves(), Close())
+        if not result.went_well:
             raise control_failed(f"kind {kind} does not save: {subject.tell(result)}")
         names = {path.name for path in subject.root.iterdir()}
-        found[kind] = _Saved(result.result("leaves")["value"], names)
+        saved[kind] = _Saved(whole(result.of(LeavesResult).leaves or {}), names)
         trees.copy(subject.root, subject.scratch / kind)
-    for name in found[order[0]].names - found[order[1]].names:
+    for name in saved[order[0]].names - saved[order[1]].names:
         _copy(subject.scratch / order[0] / name, subject.root / name)
-    return found
+    return saved
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -138,12 +160,12 @@ def _copy(source: Path, target: Path) -> None:
     copy(source, target)
 
 
-def _taken_from(state: dict[str, Any], other: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def _taken_from(state: Leaves, other: Leaves, wanted: Leaves) -> list[str]:
     """Name the components that are the sibling's and not those that were wanted."""
     return [
         name
-        for name, found in state.items()
-        if found == other.get(name) and found != wanted.get(name)
+        for name, leaves in state.items()
+        if leaves == other.get(name) and leaves != wanted.get(name)
     ]
 
 
@@ -152,7 +174,7 @@ def test_an_explicit_kind_is_honoured_beside_its_sibling(subject: Subject) -> No
     """A request for a kind gives that kind, although the same step is there in another one.
 
     Why: a loader that prefers one format served weights of an older save beside the new one (R01);
-    an explicit request for the DCP directory was answered with the model file (checklist M031).
+    an explicit request for the DCP directory was answered with the model file (M031).
     How: save a step in both kinds with different content, in both orders; ask for each by name.
     """
     for order in subject.sample([KINDS, KINDS[::-1]], quick=1):
@@ -176,7 +198,7 @@ def _loads_alone(subject: Subject, kind: str) -> bool:
     """Verify that a kind loads where it is the only one; Unknown if it does not."""
     trees.materialize(subject.scratch / kind, subject.root)
     result = subject.execute(_call("load_kind", 4, kind), seed=OTHER_SEED)
-    if result.error or result.exit_kind != "ended":
+    if not result.went_well:
         raise control_failed(f"kind {kind} does not load: {subject.tell(result)}")
     return True
 
@@ -190,7 +212,7 @@ def test_a_kind_that_is_absent_is_refused_although_a_sibling_exists(subject: Sub
     """
     for kind in KINDS:
         subject.reset()
-        saved = subject.execute({"op": "train", "n": 4}, _call("save_kind", 4, kind), CLOSE)
+        saved = subject.execute(Train(n=4), _call("save_kind", 4, kind), Close())
         if saved.error:
             raise control_failed(f"kind {kind} does not save: {subject.tell(saved)}")
         other = KINDS[1 - KINDS.index(kind)]
@@ -205,30 +227,32 @@ def test_a_kind_that_is_absent_is_refused_although_a_sibling_exists(subject: Sub
 # -- a path --------------------------------------------------------------------------------------
 
 
-def _load_paths(subject: Subject, paths: Sequence[Path]) -> dict[str, Any]:
-    """Load each path into a fresh job, in one child; give (step, model), None if refused."""
-    ops: list[dict[str, Any]] = []
+def _load_paths(subject: Subject, paths: Sequence[Path]) -> dict[str, _Loaded | None]:
+    """Load each path into a fresh job, in one child; give by name what came, None if refused."""
+    ops: list[AnyOp] = []
     for path in paths:
-        ops += [{"op": "fresh"}, {"op": "load", "step": str(path), "continue": True}, LEAVES]
+        ops += [Fresh(), Load(step=str(path), go_on=True), ReadLeaves()]
     result = subject.execute(*ops, seed=OTHER_SEED)
-    if result.exit_kind != "ended":
+    if result.exit_kind is not ExitKind.ENDED:
         raise Violation("a load of a path does not end", evidence=subject.evidence(result))
-    found: dict[str, Any] = {}
-    for at, path in enumerate(paths):
-        load, leaves = result.results[3 * at + 1 : 3 * at + 3]
-        found[path.name] = (load["value"], leaves["value"]["model"]) if "value" in load else None
-    return found
+    loads, states = result.all_of(LoadResult), result.all_of(LeavesResult)
+    return {
+        path.name: None if load.error else _Loaded(load.step, (state.leaves or {})["model"])
+        for path, load, state in zip(paths, loads, states, strict=True)
+    }
 
 
-def _all_are(found: dict[str, Any], step: int, model: Any, message: str) -> None:  # noqa: ANN401
+def _all_are(
+    by_path: Mapping[str, _Loaded | None], step: int, model: Mapping[str, object], message: str
+) -> None:
     """Raise Violation unless some path resolves and every one that does gives this step."""
     wrong = [
-        f"{name}: step {one[0]}, {'other' if one[1] != model else 'same'} weights"
-        for name, one in found.items()
-        if one is not None and one != (step, model)
+        f"{name}: step {loaded.step}, {'other' if loaded.model != model else 'same'} weights"
+        for name, loaded in by_path.items()
+        if loaded is not None and loaded != _Loaded(step, model)
     ]
-    if wrong or not any(found.values()):
-        raise Violation(message, evidence={"wrong": wrong, "paths": sorted(found)})
+    if wrong or not any(by_path.values()):
+        raise Violation(message, evidence={"wrong": wrong, "paths": sorted(by_path)})
 
 
 @check("CKC-INTN-010")
@@ -237,25 +261,25 @@ def test_a_path_means_what_it_names(subject: Subject) -> None:
 
     Why: a second entry point with a rule of its own took the newest directory instead of the named
     one (B04); a folder that happened to exist won over the explicit source (R05); the model file
-    won over the directory that was named (checklist M028, M029, M030, M031).
+    won over the directory that was named (M028, M029, M030, M031).
     How: save steps 2, 4 and 6; load every name that step 4 brought, then the parent, then a copy of
     an older state of the directory that lies elsewhere.
     """
     golden = subject.golden((2, 4, 6))
-    wanted = subject.served(golden, 4)["model"]
+    wanted = subject.loaded(golden, 4)["model"]
     elsewhere = subject.scratch / "elsewhere"
     trees.copy(golden.snapshot(2), elsewhere)
     subject.materialize(golden)
     names = {path.name for path in golden.snapshot(4).iterdir()}
     names -= {path.name for path in golden.snapshot(2).iterdir()}
     of_four = [subject.root / name for name in sorted(names)]
-    found = _load_paths(subject, [*of_four, subject.root, elsewhere])
-    parent, moved = found.pop(subject.root.name), found.pop(elsewhere.name)
-    _all_are(found, 4, wanted, "a path of step 4 gives another checkpoint, or none does")
-    if parent is None or parent[0] != 6:  # noqa: PLR2004  the newest step
+    by_path = _load_paths(subject, [*of_four, subject.root, elsewhere])
+    parent, moved = by_path.pop(subject.root.name), by_path.pop(elsewhere.name)
+    _all_are(by_path, 4, wanted, "a path of step 4 gives another checkpoint, or none does")
+    if parent is None or parent.step != 6:  # noqa: PLR2004  the newest step
         raise Violation("the parent directory does not give its newest step")
-    if moved is not None and moved[0] != 2:  # noqa: PLR2004  the only step of the copy
-        raise Violation(f"a directory with step 2 was named, the own one is served: {moved[0]}")
+    if moved is not None and moved.step != 2:  # noqa: PLR2004  the only step of the copy
+        raise Violation(f"a directory with step 2 was named, the own one is served: {moved.step}")
     if "kinds" in subject.info.capabilities:
         _paths_of_kinds(subject)
 
@@ -266,16 +290,16 @@ def _paths_of_kinds(subject: Subject) -> None:
     saved = _save_two_kinds(subject, KINDS)
     both = subject.scratch / "both"
     trees.copy(subject.root, both)
-    for kind, one in saved.items():
+    for kind, of_kind in saved.items():
         trees.materialize(subject.scratch / kind, subject.root)
         alone = _load_paths(subject, [subject.root])[subject.root.name]
         if alone is None:
             raise control_failed(f"kind {kind} does not load where it is the only one")
         trees.materialize(both, subject.root)
-        own = one.names - saved[KINDS[1 - KINDS.index(kind)]].names
-        found = _load_paths(subject, [subject.root / name for name in sorted(own)])
+        own = of_kind.names - saved[KINDS[1 - KINDS.index(kind)]].names
+        by_path = _load_paths(subject, [subject.root / name for name in sorted(own)])
         message = f"a path of kind {kind} gives the sibling, or none resolves"
-        _all_are(found, 4, alone[1], message)
+        _all_are(by_path, 4, alone.model, message)
 
 
 # -- options of a load --------------------------------------------------------------------------
@@ -286,17 +310,17 @@ def test_what_is_left_cold_on_request_is_the_only_thing(subject: Subject) -> Non
     """A load without the optimizer gives every other component of the step that was named.
 
     Why: with the tag of an earlier step and without optimizer states, the weights came from the
-    step that the pointer named (R09); a partial load counted as success (checklist MX6, M027).
+    step that the pointer named (R09); a partial load counted as success (MX6, M027).
     How: with a newer step there, load the older one without its optimizer.
     """
     subject.need(holds=["optimizer"])
     golden = subject.golden()
-    wanted = subject.served(golden, 2)
+    wanted = subject.loaded(golden, 2)
     subject.materialize(golden)
     load = _call("load_without", 2, "optimizer")
-    result = subject.execute(LEAVES, load, ARRIVE, seed=OTHER_SEED)
+    result = subject.execute(ReadLeaves(), load, ARRIVE, seed=OTHER_SEED)
     step, state = oracle.arrival(result)
-    cold = result.result("leaves").get("value", {}).get("optimizer")
+    cold = (result.of(LeavesResult).leaves or {}).get("optimizer")
     moments = {name for name in state.get("optimizer", {}) if name.startswith("state.")}
     others = oracle.held(state, subject.holds - {"optimizer"})
     whole = {part for part in others if wanted[part] == golden.at[2][part]}
@@ -323,13 +347,13 @@ def test_loading_does_not_depend_on_how_saving_is_set_up(subject: Subject) -> No
     """
     for kind in KINDS:
         subject.reset()
-        saved = subject.run(4, (4,), options={"kind": kind}, then=[CLOSE])
+        saved = subject.run(4, (4,), options=Options(kind=kind), then=[Close()])
         if saved.error:
             raise control_failed(f"kind {kind} does not save: {subject.tell(saved)}")
         other = KINDS[1 - KINDS.index(kind)]
-        result = subject.resume(options={"kind": other})
+        result = subject.resume(options=Options(kind=other))
         step, state = oracle.arrival(result)
-        alone, wanted = oracle.arrival(subject.resume(options={"kind": kind}))
+        alone, wanted = oracle.arrival(subject.resume(options=Options(kind=kind)))
         if alone != 4:  # noqa: PLR2004  the step that was saved
             raise control_failed(f"kind {kind} does not load where it is the only one")
         if step != alone or not oracle.same(state, wanted, subject.holds):

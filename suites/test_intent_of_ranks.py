@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.harness.messages import ExitKind
 from ckpt_conformance.subject import oracle, worlds
 from ckpt_conformance.subject.checks import check
 
@@ -27,11 +28,11 @@ def test_another_dtype_is_refused_on_ranks(subject: Subject) -> None:
     """
     subject.need("ranks")
     gold = worlds.golden(subject, TWO)
-    worlds.served(subject, gold, TWO, NEWEST)
+    worlds.loaded(subject, gold, TWO, NEWEST)  # the control
     subject.materialize(gold)
     result = worlds.resume(subject, TWO, variant="dtype")
     step, state = oracle.arrival(result)
-    if result.split or result.exit_kind != "ended":
+    if result.split or result.exit_kind is not ExitKind.ENDED:
         evidence = {"ranks": worlds.told(subject, result)}
         raise Violation("the ranks do not refuse alike", evidence=evidence)
     if step and state["model"].get(CAST) != gold.at[NEWEST]["model"][CAST]:
@@ -51,7 +52,7 @@ def test_an_explicit_step_is_honoured_on_every_rank(subject: Subject) -> None:
     """
     subject.need("ranks", "explicit_step")
     gold = worlds.golden(subject, TWO)
-    wanted = worlds.served(subject, gold, TWO, OLDER)
+    wanted = worlds.loaded(subject, gold, TWO, OLDER)
     subject.materialize(gold)
     result = worlds.resume(subject, TWO, OLDER)
     step, state = oracle.arrival(result)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import injected_save, points
+from ckpt_conformance.harness.messages import (
+    CopyOut,
+    Error,
+    Materialize,
+    RunResult,
+    Save,
+    SaveResult,
+)
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import JOB_SEED, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +28,11 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, SeenCall
     from ckpt_conformance.subject.subject import Subject
+
+    Saved = RunResult | SaveResult | None  # what came of a save; None if it was not reached
+    Told = list[tuple[str, Case]]  # what to say of a directory, and how to resume from it
 
 OLDER, NEWEST = 2, 4
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
@@ -30,26 +43,31 @@ ERRORS = {"fsync": "EIO", "rename": "EIO", "torch-save": "RuntimeError", "dcp-sa
 COMPONENTS = 10  # calls of state_dict in a save that are hit, one after the other
 
 
-@dataclass
+@dataclass(frozen=True)
 class Attempt:
-    """One save under an error, in the directory as it was; `again` is the same save without it."""
+    """A save of step 4 that is to meet an error, and the folder for what it leaves.
 
-    fault: dict[str, Any]
+    With `again` the same save is made once more without the error, by the same manager.
+    """
+
+    fault: Fault
     folder: Path
-    injected: dict[str, Any] = field(default_factory=dict[str, Any])
-    again: dict[str, Any] = field(default_factory=dict[str, Any])
+    again: bool = False
 
-    @property
-    def call(self) -> dict[str, Any]:
-        """The call that was hit, as the injector saw it; empty if the fault did not fire."""
-        logs = [each["log"] for each in self.injected.get("faults", []) if each["fired"]]
-        number = self.fault["args"]["at"]
-        return next((call for log in logs for call in log if call["call"] == number), {})
+
+@dataclass(frozen=True)
+class Hit:
+    """A save that met its error: the call that was hit, what was raised, what it left."""
+
+    call: SeenCall
+    error: Error | None
+    folder: Path
+    again: Saved = None  # what came of the same save without the error, where it was made
 
     @property
     def name(self) -> str:
         """Say what was hit."""
-        return f"{self.call['what']} of {self.call['path']} (call {self.call['call']})"
+        return f"{self.call.what} of {self.call.path} (call {self.call.call})"
 
     @property
     def case(self) -> Case:
@@ -57,48 +75,70 @@ class Attempt:
         return Case(self.folder / "failed")
 
 
-def inject(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> list[Attempt]:
+FAILURES: Slot[list[Hit]] = Slot("saves that met an error of the disk")
+
+
+def inject(subject: Subject, name: str, attempts: Sequence[Attempt]) -> list[Hit]:
     """Carry out attempts at saving step 4; gives those whose fault fired."""
     for attempt in attempts:
         trees.clear(attempt.folder)
-    if subject.info.shape == "manager":
-        _in_one_life(subject, name, attempts, again=again)
-    else:
-        _in_many_lives(subject, name, attempts, again=again)
-    fired = [attempt for attempt in attempts if attempt.call]
-    if not fired:
+    in_turn = _in_one_child if subject.info.shape == "manager" else _in_many_children
+    saves = in_turn(subject, name, attempts)
+    hits = [
+        Hit(call, injected.error, attempt.folder, again)
+        for attempt, (injected, again) in zip(attempts, saves, strict=True)
+        if injected is not None and (call := _call_hit(attempt, injected)) is not None
+    ]
+    if not hits:
         raise Unknown("no injected error fired")
-    return fired
+    return hits
 
 
-def _in_one_life(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
+def _call_hit(attempt: Attempt, injected: RunResult | SaveResult) -> SeenCall | None:
+    """Give the call that was hit, as the injector saw it; None if the fault did not fire."""
+    logs = [report.log for report in injected.faults if report.fired]
+    number = attempt.fault.args["at"]
+    return next((call for log in logs for call in log if call.call == number), None)
+
+
+def _in_one_child(
+    subject: Subject, name: str, attempts: Sequence[Attempt]
+) -> list[tuple[Saved, Saved]]:
     """Hit one save after the other, each by a new manager in the directory as it was."""
     base = subject.golden().snapshot(OLDER if name == "new" else NEWEST)
-    ops: list[dict[str, Any]] = []
-    save = {"op": "save", "step": NEWEST, "continue": True}
-    for at, each in enumerate(attempts):
-        ops += [{"op": "materialize", "tree": str(base)}, {**save, "faults": [each.fault]}]
-        ops.append({"op": "copy_out", "tree": str(each.folder / "failed")})
-        if again and is_repeated(at):
-            ops += [save, {"op": "copy_out", "tree": str(each.folder / "again")}]
-    job = {} if name == "new" else {"seed": injected_save.OTHER}
-    process_result = subject.run(NEWEST, (), then=ops, **job)
-    saves = iter([result for result in process_result.results if result["op"] == "save"])
-    for at, each in enumerate(attempts):
-        each.injected = next(saves, {})
-        each.again = next(saves, {}) if again and is_repeated(at) else {}
-    if not attempts[-1].injected:
-        told = subject.tell(process_result)
-        raise control_failed(f"the child with the failing saves ends: {told}")
+    ops: list[AnyOp] = []
+    save = Save(step=NEWEST, go_on=True)
+    for attempt in attempts:
+        injected = Save(step=NEWEST, go_on=True, faults=(attempt.fault,))
+        ops += [Materialize(tree=str(base)), injected]
+        ops.append(CopyOut(tree=str(attempt.folder / "failed")))
+        if attempt.again:
+            ops += [save, CopyOut(tree=str(attempt.folder / "again"))]
+    seed = JOB_SEED if name == "new" else injected_save.OTHER
+    result = subject.run(NEWEST, (), then=ops, seed=seed)
+    results = iter(result.all_of(SaveResult))
+    saves: list[tuple[Saved, Saved]] = [
+        (next(results, None), next(results, None) if attempt.again else None)
+        for attempt in attempts
+    ]
+    if saves[-1][0] is None:
+        raise control_failed(f"the child with the failing saves ends: {subject.tell(result)}")
+    return saves
 
 
-def _in_many_lives(subject: Subject, name: str, attempts: list[Attempt], *, again: bool) -> None:
-    for at, each in enumerate(attempts):
-        each.injected = _saved(injected_save.save(subject, name, [each.fault]))
-        trees.copy(subject.root, each.folder / "failed")
-        if again and is_repeated(at):
-            each.again = _saved(subject.run(NEWEST, (NEWEST,)))
-            trees.copy(subject.root, each.folder / "again")
+def _in_many_children(
+    subject: Subject, name: str, attempts: Sequence[Attempt]
+) -> list[tuple[Saved, Saved]]:
+    saves: list[tuple[Saved, Saved]] = []
+    for attempt in attempts:
+        injected = _saved(injected_save.save(subject, name, [attempt.fault]))
+        trees.copy(subject.root, attempt.folder / "failed")
+        again = None
+        if attempt.again:
+            again = _saved(subject.run(NEWEST, (NEWEST,)))
+            trees.copy(subject.root, attempt.folder / "again")
+        saves.append((injected, again))
+    return saves
 
 
 def is_repeated(at: int) -> bool:
@@ -106,17 +146,17 @@ def is_repeated(at: int) -> bool:
     return at % 3 == 1
 
 
-def _saved(result: ProcessResult) -> dict[str, Any]:
+def _saved(result: ProcessResult) -> RunResult:
     """Give the run of a child; one that did not end has an error that says how it ended."""
     if not result.results:
-        return {"error": {"type": result.exit_kind, "message": result.output[-200:]}}
-    return result.result("run")
+        return RunResult(error=Error(type=result.exit_kind, message=result.output[-200:]))
+    return result.of(RunResult)
 
 
 def chosen(subject: Subject, name: str) -> list[Point]:
     """Choose points at which a save meets an error: of each kind of call, and of each condition."""
-    found = injected_save.points_of(subject, name)
-    usable = [p for p in found if p.moment != "after" and p.fault != "unlink"]
+    counted = injected_save.points_of(subject, name)
+    usable = [p for p in counted if p.moment != "after" and p.fault != "unlink"]
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
     if subject.budget == "full":
         return usable
@@ -129,18 +169,22 @@ def chosen(subject: Subject, name: str) -> list[Point]:
     return sorted(picked, key=usable.index)
 
 
-def failures(subject: Subject, name: str) -> list[Attempt]:
+def failures(subject: Subject, name: str) -> list[Hit]:
     """Hit saves with errors of the disk, once per adapter."""
-    key = f"failures {name}"
-    if key not in subject.notes:
-        top = subject.folder / "failures" / name
-        attempts = [
-            Attempt(p.spec("raise", error=error_of(p)), top / str(at))
-            for at, p in enumerate(chosen(subject, name))
-        ]
-        subject.notes[key] = inject(subject, name, attempts, again=name == "new")
-    kept: list[Attempt] = subject.notes[key]
-    return kept
+    return subject.once(FAILURES, lambda: _fail_saves(subject, name), name)
+
+
+def _fail_saves(subject: Subject, name: str) -> list[Hit]:
+    top = subject.folder / "failures" / name
+    attempts = [
+        Attempt(
+            point.spec("raise", error=error_of(point)),
+            top / str(at),
+            again=name == "new" and is_repeated(at),
+        )
+        for at, point in enumerate(chosen(subject, name))
+    ]
+    return inject(subject, name, attempts)
 
 
 def error_of(point: Point) -> str:
@@ -152,13 +196,13 @@ def error_of(point: Point) -> str:
 class Rule:
     """What may come of a resume: outcomes, judged by the states of legal steps, or `or_new`."""
 
-    legal: Mapping[int, Any]
+    legal: Mapping[int, Leaves]
     allowed: set[Outcome]
     acknowledged: tuple[int, ...]
-    or_new: Mapping[str, Any] | None = None
+    or_new: Leaves | None = None
 
 
-def judge_each(subject: Subject, cases: Sequence[tuple[str, Case]], rule: Rule) -> None:
+def judge_each(subject: Subject, cases: Told, rule: Rule) -> None:
     """Resume from each directory; raise Violation for the first that breaks the rule."""
     legal, acknowledged = rule.legal, rule.acknowledged
 
@@ -166,8 +210,8 @@ def judge_each(subject: Subject, cases: Sequence[tuple[str, Case]], rule: Rule) 
         step, state = oracle.arrival(result)
         if rule.or_new and step == NEWEST and oracle.same(state, rule.or_new, subject.holds):
             return True
-        found = subject.classify(result, legal, newest=NEWEST, acknowledged=acknowledged)
-        return found in rule.allowed
+        outcome = subject.classify(result, legal, newest=NEWEST, acknowledged=acknowledged)
+        return outcome in rule.allowed
 
     results = resume_each(subject, [case for _, case in cases], is_fine)
     for (message, _), result in zip(cases, results, strict=True):
@@ -186,22 +230,29 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
     How: fail the N-th write, flush or rename of a save, then all of them, as where a permission is
     lost; if it reports success, load what it saved.
     """
-    cases: list[tuple[str, Case]] = []
-    for attempt in failures(subject, "new"):
-        if "error" not in attempt.injected:
-            message = f"an error of {attempt.name} does not reach the caller"
-            if attempt.call["what"] in FLUSHES:
-                raise Violation(message, evidence={"call": attempt.call})
-            cases.append((message, attempt.case))
+    cases: Told = []
+    for hit in failures(subject, "new"):
+        if hit.error is None:
+            message = f"an error of {hit.name} does not reach the caller"
+            if hit.call.what in FLUSHES:
+                raise Violation(message, evidence={"call": evidence_of(hit.call)})
+            cases.append((message, hit.case))
     cases += locked(subject)
     legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
 
-def locked(subject: Subject) -> list[tuple[str, Case]]:
+def evidence_of(call: SeenCall) -> dict[str, int | str]:
+    """Describe a call for a reader: its number, the function, the name, its place among all."""
+    return {"call": call.call, "what": call.what, "path": call.path, "order": call.order}
+
+
+def locked(subject: Subject) -> Told:
     """Save step 4 while every write, rename and removal is refused: a permission is lost."""
-    given: dict[str, Any] = {"at": 1, "persistent": True, "mode": "raise", "error": "EACCES"}
-    faults = [fault_injectors.spec(name, **given) for name in points.WRITERS]
+    faults = [
+        fault_injectors.spec(name, at=1, persistent=True, mode="raise", error="EACCES")
+        for name in points.WRITERS
+    ]
     result = injected_save.save(subject, "new", faults)
     if NEWEST not in result.steps_of("acknowledged"):
         return []
@@ -226,10 +277,10 @@ def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subjec
         judge_each(subject, cases, Rule(legal, WHOLE, (OLDER, NEWEST), new))
 
 
-def left_behind(subject: Subject, name: str, what: str) -> list[tuple[str, Case]]:
+def left_behind(subject: Subject, name: str, what: str) -> Told:
     """List what saves that raised left behind, with what to say of it."""
-    raised = [each for each in failures(subject, name) if "error" in each.injected]
-    return [(f"after an error of {each.name} in a save of {what}", each.case) for each in raised]
+    raised = [hit for hit in failures(subject, name) if hit.error]
+    return [(f"after an error of {hit.name} in a save of {what}", hit.case) for hit in raised]
 
 
 @check("CKC-IOER-003")
@@ -240,15 +291,14 @@ def test_the_save_after_a_failed_one_succeeds(subject: Subject) -> None:
     cleaned up by hand (O03, A12).
     How: fail a save, save the same step again without the fault, resume in a new process.
     """
-    tried = [each for each in failures(subject, "new") if "error" in each.injected and each.again]
-    for attempt in tried:
-        if "error" in attempt.again:
-            error = attempt.again["error"]
-            told = {"first": attempt.name, "second": f"{error['type']}: {error['message'][:200]}"}
-            raise Violation("the save after a failed one fails too", evidence=told)
+    tried = [hit for hit in failures(subject, "new") if hit.error and hit.again]
+    for hit in tried:
+        if hit.again and (error := hit.again.error):
+            evidence = {"first": hit.name, "second": f"{error.type}: {error.message[:200]}"}
+            raise Violation("the save after a failed one fails too", evidence=evidence)
     cases = [
-        (f"the save after an error of {each.name} does not load", Case(each.folder / "again"))
-        for each in subject.sample(tried, 2)
+        (f"the save after an error of {hit.name} does not load", Case(hit.folder / "again"))
+        for hit in subject.sample(tried, 2)
     ]
     legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
@@ -272,9 +322,8 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
     ]
     if subject.info.shape != "manager":
         attempts = subject.sample(attempts, 4)
-    injected = inject(subject, "new", attempts, again=False)
-    kept = [each for each in injected if "error" not in each.injected]
-    cases = [(f"an error of {each.name} is passed over", each.case) for each in kept]
+    passed_over = [hit for hit in inject(subject, "new", attempts) if hit.error is None]
+    cases = [(f"an error of {hit.name} is passed over", hit.case) for hit in passed_over]
     legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))
 
@@ -290,27 +339,37 @@ def test_a_failed_read_is_no_empty_directory(subject: Subject) -> None:
     golden = subject.golden()
     legal = subject.legal(golden)
     cases = [
-        (
-            f"an I/O error of {call['what']} {call['path']}{' and all after it' * lasting}",
-            Case(golden.snapshot(NEWEST), {"faults": [fault]}),
-        )
-        for call, fault, lasting in failing_reads(subject)
+        (f"an I/O error of {read.name}", Case(golden.snapshot(NEWEST), faults=(read.fault,)))
+        for read in failing_reads(subject)
     ]
     judge_each(subject, cases, Rule(legal, NEVER_WRONG, (OLDER, NEWEST)))
 
 
-def failing_reads(subject: Subject) -> list[tuple[dict[str, Any], dict[str, object], bool]]:
+@dataclass(frozen=True)
+class FailingRead:
+    """A read of a load that is to fail: what to say of it, and the fault."""
+
+    name: str
+    fault: Fault
+
+
+def failing_reads(subject: Subject) -> list[FailingRead]:
     """Count the reads of a load, and choose some to fail: alone, or with all that follow."""
     subject.materialize(subject.golden())
     counting = [fault_injectors.spec(name) for name in READERS]
-    counted = subject.resume(faults=counting).result("run").get("faults", [])
-    calls = [{**call, "fault": each["name"]} for each in counted for call in each["log"]]
+    reports = subject.resume(faults=counting).of(RunResult).faults
+    calls = [(report.name, call) for report in reports for call in report.log]
     if not calls:
         raise Unknown("no read of the load was seen: its reader is none of those watched")
-    kinds = {(c["fault"], c["what"], points.pattern(c["path"])): c for c in reversed(calls)}
+    kinds = {
+        (name, call.what, points.pattern(call.path)): (name, call) for name, call in reversed(calls)
+    }
     picked = calls if subject.budget == "full" else subject.sample(list(kinds.values()), 4)
     return [
-        (call, fault_injectors.spec(call["fault"], at=call["call"], persistent=lasting), lasting)
-        for call in picked
+        FailingRead(
+            f"{call.what} {call.path}{' and all after it' * lasting}",
+            fault_injectors.spec(name, at=call.call, persistent=lasting),
+        )
+        for name, call in picked
         for lasting in (False, True)
     ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_calls, payload
 from ckpt_conformance.fault_injectors.points import pattern
+from ckpt_conformance.harness.messages import ExitKind, RunResult
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import test_sigkill_truncation as sigkill
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Fault, Leaves, SeenCall
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 FIRST, SECOND = 8, 10  # kills at the full budget: of saves, and of the recovery from each
+COUNTING = fault_injectors.spec("system-call")  # counts the calls, and hits none
 TRIED = 3  # kills of a save at the quick budget, of which one is to be recovered from
 
 
@@ -34,8 +37,8 @@ class Recovery:
 
     name: str
     folder: Path
-    calls: Sequence[Mapping[str, Any]]
-    state: Mapping[str, Any]
+    calls: Sequence[SeenCall]
+    state: Leaves
 
 
 @check("CKC-ATOM-007")
@@ -51,14 +54,14 @@ def test_a_kill_of_a_recovery_costs_no_more(subject: Subject) -> None:
     for recovery in recoveries(subject):
         for at, moment in second_kills(subject, recovery):
             call = recovery.calls[at - 1]
-            where = f"{moment} {call['what']} of {call['path'] or '.'} (call {at} of the recovery)"
-            found = Killed(f"killed {recovery.name}, then {where}", recovery.folder, at, moment)
+            where = f"{moment} {call.what} of {call.path or '.'} (call {at} of the recovery)"
+            killed = Killed(f"killed {recovery.name}, then {where}", recovery.folder, at, moment)
             try:
-                judge(subject, found, {**legal, NEWEST: recovery.state})
+                judge(subject, killed, {**legal, NEWEST: recovery.state})
             except Violation:
                 if is_lost_without_leftovers(subject, call, moment):
                     continue  # one kill is enough: that is the finding of CKC-ATOM-001
-                judge(subject, found, {**legal, NEWEST: recovery.state})
+                judge(subject, killed, {**legal, NEWEST: recovery.state})
                 raise
 
 
@@ -72,78 +75,86 @@ class Killed:
     moment: str
 
 
-def judge(subject: Subject, killed: Killed, states: dict[int, Any]) -> None:
+def judge(subject: Subject, killed: Killed, states: Mapping[int, Leaves]) -> None:
     """Kill a recovery and resume; raise Violation if more is lost than by the first kill."""
     trees.materialize(killed.folder, subject.root)
-    result = recover(subject, at=killed.at, error="kill", moment=killed.moment)
-    if result.exit_kind != "killed":
+    result = recover(subject, kill(killed.at, killed.moment))
+    if result.exit_kind is not ExitKind.KILLED:
         raise Unknown(f"the second kill did not fire: {killed.name}: {subject.tell(result)}")
-    known = (OLDER, *result.steps_of("acknowledged"))
-    given: dict[str, Any] = {"newest": NEWEST, "acknowledged": known}
-    subject.judge(subject.resume(), states, WHOLE, killed.name, **given)
+    acknowledged = (OLDER, *result.steps_of("acknowledged"))
+    subject.judge(
+        subject.resume(), states, WHOLE, killed.name, newest=NEWEST, acknowledged=acknowledged
+    )
 
 
-def is_lost_without_leftovers(subject: Subject, call: Mapping[str, Any], moment: str) -> bool:
+def is_lost_without_leftovers(subject: Subject, call: SeenCall, moment: str) -> bool:
     """Kill a resumed save where nothing dead was left, at the same kind of call or half-way.
 
     Tells whether that loses as much.
     """
     older = subject.golden().snapshot(OLDER)
     trees.materialize(older, subject.root)
-    counted = recover(subject).result("run").get("faults") or [{"log": []}]
-    kind = _kind(call)
-    same = [each["call"] for each in counted[0]["log"] if kind == _kind(each)]
-    at = same[0] if same else len(counted[0]["log"]) // 2 + 1
+    log = calls_counted(recover(subject))
+    same = [counted.call for counted in log if _kind(counted) == _kind(call)]
+    at = same[0] if same else len(log) // 2 + 1
     trees.materialize(older, subject.root)
-    result = recover(subject, at=at, error="kill", moment=moment)
-    return result.exit_kind == "killed" and oracle.arrival(subject.resume())[0] not in (
-        OLDER,
-        NEWEST,
-    )
+    result = recover(subject, kill(at, moment))
+    if result.exit_kind is not ExitKind.KILLED:
+        return False
+    step, _ = oracle.arrival(subject.resume())
+    return step not in (OLDER, NEWEST)
 
 
-def _kind(call: Mapping[str, Any]) -> tuple[str, str]:
-    return call["what"], pattern(call["path"])
+def _kind(call: SeenCall) -> tuple[str, str]:
+    return call.what, pattern(call.path)
 
 
-def recover(subject: Subject, **fault: Any) -> ProcessResult:  # noqa: ANN401  of a system call
+def kill(at: int, moment: str = "before") -> Fault:
+    """Make the fault that kills at a system call."""
+    return fault_injectors.spec("system-call", at=at, error="kill", moment=moment)
+
+
+def recover(subject: Subject, fault: Fault = COUNTING) -> ProcessResult:
     """Resume and save step 4, with a fault armed from the resume on."""
-    faults = [fault_injectors.spec("system-call", **fault)]
-    return subject.run(NEWEST, (NEWEST,), resume=True, faults=faults)
+    return subject.run(NEWEST, (NEWEST,), resume=True, faults=[fault])
+
+
+def calls_counted(result: ProcessResult) -> Sequence[SeenCall]:
+    """Give the calls that the only fault of a run counted; none of a run that was not reached."""
+    reports = result.of(RunResult).faults
+    return reports[0].log if reports else ()
 
 
 def recoveries(subject: Subject) -> list[Recovery]:
     """Kill saves of step 4, and count the calls of a recovery from what is left of each."""
     full = subject.budget == "full"
-    log = [call for call in calls_of_save(subject) if call["what"] != "fsync"]
-    places = [call["call"] for call in log[1:]] or [call["call"] for call in log]
+    log = [call for call in calls_of_save(subject) if call.what != "fsync"]
+    places = [call.call for call in log[1:]] or [call.call for call in log]
     chosen = subject.rng.sample(places, min(FIRST if full else TRIED, len(places)))
-    found: list[Recovery] = []
+    recovered: list[Recovery] = []
     stuck: list[str] = []
     for at in chosen if full else sorted(chosen, reverse=True):
         recovery = _recovery(subject, at, stuck)
         if recovery is not None:
-            found.append(recovery)
-        if (found or stuck) and not full:
+            recovered.append(recovery)
+        if (recovered or stuck) and not full:
             break
-    if stuck and not found:
+    if stuck and not recovered:
         raise NotApplicable(f"a resumed job does not save step {NEWEST}: {stuck[0]}")
-    if not found:
-        told = "no killed save can be resumed from"
+    if not recovered:
+        reason = "no killed save can be resumed from"
         about = sigkill.test_a_kill_during_a_save_costs_at_most_that_step
-        raise resumption.blame(subject, told, about)
-    return found
+        raise resumption.blame(subject, reason, about)
+    return recovered
 
 
-def calls_of_save(subject: Subject) -> list[dict[str, Any]]:
+def calls_of_save(subject: Subject) -> Sequence[SeenCall]:
     """List the system calls of a save of step 4 that nothing disturbs."""
     subject.materialize(subject.golden(), OLDER)
-    counting = fault_injectors.spec("system-call")
-    result = subject.run(NEWEST, (NEWEST,), faults=[counting], fault_step=NEWEST)
-    found = result.result("run").get("faults") or [{"log": []}]
-    if result.exit_kind != "ended" or result.error or not found[0]["log"]:
+    result = subject.run(NEWEST, (NEWEST,), faults=[COUNTING], fault_step=NEWEST)
+    log = calls_counted(result)
+    if not result.went_well or not log:
         raise Unknown(injected_calls.reason(subject, result))
-    log: list[dict[str, Any]] = found[0]["log"]
     return log
 
 
@@ -153,9 +164,8 @@ def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
     A save that fails after a resume is told in `stuck`: that is the finding of CKC-ATOM-003.
     """
     subject.materialize(subject.golden(), OLDER)
-    kill = fault_injectors.spec("system-call", at=at, error="kill")
-    result = subject.run(NEWEST, (NEWEST,), faults=[kill], fault_step=NEWEST)
-    if result.exit_kind != "killed":
+    result = subject.run(NEWEST, (NEWEST,), faults=[kill(at)], fault_step=NEWEST)
+    if result.exit_kind is not ExitKind.KILLED:
         raise Unknown(f"the kill at call {at} of a save did not fire: {subject.tell(result)}")
     folder = subject.folder / "recoveries" / str(at)
     trees.materialize(subject.root, folder)
@@ -163,10 +173,10 @@ def _recovery(subject: Subject, at: int, stuck: list[str]) -> Recovery | None:
         return None
     trees.materialize(folder, subject.root)
     counted = recover(subject)
-    if counted.exit_kind != "ended" or counted.error:
+    if not counted.went_well:
         stuck.append(subject.tell(counted))
         return None
-    calls = counted.result("run")["faults"][0]["log"]
+    calls = calls_counted(counted)
     step, state = oracle.arrival(subject.resume())
     name = f"at call {at} of the save"
     return Recovery(name, folder, calls, state) if step == NEWEST and calls else None
@@ -177,10 +187,10 @@ def second_kills(subject: Subject, recovery: Recovery) -> list[tuple[int, str]]:
     whole = set(payload.names(subject.golden().snapshot(OLDER)))
     left = set(payload.names(recovery.folder)) - whole
     sorts: list[list[tuple[int, str]]] = [[], [], []]
-    for one in recovery.calls:
-        place = 0 if one["path"] in whole else 1 if one["path"] in left else 2
-        sorts[place] += [(one["call"], moment) for moment in ("after", "before")]
-    for each in sorts[1:]:
-        subject.rng.shuffle(each)
-    turns = [one for turn in itertools.zip_longest(*sorts) for one in turn if one]
+    for call in recovery.calls:
+        place = 0 if call.path in whole else 1 if call.path in left else 2
+        sorts[place] += [(call.call, moment) for moment in ("after", "before")]
+    for kills in sorts[1:]:
+        subject.rng.shuffle(kills)
+    turns = [kill for turn in itertools.zip_longest(*sorts) for kill in turn if kill]
     return turns[: SECOND if subject.budget == "full" else 2]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown
 from ckpt_conformance.fault_injectors import at_rest, payload, points
 from ckpt_conformance.fault_injectors.at_rest import Damage
+from ckpt_conformance.harness.messages import Probe, ProbeResult
 from ckpt_conformance.subject.batched_recovery import Case, alone, resume_each, steps_each
 from ckpt_conformance.subject.checks import check
 
@@ -19,16 +22,14 @@ if TYPE_CHECKING:
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST = 2, 4
-NOTHING: dict[str, Any] = dict.fromkeys(("fault", "file", "offset", "before", "after"))
 HOLE = "ckpt_conformance.fault_injectors.dcp_metadata:punch_hole"
 
 
 def files_of_newest(golden: Golden) -> list[str]:
     """Name the files that the newest save made or changed; none if it is all that there is."""
-    found = payload.of_step(golden, NEWEST)
     if len(payload.names(golden.snapshot(NEWEST))) == 1:
         raise NotApplicable("the checkpoint is one file, and there is no other")
-    return found
+    return payload.of_step(golden, NEWEST)
 
 
 def never_served(subject: Subject, made: Sequence[tuple[str, Damage, Case]]) -> None:
@@ -84,13 +85,13 @@ def test_discovery_does_not_name_a_step_that_lacks_a_file(subject: Subject) -> N
     """
     golden = subject.golden()
     legal = subject.legal(golden)
-    by_step = {"step": NEWEST} if "explicit_step" in subject.info.capabilities else {}
+    step = NEWEST if "explicit_step" in subject.info.capabilities else None
     made = without(subject, golden, subject.sample(files_of_newest(golden), 12))
     answers = steps_each(subject, [case.folder for _, _, case in made])
     for (message, damage, case), answer in zip(made, answers, strict=True):
-        if NEWEST in answer.get("value", []):
+        if NEWEST in (answer.steps or []):
             subject.judge(
-                alone(subject, Case(case.folder, by_step)),
+                alone(subject, Case(case.folder, step)),
                 legal,
                 {Outcome.NEW},
                 f"{message}, and discovery names step {NEWEST}",
@@ -114,8 +115,11 @@ def test_a_dcp_directory_with_a_hole_or_a_stale_shard_is_refused(subject: Subjec
     if not metadata:
         raise NotApplicable("no file is the metadata of a DCP directory")
     subject.materialize(golden)
-    result = subject.execute({"op": "probe", "probe": HOLE, "args": {"file": metadata[0]}})
-    done = Damage(**result.result("probe").get("value", NOTHING))
+    result = subject.execute(Probe(probe=HOLE, args={"file": metadata[0]}))
+    value = result.of(ProbeResult).value
+    if value is None:
+        raise Unknown(f"the hole was not made: {subject.tell(result)}")
+    done = msgspec.convert(value, Damage)
     if done.before == done.after:
         raise Unknown(f"the hole was not made: {done.detail or subject.tell(result)}")
     folder = subject.scratch / "hole"

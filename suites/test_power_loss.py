@@ -46,8 +46,8 @@ def test_after_power_loss_the_job_goes_on(subject: Subject) -> None:
     How: of the states after a power loss take one of each kind that loads; resume, train, save the
     same step and the next, restart in a new process, load.
     """
-    for told in verdicts.unusable(subject, MODELS):
-        raise Violation(told)
+    for finding in verdicts.unusable(subject, MODELS):
+        raise Violation(finding)
 
 
 @check("CKC-DURA-004")
@@ -70,14 +70,13 @@ def test_what_a_failed_sync_had_to_write_is_not_taken_for_durable(subject: Subje
     How: fail one sync of a save; where the save reports success all the same, lay out what a power
     loss at each later system call may leave, without the data of that file, and resume.
     """
-    syncs = [one for one in injected_calls.trials(subject, "save") if one.is_sync]
+    syncs = [trial for trial in injected_calls.trials(subject, "save") if trial.is_sync]
     if not syncs:
         raise NotApplicable("the save syncs nothing")
-    once = [one for one in syncs if not one.args.get("persistent") and not one.error]
+    once = [trial for trial in syncs if not trial.fault.persistent and not trial.error]
     for trial in subject.sample(once, 3):  # none where every error is raised
         if injected_calls.outcome(subject, "save", trial) is not Outcome.NEW:
-            told = f"after {trial.name} what is reported as saved does not load"
-            raise control_failed(told)
+            raise control_failed(f"after {trial.name} what is reported as saved does not load")
         try:
             verdicts.require_clean(subject, ("second",), MODELS)
         except Violation as error:

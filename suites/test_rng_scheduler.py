@@ -45,7 +45,7 @@ def test_moments_reach_a_fresh_optimizer(subject: Subject) -> None:
     """The moments of the optimizer arrive in an optimizer that had none.
 
     Why: a load that fills what is there finds nothing in a fresh optimizer and says nothing (G03,
-    G18); a constructor after the load erases the state (R07, checklist M023).
+    G18); a constructor after the load erases the state (R07, M023).
     How: compare every tensor of the optimizer's state but the step counters.
     """
     saved, arrived = resumption.arrive(subject)
@@ -122,7 +122,7 @@ def test_every_one_of_several_optimizers_comes_back(subject: Subject) -> None:
     """Each of several optimizers, and each of their schedulers, comes back.
 
     Why: a loop that saves `optimizer`, or a count of keys that happens to fit, leaves the second
-    one cold (G18, checklist M043).
+    one cold (G18, M043).
     How: a job with AdamW and SGD on different parameters, each with a scheduler.
     """
     resumption.control(test_moments_reach_a_fresh_optimizer, subject, "CKC-COMP-001")
@@ -278,7 +278,7 @@ def test_extra_comes_back_with_its_types(subject: Subject) -> None:
     """The user's own dict comes back with the types of its keys and values.
 
     Why: values that are no tensors stay what they were in the destination (J02); a detour over
-    another format makes strings of integer keys and lists of tuples (checklist K017, M024).
+    another format makes strings of integer keys and lists of tuples (K017, M024).
     How: a nested dict with integer keys, a tuple, infinity, None and text beyond ASCII.
     """
     resumption.identity(subject, "extra", "the extra dict is not what was saved")

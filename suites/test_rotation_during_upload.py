@@ -6,36 +6,47 @@ is told by the deadline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
-from ckpt_conformance.subject import resumption
+from ckpt_conformance.harness.messages import (
+    Close,
+    ExitKind,
+    Gate,
+    GateResult,
+    Options,
+    Perturb,
+    Run,
+    RunResult,
+    Save,
+    Steps,
+    StepsResult,
+    Train,
+    whole,
+)
+from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites import test_discovery as discovery
 from ckpt_conformance.suites import test_smoke as smoke
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Leaves
     from ckpt_conformance.subject.subject import Subject
 
 DEADLINE = 8.0  # seconds; the gate's patience is 30
-WAITS = "a save waits for its upload"
-CLOSE: dict[str, Any] = {"op": "close"}
-ASK: dict[str, Any] = {"op": "steps"}
-AWAIT: dict[str, Any] = {"op": "gate", "state": "await"}
+WAITS: Slot[bool] = Slot("a save waits for its upload")
+AWAIT = Gate(state="await")
 
 
-def gate(state: str, **more: int) -> dict[str, Any]:
-    """Give the operation that sets the gate."""
-    return {"op": "gate", "state": state, **more}
-
-
-def save(*steps: int, **more: object) -> dict[str, Any]:
+def save(*steps: int, resume: bool = False) -> Run:
     """Give the operation that trains on to the last of the steps and saves at each."""
-    return {"op": "run", "until": steps[-1], "save_at": list(steps), **more}
+    return Run(until=steps[-1], save_at=steps, resume=resume)
 
 
 def mirror_of(subject: Subject) -> Path:
@@ -43,20 +54,23 @@ def mirror_of(subject: Subject) -> Path:
     return subject.scratch / "mirror"
 
 
-def mirrored(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a child
+def mirrored(subject: Subject, *ops: AnyOp) -> ProcessResult:
     """Run operations with a mirror, two steps to keep and a deadline."""
-    options = {"keep_last": 2, "mirror": str(mirror_of(subject))}
-    return subject.execute(*ops, options=options, deadline=DEADLINE, **given)
+    options = Options(keep_last=2, mirror=str(mirror_of(subject)))
+    result = subject.execute(*ops, options=options, deadline=DEADLINE)
+    if result.exit_kind is ExitKind.HANG:
+        subject.forget(WAITS)
+        subject.once(WAITS, lambda: True)
+    return result
 
 
-def prompt(subject: Subject, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  of a child
+def prompt(subject: Subject, *ops: AnyOp) -> ProcessResult:
     """Run them; raises Unknown if a save waits for an upload, which is not waited for twice."""
-    if not subject.notes.get(WAITS):
-        result = mirrored(subject, *ops, **given)
-        subject.notes[WAITS] = result.exit_kind == "hang"
-        if result.exit_kind != "hang":
+    if not subject.once(WAITS, lambda: False):
+        result = mirrored(subject, *ops)
+        if result.exit_kind is not ExitKind.HANG:
             return result
-    raise resumption.blame(subject, WAITS, test_a_save_does_not_wait_for_its_upload)
+    raise resumption.blame(subject, WAITS.what, test_a_save_does_not_wait_for_its_upload)
 
 
 def trouble(subject: Subject, result: ProcessResult) -> Unknown:
@@ -71,19 +85,19 @@ def trouble(subject: Subject, result: ProcessResult) -> Unknown:
 
 def steps_left(subject: Subject, result: ProcessResult) -> list[int]:
     """Give the steps that are there; raises Unknown if the child did not end well."""
-    found = result.result("steps").get("value")
-    if result.exit_kind != "ended" or found is None:
+    steps = result.of(StepsResult).steps
+    if result.exit_kind is not ExitKind.ENDED or steps is None:
         raise trouble(subject, result)
-    if not all(one["value"] for one in result.results if one["op"] == "gate"):
+    if not all(gate.done for gate in result.all_of(GateResult)):
         raise Unknown("the fault did not fire: no upload came to the gate")
-    return sorted(found)
+    return sorted(steps)
 
 
-def expect(found: list[int], wanted: set[int], message: str) -> None:
+def expect(steps: list[int], wanted: set[int], message: str) -> None:
     """Raise Violation if a step is missing."""
-    if wanted - set(found):
-        told = {"missing": sorted(wanted - set(found)), "steps": found}
-        raise Violation(message, evidence=told)
+    missing = sorted(wanted - set(steps))
+    if missing:
+        raise Violation(message, evidence={"missing": missing, "steps": steps})
 
 
 @check("CKC-MIRR-004")
@@ -93,14 +107,13 @@ def test_a_save_does_not_wait_for_its_upload(subject: Subject) -> None:
     Why: rotation joined the upload's thread, up to 300 s for each, in the training step (MX7, C16).
     How: shut the gate, save four steps with two to keep, under a deadline.
     """
-    result = mirrored(subject, gate("shut"), save(2, 4, 6, 8), AWAIT)
-    if result.exit_kind == "hang":
-        subject.notes[WAITS] = True
-        told = {"acknowledged": result.steps_of("acknowledged"), "deadline": DEADLINE}
-        raise Violation("a save waits for an upload", evidence=told)
-    if result.exit_kind != "ended" or result.error:
+    result = mirrored(subject, Gate(state="shut"), save(2, 4, 6, 8), AWAIT)
+    if result.exit_kind is ExitKind.HANG:
+        evidence = {"acknowledged": result.steps_of("acknowledged"), "deadline": DEADLINE}
+        raise Violation("a save waits for an upload", evidence=evidence)
+    if not result.went_well:
         raise trouble(subject, result)
-    if not result.result("gate").get("value"):
+    if not result.of(GateResult).done:
         raise Unknown("the fault did not fire: no upload came to the gate")
 
 
@@ -116,10 +129,10 @@ def test_no_step_is_deleted_before_its_upload_is_finished(subject: Subject) -> N
     for after in (0, 1):
         trees.clear(subject.root)
         trees.clear(mirror_of(subject))
-        ops = [gate("shut", after=after), save(2), AWAIT, save(4, 6, 8), ASK]
-        result = prompt(subject, *ops)
-        found = steps_left(subject, result)
-        expect(found, {2, 4, 6, 8}, "rotation deletes a step whose upload is not finished")
+        shut = Gate(state="shut", after=after)
+        result = prompt(subject, shut, save(2), AWAIT, save(4, 6, 8), Steps())
+        left = steps_left(subject, result)
+        expect(left, {2, 4, 6, 8}, "rotation deletes a step whose upload is not finished")
 
 
 @check("CKC-MIRR-002")
@@ -130,10 +143,10 @@ def test_a_failed_upload_keeps_the_local_copy(subject: Subject) -> None:
     failed-upload test of M015: every upload fails, over several rotations.
     How: let uploads fail, save two steps, wait until they have failed, save two more, ask.
     """
-    failed = {**AWAIT, "count": 2}
-    result = prompt(subject, gate("fail"), save(2, 4), failed, save(6, 8), ASK)
-    found = steps_left(subject, result)
-    expect(found, {2, 4, 6, 8}, "rotation deletes a step whose upload has failed")
+    failing, failed = Gate(state="fail"), Gate(state="await", count=2)
+    result = prompt(subject, failing, save(2, 4), failed, save(6, 8), Steps())
+    left = steps_left(subject, result)
+    expect(left, {2, 4, 6, 8}, "rotation deletes a step whose upload has failed")
 
 
 @check("CKC-MIRR-003")
@@ -148,36 +161,31 @@ def test_the_mirror_loads_like_the_original(subject: Subject) -> None:
     golden = subject.golden()
     legal = subject.legal(golden, 4)
     trees.clear(subject.root)
-    result = prompt(subject, save(2, 4), CLOSE)
-    if result.exit_kind != "ended" or result.error:
+    result = prompt(subject, save(2, 4), Close())
+    if not result.went_well:
         raise trouble(subject, result)
     _compare(subject, legal)
     if subject.info.shape == "manager":
-        trees.clear(subject.root)
-        trees.clear(mirror_of(subject))
-        again: list[dict[str, Any]] = [
-            {"op": "perturb"},
-            {"op": "save", "step": 4},
-            gate("open"),
-            CLOSE,
-        ]
-        first: list[dict[str, Any]] = [
-            {"op": "train", "n": 4},
-            gate("shut", after=1),
-            {"op": "save", "step": 4},
-            AWAIT,
-        ]
-        saved = prompt(subject, *first, *again)
-        if saved.steps_of("acknowledged") != [4, 4]:
-            return  # it saves no step a second time
-        control = subject.resume()
-        if subject.tell(control) != "step 4":
-            about = discovery.test_the_last_save_of_a_step_is_served
-            raise resumption.blame(subject, subject.tell(control), about)
-        _compare(subject, {4: control.result("run")["states"]["4"]})
+        _save_again_during_the_upload(subject)
 
 
-def _compare(subject: Subject, legal: dict[int, Any]) -> None:
+def _save_again_during_the_upload(subject: Subject) -> None:
+    """Save step 4 anew while its first upload is under way; compare, if that save is possible."""
+    trees.clear(subject.root)
+    trees.clear(mirror_of(subject))
+    first = (Train(n=4), Gate(state="shut", after=1), Save(step=4), AWAIT)
+    again = (Perturb(), Save(step=4), Gate(state="open"), Close())
+    saved = prompt(subject, *first, *again)
+    if saved.steps_of("acknowledged") != [4, 4]:
+        return  # it saves no step a second time
+    control = subject.resume()
+    if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved twice
+        about = discovery.test_the_last_save_of_a_step_is_served
+        raise resumption.blame(subject, subject.tell(control), about)
+    _compare(subject, {4: whole(control.of(RunResult).states[4])})
+
+
+def _compare(subject: Subject, legal: Mapping[int, Leaves]) -> None:
     """Load from the mirror while the original is out of the way."""
     away = subject.root.rename(subject.root.with_name("away"))
     result = subject.resume(root=mirror_of(subject))
@@ -194,14 +202,15 @@ def test_a_restart_does_not_finish_an_upload(subject: Subject) -> None:
     (MX7).
     How: save three steps while uploads hang, end the process; resume, save two more, ask.
     """
-    first = prompt(subject, gate("shut"), save(2), AWAIT, save(4, 6), ASK)
+    shut = Gate(state="shut")
+    first = prompt(subject, shut, save(2), AWAIT, save(4, 6), Steps())
     if {2, 4, 6} - set(steps_left(subject, first)):
-        told = "a pending upload does not protect"
+        reason = "a pending upload does not protect"
         about = test_no_step_is_deleted_before_its_upload_is_finished
-        raise resumption.blame(subject, told, about)
-    result = prompt(subject, gate("shut"), save(8, 10, resume=True), AWAIT, ASK)
-    found = steps_left(subject, result)
-    expect(found, {2, 4, 6}, "a restart lets rotation delete what was never uploaded")
+        raise resumption.blame(subject, reason, about)
+    result = prompt(subject, shut, save(8, 10, resume=True), AWAIT, Steps())
+    left = steps_left(subject, result)
+    expect(left, {2, 4, 6}, "a restart lets rotation delete what was never uploaded")
 
 
 @check("CKC-MIRR-006")
@@ -218,13 +227,13 @@ def test_half_a_mirrored_step_is_never_served(subject: Subject) -> None:
     for after in subject.sample((1, 2, 3, 0), quick=2):
         trees.clear(subject.root)
         trees.clear(mirror_of(subject))
-        prompt(subject, save(2), CLOSE)
+        prompt(subject, save(2), Close())
         control = subject.resume(root=mirror_of(subject))
-        if subject.tell(control) != "step 2":
+        if oracle.step_of(control) != 2:  # noqa: PLR2004  the step that was mirrored
             about = test_the_mirror_loads_like_the_original
             raise resumption.blame(subject, subject.tell(control), about)
-        ops = [gate("shut", after=after), save(4, resume=True), AWAIT, ASK]
-        steps_left(subject, prompt(subject, *ops))
+        shut = Gate(state="shut", after=after)
+        steps_left(subject, prompt(subject, shut, save(4, resume=True), AWAIT, Steps()))
         result = subject.resume(root=mirror_of(subject))
         message = f"a mirror that got {after} files of step 4 does not serve step 2"
         allowed = {Outcome.NEW, Outcome.PREVIOUS}
@@ -239,8 +248,8 @@ def test_rotation_deletes_what_is_mirrored(subject: Subject) -> None:
     (M009, C11).
     How: save four steps with two to keep, let each upload finish before the next save, ask.
     """
-    ops = [op for step in (2, 4, 6, 8) for op in (save(step), CLOSE)]
-    found = steps_left(subject, prompt(subject, *ops, ASK))
-    expect(found, {6, 8}, "the newest two are not there")
-    if 2 in found:  # noqa: PLR2004  step 4 may wait for one more rotation
-        raise Violation("what is mirrored is never deleted", evidence={"steps": found})
+    ops = [op for step in (2, 4, 6, 8) for op in (save(step), Close())]
+    left = steps_left(subject, prompt(subject, *ops, Steps()))
+    expect(left, {6, 8}, "the newest two are not there")
+    if 2 in left:  # noqa: PLR2004  step 4 may wait for one more rotation
+        raise Violation("what is mirrored is never deleted", evidence={"steps": left})

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fault_injectors.at_rest import Damage
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Leaves
+    from ckpt_conformance.harness.messages import RankLeaves
     from ckpt_conformance.subject.subject import Golden, Subject
     from ckpt_conformance.subject.worlds import Layout
 
@@ -343,6 +343,6 @@ def test_replicas_that_differ_are_not_made_one(subject: Subject) -> None:
             )
 
 
-def _buffer(state: Leaves) -> str | None:
+def _buffer(state: RankLeaves) -> object:
     """Give the digest of the buffer that was made unequal."""
     return state.get("model", {}).get("constant")

@@ -20,6 +20,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Save,
     SaveResult,
+    whole,
 )
 from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
@@ -137,7 +138,7 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
 
 def _model_of(result: ProcessResult) -> dict[str, str] | None:
     """Give the digests of the live model, or None if they were not asked for any more."""
-    return (result.of(LeavesResult).leaves or {}).get("model")
+    return whole(result.of(LeavesResult).leaves or {}).get("model")
 
 
 def _control_of_change(subject: Subject, change: Probe) -> None:
@@ -211,7 +212,7 @@ def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
     """Later training and later saves change no byte of an earlier step.
 
     Why: a snapshot that is a reference changes with the live state (D03); a file that two steps
-    share is rewritten for the second one and lost for the first (checklist VX8, LX10; A10).
+    share is rewritten for the second one and lost for the first (VX8, LX10; A10).
     How: compare the directory at the moment the save returned with the directory after more
     training; where steps are kept, compare the payload of the first step after the second save.
     """

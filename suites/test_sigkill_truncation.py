@@ -13,7 +13,7 @@ from ckpt_conformance.fault_injectors import injected_save, payload, points
 from ckpt_conformance.fault_injectors.injected_save import ELSEWHERE
 from ckpt_conformance.fault_injectors.injector import fingerprint, identity
 from ckpt_conformance.harness import messages
-from ckpt_conformance.harness.messages import ExitKind, RunResult
+from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
 from ckpt_conformance.subject import batched_recovery, oracle, resumption
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
@@ -226,7 +226,7 @@ def goes_on(subject: Subject) -> tuple[str, dict[str, object]]:
     again = subject.run(7, (NEWEST, LATER), resume=True, watch=True)
     if not again.went_well:
         return "the next save fails", subject.evidence(again)
-    lived = again.of(RunResult).states.get(LATER, {})
+    lived = whole(again.of(RunResult).states.get(LATER, {}))
     result = subject.resume()
     step, state = oracle.arrival(result)
     if step != LATER or faithful(subject, state) != faithful(subject, lived):
@@ -267,7 +267,7 @@ def usable(subject: Subject) -> list[Crash]:
     return sorted(distinct, key=in_the_way)
 
 
-def faithful(subject: Subject, state: Leaves) -> Leaves:
+def faithful(subject: Subject, state: Leaves) -> oracle.State:
     """Keep the leaves that this manager restores without any fault: only they can be compared."""
     golden = subject.golden()
     there, back = golden.at[4], subject.loaded(golden, 4)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.harness.messages import (
+    Call,
+    CallResult,
+    Close,
+    Options,
+    Steps,
+    StepsResult,
+)
 from ckpt_conformance.subject import oracle, resumption, worlds
 from ckpt_conformance.subject.checks import check
 
@@ -14,8 +22,6 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
-
-CLOSE = {"op": "close"}
 
 
 @check("CKC-SMOK-001")
@@ -38,13 +44,13 @@ def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
     """
     resumption.control(test_a_save_that_returned_is_there, subject, "CKC-SMOK-004")
     trees.clear(subject.root)
-    result = subject.run(4, (2, 4), then=[{"op": "steps"}, CLOSE])
-    live = result.result("steps").get("value")
+    result = subject.run(4, (2, 4), then=[Steps(), Close()])
+    live = result.of(StepsResult).steps
     if live is None:
         raise Violation("discovery does not answer", evidence=subject.evidence(result))
-    for asked, found in (("the live manager", live), ("a new process", subject.steps())):
-        if 4 not in found:  # noqa: PLR2004  the step that was saved last
-            raise Violation(f"step 4 was acknowledged; {asked} lists {found}")
+    for asked, listed in (("the live manager", live), ("a new process", subject.steps())):
+        if 4 not in listed:  # noqa: PLR2004  the step that was saved last
+            raise Violation(f"step 4 was acknowledged; {asked} lists {listed}")
 
 
 @check("CKC-SMOK-003")
@@ -90,66 +96,66 @@ def trouble(subject: Subject, result: ProcessResult, *more: resumption.Check) ->
     return resumption.blame(subject, subject.tell(result), *checks, *more)
 
 
-def _fail(subject: Subject, capability: str, found: object, result: ProcessResult) -> None:
+def _fail(subject: Subject, capability: str, given: object, result: ProcessResult) -> None:
     raise Violation(
-        f"{capability} is declared and does not work: it gives {found}",
+        f"{capability} is declared and does not work: it gives {given}",
         evidence=subject.evidence(result),
     )
 
 
 def _explicit_step(subject: Subject) -> None:
     result = subject.resume(2)
-    if subject.tell(result) != "step 2":
+    if oracle.step_of(result) != 2:  # noqa: PLR2004  the step that was asked for
         _fail(subject, "explicit_step", subject.tell(result), result)
 
 
 def _retention(subject: Subject) -> None:
     trees.clear(subject.root)
-    result = subject.run(6, (2, 4, 6), options={"keep_last": 2}, then=[CLOSE])
-    found = subject.steps() if "steps" in subject.info.capabilities else [4, 6]
-    if result.error or found != [4, 6]:
-        _fail(subject, "retention", f"steps {found} with keep_last=2", result)
+    result = subject.run(6, (2, 4, 6), options=Options(keep_last=2), then=[Close()])
+    kept = subject.steps() if "steps" in subject.info.capabilities else [4, 6]
+    if result.error or kept != [4, 6]:
+        _fail(subject, "retention", f"steps {kept} with keep_last=2", result)
 
 
 def _mirror(subject: Subject) -> None:
     trees.clear(subject.root)
     mirror = subject.scratch / "mirror"
     mirror.mkdir()
-    result = subject.run(2, (2,), options={"mirror": str(mirror)}, then=[CLOSE])
+    result = subject.run(2, (2,), options=Options(mirror=str(mirror)), then=[Close()])
     if result.error or not trees.files(mirror):
         _fail(subject, "mirror", f"{len(trees.files(mirror))} files in the mirror", result)
 
 
 def _reference(subject: Subject) -> None:
     result = subject.resume(str(subject.root))
-    if subject.tell(result) != "step 4":
+    if oracle.step_of(result) != 4:  # noqa: PLR2004  the newest step
         _fail(subject, "reference", subject.tell(result), result)
 
 
 def _kinds(subject: Subject) -> None:
     ops = [
-        _call(f"{verb}_kind", "$job", 6, kind)
+        Call(method=f"{verb}_kind", args=("$job", 6, kind))
         for kind in ("model", "dcp")
         for verb in ("save", "load")
     ]
-    process_result = subject.execute(*ops)
-    found = [result.get("value") for result in process_result.results]
-    if found[1::2] != [6, 6]:
-        _fail(subject, "kinds", found, process_result)
+    result = subject.execute(*ops)
+    values = [call.value for call in result.all_of(CallResult)]
+    if values[1::2] != [6, 6]:
+        _fail(subject, "kinds", values, result)
 
 
 def _export(subject: Subject) -> None:
     target = subject.scratch / "export"
-    result = subject.execute(_call("export", 4, str(target)))
+    result = subject.execute(Call(method="export", args=(4, str(target))))
     if result.error or not (target.is_file() or trees.files(target)):
-        _fail(subject, "export", result.result("call").get("value"), result)
+        _fail(subject, "export", result.of(CallResult).value, result)
 
 
 def _cold_start(subject: Subject) -> None:
-    result = subject.execute(_call("load_without", "$job", 4, "optimizer"))
-    found = result.result("call").get("value")
-    if found != 4:  # noqa: PLR2004  the step that was asked for
-        _fail(subject, "cold_start", found, result)
+    result = subject.execute(Call(method="load_without", args=("$job", 4, "optimizer")))
+    step = result.of(CallResult).value
+    if step != 4:  # noqa: PLR2004  the step that was asked for
+        _fail(subject, "cold_start", step, result)
 
 
 def _ranks(subject: Subject) -> None:
@@ -163,26 +169,20 @@ def _reshard(subject: Subject) -> None:
 def _by_ranks(subject: Subject, capability: str, layout: worlds.Layout) -> None:
     """Save with two ranks, load with others."""
     trees.clear(subject.root)
-    saved = worlds.run(subject, {"fsdp": 2}, 2, (2,), then=[CLOSE])
-    result = (
-        worlds.resume(subject, layout) if saved.exit_kind == "ended" and not saved.error else saved
-    )
+    saved = worlds.run(subject, {"fsdp": 2}, 2, (2,), then=[Close()])
+    result = worlds.resume(subject, layout) if saved.went_well else saved
     step, _ = oracle.arrival(result)
     if step != 2:  # noqa: PLR2004  the step that was saved
-        found, evidence = subject.tell(result), subject.evidence(result)
-        told = f"{capability} is declared and does not work: two ranks save, then: {found}"
-        raise Violation(told, evidence=evidence)
+        ending = subject.tell(result)
+        message = f"{capability} is declared and does not work: two ranks save, then: {ending}"
+        raise Violation(message, evidence=subject.evidence(result))
 
 
 def _plant(subject: Subject) -> None:
-    result = subject.execute(_call("plant", 8), {"op": "steps"})
-    found = result.result("steps").get("value", [])
-    if 8 not in found:  # noqa: PLR2004  the step that was planted
-        _fail(subject, "plant", found, result)
-
-
-def _call(method: str, *args: Any) -> dict[str, Any]:  # noqa: ANN401  JSON-plain arguments
-    return {"op": "call", "method": method, "args": list(args)}
+    result = subject.execute(Call(method="plant", args=(8,)), Steps())
+    listed = result.of(StepsResult).steps or []
+    if 8 not in listed:  # noqa: PLR2004  the step that was planted
+        _fail(subject, "plant", listed, result)
 
 
 PLAIN_USE: dict[str, Callable[[Subject], None]] = {

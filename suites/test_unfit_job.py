@@ -88,7 +88,7 @@ def test_an_entry_that_the_checkpoint_lacks_is_refused(subject: Subject) -> None
 
     Why: a load that is not strict leaves random weights: a file whose keys all had a foreign prefix
     loaded nothing and said nothing (M05); strict was accepted and ignored (J06); tensors of a hole
-    in the list of chunks stay as they were (J07, checklist MX3).
+    in the list of chunks stay as they were (J07, MX3).
     How: load into a model with a buffer more, with a parameter more; and, where a checkpoint lists
     chunks, load one in which half of a tensor has no chunk.
     """
@@ -147,7 +147,7 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
     """A missing file never leaves a part of the state as it was initialised without a word.
 
     Why: without its optimizer file a run resumed with trained weights and a cold optimizer, without
-    its train state at step 0 with trained weights; nothing was said (checklist M027, KX5).
+    its train state at step 0 with trained weights; nothing was said (M027, KX5).
     How: remove each file of the newest step in turn; the load refuses, falls back, or names what it
     did not find.
     """

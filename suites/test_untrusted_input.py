@@ -108,9 +108,9 @@ def test_no_pickle_of_a_checkpoint_is_run(subject: Subject) -> None:
     """A canary in any pickled position of a checkpoint never runs.
 
     Why: a load with weights_only=False runs whatever the file says (L02); a refused safe load was
-    tried again without safety (L03); metadata and byte items are pickles (checklist MX11, VX14).
+    tried again without safety (L03); metadata and byte items are pickles (MX11, VX14).
     How: put a pickle that creates a file into each pickled position in turn, and in place of each
-    file (checklist M025); load; look for the file.
+    file (M025); load; look for the file.
     """
     places = subject.sample(crafted.spots(subject.golden().snapshot(NEWEST), _files(subject)), 12)
     markers = [subject.scratch / f"marker-{at}" for at in range(len(places))]

@@ -61,7 +61,7 @@ class Invariant:
     basis: str
     profiles: tuple[str, ...]
     incidents: tuple[str, ...] = ()
-    checklist: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ("manager", "trainer")

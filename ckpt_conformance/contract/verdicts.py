@@ -1,4 +1,4 @@
-"""Verdicts of checks and outcomes of resumes (DESIGN section 2).
+"""Verdicts of checks and outcomes of resumes.
 
 A check raises to give a verdict: `Violation`, `NotApplicable`, `Unknown`. Any other exception is a
 fault of the harness and becomes UNKNOWN, never a pass.

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from ckpt_conformance.contract import StepRecord
-from ckpt_conformance.trace.vector_clocks import Stop as Stop  # noqa: PLC0414  for programs
+from ckpt_conformance.trace import vector_clocks
+from ckpt_conformance.workload import values
 
 T = TypeVar("T")
-Leaves = dict[str, dict[str, str]]  # component -> leaf -> digest
+Leaves = values.Leaves
+RankLeaves = values.RankLeaves
+Stop = vector_clocks.Stop
 Tree = dict[str, str]  # name below a directory -> digest of what a new process would read there
 Arguments = dict[str, Any]  # plain values by name; what takes them says which
 
@@ -272,10 +275,10 @@ class RunResult(Result, frozen=True, tag="run"):
     """States by step at the loss call, records of the steps, and what the faults did."""
 
     arrived: Arrived | None = None
-    states: dict[int, Leaves] = {}
+    states: dict[int, RankLeaves] = {}
     records: tuple[StepRecord, ...] = ()
     step: int | None = None
-    final: Leaves | None = None
+    final: RankLeaves | None = None
     faults: tuple[FaultReport, ...] = ()
 
 
@@ -307,7 +310,7 @@ class StepsResult(Result, frozen=True, tag="steps"):
 class LeavesResult(Result, frozen=True, tag="leaves"):
     """Digests of the live state."""
 
-    leaves: Leaves | None = None
+    leaves: RankLeaves | None = None
 
 
 class PayloadSample(Message, frozen=True):
@@ -379,6 +382,11 @@ AnyResult = (
     | CallResult
     | ProbeResult
 )
+
+
+def whole(state: RankLeaves) -> Leaves:
+    """Take a state without boxes of sharded tensors: of one process, or joined from all ranks."""
+    return cast("Leaves", state)
 
 
 # ---- programs --------------------------------------------------------------------------------

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Outcome
-from ckpt_conformance.harness.messages import ExitKind, RunResult
+from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ckpt_conformance.harness.client import Finished
     from ckpt_conformance.harness.messages import Leaves
+
+    State = Mapping[str, Mapping[str, object]]  # component -> leaf -> digest
 
 DEATHS = {
     ExitKind.HANG: Outcome.HANG,
@@ -22,21 +24,19 @@ DEATHS = {
 """What a resume came to that did not live to answer."""
 
 
-def held(state: Mapping[str, dict[str, str]], holds: Collection[str]) -> Leaves:
+def held(state: State, holds: Collection[str]) -> State:
     """Keep the components that the manager saves; `optimizer.second` belongs to `optimizer`."""
     return {name: found for name, found in state.items() if name.partition(".")[0] in holds}
 
 
-def same(
-    left: Mapping[str, dict[str, str]], right: Mapping[str, dict[str, str]], holds: Collection[str]
-) -> bool:
+def same(left: State, right: State, holds: Collection[str]) -> bool:
     """Tell whether two states are equal on the held components."""
     return held(left, holds) == held(right, holds)
 
 
 def differences(
-    left: Mapping[str, dict[str, str]],
-    right: Mapping[str, dict[str, str]],
+    left: State,
+    right: State,
     holds: Collection[str],
     limit: int = 8,
 ) -> list[str]:
@@ -52,7 +52,7 @@ def arrival(result: Finished) -> tuple[int | None, Leaves]:
     ran = result.of(RunResult)
     if ran.arrived is None:
         return None, {}
-    return ran.arrived.step, ran.states.get(ran.arrived.step, {})
+    return ran.arrived.step, whole(ran.states.get(ran.arrived.step, {}))
 
 
 def step_of(result: Finished) -> int | None:
@@ -62,7 +62,7 @@ def step_of(result: Finished) -> int | None:
 
 def classify(
     result: Finished,
-    legal: Mapping[int, Leaves],
+    legal: Mapping[int, State],
     *,
     holds: Collection[str],
     newest: int,
@@ -87,11 +87,11 @@ def classify(
     return Outcome.PREVIOUS if step >= max(acknowledged, default=0) else Outcome.LOST_STEP
 
 
-def differing(left: Mapping[str, str], right: Mapping[str, str], limit: int = 8) -> list[str]:
+def differing(left: Mapping[str, object], right: Mapping[str, object], limit: int = 8) -> list[str]:
     """Name the leaves that differ, at most `limit`, then how many more."""
     names = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
     more = [f"... and {len(names) - limit} more"] if len(names) > limit else []
     return [
-        f"{name}: {left.get(name, 'absent')[:8]} != {right.get(name, 'absent')[:8]}"
+        f"{name}: {str(left.get(name, 'absent'))[:8]} != {str(right.get(name, 'absent'))[:8]}"
         for name in names[:limit]
     ] + more

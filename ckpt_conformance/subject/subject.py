@@ -27,6 +27,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Steps,
     StepsResult,
+    whole,
 )
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.workload import devices
@@ -296,7 +297,8 @@ class Subject:
         samples = result.of(PayloadSamplesResult).samples
         records = [RankRecord(0, record) for record in ran.records]
         ties = ran.arrived.ties if ran.arrived else []
-        return Golden(saves, kind, folder, ran.states, records, ties, samples)
+        at = {step: whole(state) for step, state in ran.states.items()}
+        return Golden(saves, kind, folder, at, records, ties, samples)
 
     def loaded(self, golden: Golden, step: int, **given: Any) -> Leaves:  # noqa: ANN401
         """Give what an undamaged load of `step` gives: the control of every fault check."""

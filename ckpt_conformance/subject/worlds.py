@@ -27,6 +27,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Save,
     World,
+    whole,
 )
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.subject import (
@@ -371,7 +372,8 @@ def _record(
         raise control_failed(f"a run of {size_of(layout)} ranks does not end well: {told}")
     ran = result.of(RunResult)
     ties = ran.arrived.ties if ran.arrived else []
-    return Golden(saves, "sharded", folder, ran.states, result.records, ties, {})
+    at = {step: whole(state) for step, state in ran.states.items()}
+    return Golden(saves, "sharded", folder, at, result.records, ties, {})
 
 
 def loaded(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int) -> Leaves:

@@ -110,7 +110,6 @@ class FaultSupervisor:
         return {
             **told,
             "unsupported": [asdict(one) for one in foreign],
-            "fault": asdict(self.fault),
         }
 
     def obey(self, event: dict[str, Any]) -> None:

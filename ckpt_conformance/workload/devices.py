@@ -14,7 +14,6 @@ from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 CPU, CUDA = "cpu", "cuda"
 FEWEST = 2  # GPUs: what is tested is more than one rank
@@ -24,8 +23,8 @@ VISIBLE, KEPT = "CUDA_VISIBLE_DEVICES", "CKPT_CONFORMANCE_CUDA_VISIBLE_DEVICES"
 
 def hidden(environment: Mapping[str, str]) -> dict[str, str]:
     """Give what to change in an environment, so that no GPU is seen; `show` takes it back."""
-    seen = environment.get(VISIBLE)
-    return {VISIBLE: "", **({} if seen is None else {KEPT: seen})}
+    visible = environment.get(VISIBLE)
+    return {VISIBLE: "", **({} if visible is None else {KEPT: visible})}
 
 
 def show() -> None:
@@ -35,8 +34,8 @@ def show() -> None:
         os.environ[VISIBLE] = os.environ[KEPT]
 
 
-def count(child: Any) -> int:  # noqa: ANN401  a Child
-    """Count the GPUs that this child sees."""
+def count(child: object) -> int:
+    """Count the GPUs that this child process sees; the probe of that name calls it."""
     del child
     import torch
 

@@ -14,8 +14,6 @@ import torch
 
 from ckpt_conformance.workload.hashing import hash_bytes
 
-__all__ = ["hash_bytes"]
-
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Give the elements' bytes in row-major order, whatever the strides and the device."""
@@ -50,10 +48,10 @@ def leaves(state: object, path: str = "") -> dict[str, str]:
     items = _children(state)
     if items is None:
         return {path: hash_leaf(state)}
-    found = {f"{path}()": "map" if isinstance(state, Mapping) else type(state).__name__}
+    digests = {f"{path}()": "map" if isinstance(state, Mapping) else type(state).__name__}
     for key, value in items:
-        found |= leaves(value, f"{path}.{key}" if path else key)
-    return found
+        digests |= leaves(value, f"{path}.{key}" if path else key)
+    return digests
 
 
 def tensors(state: object, path: str = "") -> list[tuple[str, torch.Tensor]]:
@@ -79,9 +77,9 @@ def _key(key: object) -> str:
     return key if isinstance(key, str) else f"<{type(key).__name__} {key!r}>"
 
 
-def combine(found: Mapping[str, str]) -> str:
-    """Digest of a component from its leaves."""
-    return hash_bytes(*(part.encode() for pair in sorted(found.items()) for part in pair))
+def combine(digests: Mapping[str, str]) -> str:
+    """Digest of a component from the digests of its leaves; their order does not matter."""
+    return hash_bytes(*(part.encode() for pair in sorted(digests.items()) for part in pair))
 
 
 def digest(state: object) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ckpt_conformance.contract import StepRecord
-from ckpt_conformance.workload import digests, kinds
+from ckpt_conformance.workload import digests, kinds, models
 from ckpt_conformance.workload.rng import RngState
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract import Stateful
     from ckpt_conformance.workload.loader import Batch
+    from ckpt_conformance.workload.values import Leaves, PayloadSample, Ties
+
+SAMPLE_BYTES = 64
 
 
 class Job:
@@ -73,7 +76,7 @@ class Job:
         ids, features, classes = batch
         self._batch, self._draws = tuple(cast("list[int]", ids.tolist())), RngState.draw()
         noise = sum(float.fromhex(draw) for draw in self._draws) * 0.01
-        return kinds.loss(self.model, features + noise, classes)
+        return models.cross_entropy(self.model(features + noise, classes), classes)
 
     def optimize(self, loss: torch.Tensor) -> None:
         """Run backward and, unless in the middle of an accumulation, step everything."""
@@ -118,15 +121,15 @@ class Job:
         self.optimize(loss)
         return self.after_step(loss)
 
-    def leaves(self) -> dict[str, dict[str, str]]:
+    def leaves(self) -> Leaves:
         """Give the digest of every leaf of every component."""
         return {name: digests.leaves(part.state_dict()) for name, part in self.components.items()}
 
     def digest(self) -> Mapping[str, str]:
         """Give one digest per component, bit for bit."""
-        return {name: digests.combine(found) for name, found in self.leaves().items()}
+        return {name: digests.combine(leaves) for name, leaves in self.leaves().items()}
 
-    def ties(self) -> list[list[str]]:
+    def ties(self) -> Ties:
         """Give the groups of parameter names that share one storage."""
         groups: dict[int, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
@@ -135,17 +138,19 @@ class Job:
         return sorted(sorted(names) for names in groups.values() if len(names) > 1)
 
     def perturb(self) -> None:
-        """Change every tensor of model, optimizer and EMA in place; draw from every generator."""
+        """Change model, optimizers and EMA in place; draw from every generator.
+
+        Tensors that are not contiguous are left as they are.
+        """
         tensors = [*self.model.state_dict().values(), *self.ema.shadow.values()]
         tensors += [
             v for o in self.optimizers.values() for s in o.state.values() for v in s.values()
         ]
         with torch.no_grad():
             for tensor in tensors:
-                if isinstance(tensor, torch.Tensor) and tensor.numel():
-                    tensor.detach().reshape(-1).view(torch.uint8).bitwise_xor_(
-                        1
-                    ) if tensor.is_contiguous() else None
+                is_filled = isinstance(tensor, torch.Tensor) and tensor.numel()
+                if is_filled and tensor.is_contiguous():
+                    tensor.detach().reshape(-1).view(torch.uint8).bitwise_xor_(1)
         RngState.draw()
 
     def realign(self) -> None:
@@ -156,16 +161,17 @@ class Job:
         for parameter in self.model.parameters():
             parameter.data = parameter.detach().clone()
 
-    def payload_samples(self) -> list[dict[str, Any]]:
-        """Give the first 64 bytes of each large tensor: they stand in any uncompressed payload."""
-        found = [
-            (f"{name}/{path}", tensor)
-            for name, part in self.components.items()
-            for path, tensor in digests.tensors(part.state_dict())
-        ]
-        read = ((name, digests.tensor_bytes(tensor)) for name, tensor in found)
-        return [
-            {"name": name, "bytes": data[:64].hex(), "size": len(data)}
-            for name, data in read
-            if len(data) >= 64 and any(data[:64])  # noqa: PLR2004  shorter or zero would match by chance
-        ]
+    def payload_samples(self) -> list[PayloadSample]:
+        """Give the first bytes of each large tensor: they stand in any uncompressed payload.
+
+        Short tensors, and those that begin with zeros, are left out: they would match by chance.
+        """
+        samples: list[PayloadSample] = []
+        for name, part in self.components.items():
+            for path, tensor in digests.tensors(part.state_dict()):
+                data = digests.tensor_bytes(tensor)
+                head = data[:SAMPLE_BYTES]
+                if len(head) == SAMPLE_BYTES and any(head):
+                    size = len(data)
+                    samples.append({"name": f"{name}/{path}", "bytes": head.hex(), "size": size})
+        return samples

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import Optimizer
+
+    from ckpt_conformance.workload.state import ParameterGroup
 
 HORIZON = 24  # steps that the schedules are laid out for
 
@@ -87,7 +88,7 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Parts:
     """What a job is made of; optimizers and schedulers are keyed by component name."""
 
@@ -99,7 +100,7 @@ class Parts:
     loader: ShuffledLoader
     extra: Extra
     gradients: Gradients | None
-    accumulate: int = field(default=1)
+    accumulate: int  # micro-batches of one optimizer step
 
 
 def build(name: str, seed: int, variant: str) -> Parts:
@@ -125,11 +126,6 @@ def build(name: str, seed: int, variant: str) -> Parts:
         gradients,
         kind.accumulate,
     )
-
-
-def loss(model: nn.Module, features: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Run the model and give the mean cross entropy, a float32 scalar."""
-    return models.cross_entropy(model(features, classes), classes)
 
 
 def _varied(model: nn.Module, variant: str) -> nn.Module:
@@ -163,34 +159,21 @@ def _vary_buffer(model: nn.Module, variant: str) -> None:
         del model.constant
 
 
-def _groups(model: nn.Module, variant: str) -> list[dict[str, Any]]:
-    named = list(model.named_parameters())
-    decay = [(n, p) for n, p in named if p.ndim >= 2]  # noqa: PLR2004  matrices decay, vectors do not
-    rest = [(n, p) for n, p in named if p.ndim < 2]  # noqa: PLR2004
-    if variant == "reordered":
-        decay.reverse()
-    wd = 0.3 if variant == "drift" else 0.1
-    return [
-        {"params": decay, "weight_decay": wd},
-        {"params": rest, "weight_decay": 0.0, "betas": (0.8, 0.95)},
-    ]
-
-
 def _optimizers(choice: str, model: nn.Module, rate: float, variant: str) -> dict[str, Optimizer]:
+    """Build the optimizers by component name; matrices decay, vectors do not."""
     if choice == "master":
         return {"optimizer": MasterSgd([p for p in model.parameters() if p.requires_grad], rate)}
-    groups = _groups(model, variant)
+    named = list(model.named_parameters())
+    matrices = [(name, p) for name, p in named if p.ndim > 1]
+    vectors = [(name, p) for name, p in named if p.ndim <= 1]
+    if variant == "reordered":
+        matrices.reverse()
+    decaying: ParameterGroup = {
+        "params": matrices,
+        "weight_decay": 0.3 if variant == "drift" else 0.1,
+    }
+    constant: ParameterGroup = {"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.95)}
     if choice == "two":
-        second = optim.SGD([p for _, p in groups[1]["params"]], rate, momentum=0.9, nesterov=True)
-        return {"optimizer": optim.AdamW(groups[:1], rate), "optimizer.second": second}
-    return {"optimizer": optim.AdamW(groups, rate)}
-
-
-def describe() -> dict[str, str]:
-    """Give each kind and what only it shows."""
-    return {name: kind.shows for name, kind in KINDS.items()}
-
-
-def is_finite(value: float) -> bool:
-    """Tell whether a loss is a number one can train on."""
-    return math.isfinite(value)
+        second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
+        return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}
+    return {"optimizer": optim.AdamW([decaying, constant], rate)}

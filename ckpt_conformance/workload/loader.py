@@ -7,13 +7,15 @@ prefetched is not consumed. Its generators are its own: it draws nothing from th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ckpt_conformance.workload.state import StateDict
 
 DATA_SEED = 20_011
 FEATURES = 8
@@ -38,6 +40,14 @@ class Samples(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         """Give one sample."""
         return torch.tensor(index), self.features[index], self.classes[index]
+
+
+class LoaderState(TypedDict):
+    """Where the consumer is: the epoch, and the batches of it that are consumed."""
+
+    seed: int
+    epoch: int
+    position: int
 
 
 class ShuffledLoader:
@@ -80,9 +90,8 @@ class ShuffledLoader:
                 (torch.tensor(ids), self.samples.features[ids], self.samples.classes[ids])
                 for ids in rest
             )
-        own = torch.Generator().manual_seed(
-            0
-        )  # else DataLoader draws a base seed from the global one
+        # A generator of its own: else DataLoader draws a base seed from the global one.
+        own = torch.Generator().manual_seed(0)
         loader = DataLoader(
             self.samples,
             batch_sampler=rest,
@@ -91,11 +100,11 @@ class ShuffledLoader:
         )
         return iter(loader)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give the position of the consumer."""
+    def state_dict(self) -> StateDict:
+        """Give the position of the consumer: see `LoaderState`."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: LoaderState) -> None:
         """Set the position; a live iterator is stale from now on."""
         self.seed, self.epoch = state_dict["seed"], state_dict["epoch"]
         self.position = state_dict["position"]

@@ -1,14 +1,23 @@
-"""Small models built so that every hole of a checkpoint shows (DESIGN section 4, Job)."""
+"""Small models; each holds what some checkpoint manager has lost, so that the loss shows."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ckpt_conformance.workload.loader import CLASSES, FEATURES
+
+if TYPE_CHECKING:
+    from ckpt_conformance.workload.state import StateDict
+
+
+class ScalingHistory(TypedDict):
+    """What an fp8 recipe keeps beside the weights: the largest inputs of the last steps."""
+
+    amax: list[float]
 
 
 class Mixed(nn.Module):
@@ -124,11 +133,11 @@ class Dtypes(nn.Module):
         self.register_buffer("cache", self.table * 2, persistent=False)
         self.amax = [float(torch.rand(()))]
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> StateDict:
         """Give the fp8 amax history."""
         return {"amax": list(self.amax)}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: ScalingHistory) -> None:
         """Take the fp8 amax history."""
         self.amax = list(state["amax"])
 

@@ -6,10 +6,40 @@ The state is tensors and plain types only, so that a safe load (`weights_only=Tr
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from ckpt_conformance.workload.state import StateDict
+
+
+class PythonGenerator(TypedDict):
+    """The state of `random`: version, words int64 [625], the normal draw that is held back."""
+
+    version: int
+    words: torch.Tensor
+    gauss: float | None
+
+
+class NumpyGenerator(TypedDict):
+    """The state of NumPy's global generator: keys are int64 [624]."""
+
+    name: str
+    keys: torch.Tensor
+    position: int
+    has_gauss: int
+    cached: float
+
+
+class GeneratorStates(TypedDict):
+    """The states of all generators; torch's own are uint8 tensors, of CUDA one a device."""
+
+    python: PythonGenerator
+    numpy: NumpyGenerator
+    torch_cpu: torch.Tensor
+    torch_cuda: NotRequired[list[torch.Tensor]]
 
 
 def own_devices() -> list[int]:
@@ -22,11 +52,11 @@ def own_devices() -> list[int]:
 class RngState:
     """All global generators of the process."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give every generator's state, losslessly."""
+    def state_dict(self) -> StateDict:
+        """Give every generator's state, losslessly: see `GeneratorStates`."""
         version, words, gauss = random.getstate()
         name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002  the global one
-        state: dict[str, Any] = {
+        state: GeneratorStates = {
             "python": {
                 "version": version,
                 "words": torch.tensor(words, dtype=torch.int64),
@@ -43,9 +73,9 @@ class RngState:
         }
         if torch.cuda.is_available():
             state["torch_cuda"] = [torch.cuda.get_rng_state(device) for device in own_devices()]
-        return state
+        return dict(state)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: GeneratorStates) -> None:
         """Set every generator."""
         python, numpy = state_dict["python"], state_dict["numpy"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
@@ -55,8 +85,8 @@ class RngState:
         )
         torch.random.set_rng_state(state_dict["torch_cpu"])
         if "torch_cuda" in state_dict and torch.cuda.is_available():
-            for device, one in zip(own_devices(), state_dict["torch_cuda"], strict=False):
-                torch.cuda.set_rng_state(one, device)
+            for device, state in zip(own_devices(), state_dict["torch_cuda"], strict=False):
+                torch.cuda.set_rng_state(state, device)
 
     @staticmethod
     def seed(seed: int) -> None:

@@ -6,10 +6,9 @@ rank's own: the generators, and which samples of the global batch it takes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.optim import lr_scheduler
 
 from ckpt_conformance.contract import StepRecord
-from ckpt_conformance.workload import boxes, digests, exact
+from ckpt_conformance.workload import digests, exact
 from ckpt_conformance.workload.loader import CLASSES, FEATURES, Batch, Samples
 from ckpt_conformance.workload.rng import RngState
 from ckpt_conformance.workload.state import Ema, Extra
@@ -36,6 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ckpt_conformance.contract import Stateful
+    from ckpt_conformance.workload.state import StateDict
+    from ckpt_conformance.workload.values import (
+        Box,
+        ComponentLeaves,
+        PayloadSample,
+        RankLeaves,
+        Ties,
+    )
 
 GLOBAL_BATCH = 24  # samples of one step over all ranks: shared out evenly by 1, 2, 3, 4 and 8
 DATA = 120  # samples of an epoch: five steps
@@ -146,6 +153,25 @@ def _place(parameter: nn.Parameter, size: int) -> Shard:
     return Shard(last if held.shape[last] % size == 0 else 0)
 
 
+class GlobalPosition(TypedDict):
+    """Where all ranks together are: the epoch, and the global batches of it that are consumed."""
+
+    seed: int
+    epoch: int
+    position: int
+
+
+class OwnPart(TypedDict):
+    """Which part of each global batch a rank takes, of how many; samples that it took so far."""
+
+    part: int
+    parts: int
+    taken: int
+
+
+ShardedLoaderState = TypedDict("ShardedLoaderState", {"global": GlobalPosition, "own": OwnPart})
+
+
 class ShardedLoader:
     """Yields this rank's part of each global batch.
 
@@ -184,14 +210,14 @@ class ShardedLoader:
         """Give the next batch."""
         return self.next_batch()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give the global position, and this rank's part."""
+    def state_dict(self) -> StateDict:
+        """Give the global position, and this rank's part: see `ShardedLoaderState`."""
         return {
             "global": {"seed": self.seed, "epoch": self.epoch, "position": self.position},
             "own": {"part": self.part, "parts": self.parts, "taken": self.taken},
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: ShardedLoaderState) -> None:
         """Set the global position; the rank's own part only where the parts are as many."""
         where, own = state_dict["global"], state_dict["own"]
         self.seed, self.epoch, self.position = where["seed"], where["epoch"], where["position"]
@@ -290,7 +316,7 @@ class ShardedJob:
             ),
             batch=self._batch,
             draws=self._draws,
-            parameters=digests.digest(boxes.local(self.model.state_dict())),
+            parameters=digests.digest(local_parts(self.model.state_dict())),
         )
         if self.on_record:
             self.on_record(record)
@@ -305,19 +331,19 @@ class ShardedJob:
         self.optimize(loss)
         return self.after_step(loss)
 
-    def leaves(self) -> dict[str, dict[str, Any]]:
+    def leaves(self) -> RankLeaves:
         """Give each leaf of each component: a digest, or this rank's box of a sharded tensor.
 
         No collective: ranks that disagree must not hang the oracle. `joining.assemble` joins them.
         """
-        return {name: boxes.leaves(part.state_dict()) for name, part in self.components.items()}
+        return {name: leaves_of(part.state_dict()) for name, part in self.components.items()}
 
     def digest(self) -> Mapping[str, str]:
         """Give one digest per component of what this rank holds."""
-        found = {name: boxes.local(part.state_dict()) for name, part in self.components.items()}
-        return {name: digests.digest(state) for name, state in found.items()}
+        states = {name: part.state_dict() for name, part in self.components.items()}
+        return {name: digests.digest(local_parts(state)) for name, state in states.items()}
 
-    def ties(self) -> list[list[str]]:
+    def ties(self) -> Ties:
         """Give the groups of parameter names that are one parameter."""
         groups: dict[int, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
@@ -327,24 +353,28 @@ class ShardedJob:
     def perturb(self) -> None:
         """Change this rank's part of every tensor in place; draw from every generator."""
         for part in self.components.values():
-            for _, tensor in digests.tensors(boxes.local(part.state_dict())):
+            for _, tensor in digests.tensors(local_parts(part.state_dict())):
                 if tensor.is_floating_point() and tensor.numel():
                     tensor.add_(1)
         RngState.draw()
 
-    def payload_samples(self) -> list[dict[str, Any]]:
-        """Give no bytes to look for: a shard of this job is smaller than a needle."""
+    def payload_samples(self) -> list[PayloadSample]:
+        """Give no bytes to look for: a shard of this job is smaller than a sample."""
         return []
 
 
 def _optimizer(model: nn.Module, variant: str) -> optim.Optimizer:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     factor = 3.0 if variant == "drift" else 1.0
-    groups: list[dict[str, Any]] = [
-        {"params": [pair for pair in named if pair[1].ndim > 1], "weight_decay": 0.1 * factor},
-        {"params": [pair for pair in named if pair[1].ndim == 1], "weight_decay": 0.0},
-    ]
-    return optim.AdamW(groups, 0.02 * factor)
+    matrices = [(name, p) for name, p in named if p.ndim > 1]
+    vectors = [(name, p) for name, p in named if p.ndim == 1]
+    return optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": 0.1 * factor},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        0.02 * factor,
+    )
 
 
 def layout_of(world: int) -> Layout:
@@ -352,6 +382,45 @@ def layout_of(world: int) -> Layout:
     return Layout(fsdp=world)
 
 
-def is_square(world: int) -> bool:
-    """Tell whether a world has a 2-D mesh with equal sides."""
-    return math.isqrt(world) ** 2 == world and world > 1
+# ---- what a rank holds of a sharded tensor -------------------------------------------------------
+
+
+def leaves_of(state: object) -> ComponentLeaves:
+    """Map the path of each leaf of a state tree to its digest, or to this rank's box of it."""
+    leaves: ComponentLeaves = dict(digests.leaves(local_parts(state)))
+    sharded = [(path, x) for path, x in digests.tensors(state) if hasattr(x, "placements")]
+    return leaves | {path: box_of(x) for path, x in sharded}
+
+
+def local_parts(state: object) -> Any:  # noqa: ANN401  the same tree
+    """Copy a state tree; each sharded tensor is replaced by what this rank holds of it."""
+    from torch.utils import _pytree as pytree
+
+    def local(leaf: Any) -> Any:  # noqa: ANN401  whatever stands in the tree
+        return leaf.to_local() if hasattr(leaf, "placements") else leaf
+
+    return pytree.tree_map(local, state)
+
+
+def box_of(tensor: Any) -> Box:  # noqa: ANN401  a DTensor
+    """Describe this rank's part of a sharded tensor; no collective.
+
+    Raises:
+        ValueError: the rank does not hold what the tensor's placement says.
+
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as place
+
+    local = tensor.to_local()
+    size, offset = place(tensor.shape, tensor.device_mesh, tensor.placements)
+    if tuple(size) != tuple(local.shape):
+        msg = f"a rank holds {tuple(local.shape)} where its placement says {tuple(size)}"
+        raise ValueError(msg)
+    return {
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "offset": list(offset),
+        "size": list(size),
+        "width": tensor.element_size(),
+        "data": digests.tensor_bytes(local).hex(),
+    }

@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import nn, optim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+StateDict = dict[str, Any]
+"""What `state_dict` gives, as torch's own classes declare it. Its values are of any type."""
+
+ParameterGroup = dict[str, Any]
+"""A group of an optimizer, as torch declares it: `params`, and settings of these parameters."""
+
+
+class EmaState(TypedDict):
+    """The averages by name of the parameter, the number of updates, the decay of each update."""
+
+    shadow: dict[str, torch.Tensor]
+    updates: int
+    decay: float
+
+
+class Phase(TypedDict):
+    """Where in a run the user believes to be: the last two steps, and the one under way."""
+
+    index: int
+    history: list[int]
+    span: tuple[int, int]
+
+
+class ExtraState(TypedDict):
+    """The keys of the user's own dict."""
+
+    tokens: int
+    phase: Phase
+    best: float
+    by_id: dict[int, str | float]
+    note: str
+    flag: None
+
+
+class GradientsState(TypedDict):
+    """The micro-batches that are accumulated so far, and the gradients by name of the parameter."""
+
+    micro: int
+    held: dict[str, torch.Tensor]
 
 
 class Ema:
@@ -27,11 +67,11 @@ class Ema:
         for name, parameter in self.model.named_parameters():
             self.shadow[name].lerp_(parameter.detach(), 1 - self.decay)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give shadow tensors and the count."""
+    def state_dict(self) -> StateDict:
+        """Give the averages themselves and the count: see `EmaState`."""
         return {"shadow": dict(self.shadow), "updates": self.updates, "decay": self.decay}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: EmaState) -> None:
         """Copy into the shadow's own memory."""
         for name, value in state_dict["shadow"].items():
             self.shadow[name].copy_(value)
@@ -47,7 +87,7 @@ class Extra:
 
     def __init__(self, seed: int) -> None:
         """Differ by seed, so that a value that is not restored shows."""
-        self.value: dict[str, Any] = {
+        self.value: ExtraState = {
             "tokens": seed,
             "phase": {"index": 0, "history": [], "span": (0, seed)},
             "best": float("inf"),
@@ -63,13 +103,13 @@ class Extra:
         self.value["phase"]["span"] = (step, step + 1)
         self.value["best"] = min(self.value["best"], loss)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Give a copy: later steps must not change what was handed out."""
-        return copy.deepcopy(self.value)
+        return dict(copy.deepcopy(self.value))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: ExtraState) -> None:
         """Take a copy."""
-        self.value = copy.deepcopy(dict(state_dict))
+        self.value = cast("ExtraState", copy.deepcopy(dict(state_dict)))
 
 
 class Gradients:
@@ -79,7 +119,7 @@ class Gradients:
         """Watch the model's parameters."""
         self.model, self.micro = model, 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Give the gradients by name and the count of micro-batches."""
         held = {
             n: p.grad.detach().clone()
@@ -88,8 +128,8 @@ class Gradients:
         }
         return {"micro": self.micro, "held": held}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the gradients."""
+    def load_state_dict(self, state_dict: GradientsState) -> None:
+        """Set the gradients; a parameter that has none here gets none."""
         self.micro = state_dict["micro"]
         for name, parameter in self.model.named_parameters():
             held = state_dict["held"].get(name)
@@ -99,9 +139,9 @@ class Gradients:
 class MasterSgd(optim.Optimizer):
     """SGD with fp32 master weights; momentum is fp32 for bf16 parameters, bf16 for fp32 ones.
 
-    torch's own `load_state_dict` casts such state to the parameter's dtype (bugs K01, K02): what is
-    wider loses its low bits, and what is narrower takes twice the memory and rounds no more, unless
-    the manager minds.
+    torch's own `load_state_dict` casts such state to the parameter's dtype: what is wider loses its
+    low bits, and what is narrower takes twice the memory and rounds no more, unless the manager
+    minds.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
@@ -118,20 +158,18 @@ class MasterSgd(optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._update(p, group)
+                    self._update(p, p.grad, group)
         return loss
 
-    def _update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, p: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup) -> None:
         state = self.state[p]
         if not state:
             state["master"] = p.detach().float().clone()
             narrow = torch.bfloat16 if p.dtype == torch.float32 else torch.float32
             state["momentum"] = torch.zeros_like(state["master"], dtype=narrow)
             state["step"] = torch.tensor(100_001.0)  # beyond what bf16 can count
-        assert_grad = p.grad if p.grad is not None else torch.zeros_like(p)
-        state["momentum"].mul_(group["momentum"]).add_(
-            assert_grad.float() + group["weight_decay"] * state["master"]
-        )
+        decayed = gradient.float() + group["weight_decay"] * state["master"]
+        state["momentum"].mul_(group["momentum"]).add_(decayed)
         state["master"].add_(state["momentum"], alpha=-group["lr"])
         state["step"] += 1
         p.copy_(state["master"].to(p.dtype))

@@ -8,12 +8,13 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from stopped import carriers
 
 from ckpt_conformance.harness import client
+from ckpt_conformance.harness.messages import JobSpec, Program, Save
 from ckpt_conformance.plugin.session import SessionOptions, run_session
 
 if TYPE_CHECKING:
@@ -126,13 +127,16 @@ def test_no_process_is_left(outcomes: dict[tuple[str, str], CheckOutcome], on_pa
     assert carriers(on_path) == set()
 
 
-def test_a_life_dies_with_its_server(on_path: str, tmp_path: Path) -> None:
-    program = {
-        "adapter": "misbehaving:hangs_in_save",
-        "root": str(tmp_path),
-        "job": {"kind": "mixed", "seed": 0},
-        "ops": [{"op": "save"}],
-    } | {name: str(tmp_path / name) for name in ("journal", "result", "output")}
+def test_a_child_dies_with_its_server(on_path: str, tmp_path: Path) -> None:
+    program = Program(
+        adapter="misbehaving:hangs_in_save",
+        root=str(tmp_path),
+        journal=str(tmp_path / "journal"),
+        result=str(tmp_path / "result"),
+        output=str(tmp_path / "output"),
+        job=JobSpec(kind="mixed", seed=0),
+        ops=(Save(),),
+    )
     with client.Server(("misbehaving:hangs_in_save",)) as server:
         child = threading.Thread(target=run_and_ignore, args=(server.socket, program))
         child.start()
@@ -141,7 +145,7 @@ def test_a_life_dies_with_its_server(on_path: str, tmp_path: Path) -> None:
     wait(lambda: not carriers(on_path))
 
 
-def run_and_ignore(socket: str, program: dict[str, Any]) -> None:
+def run_and_ignore(socket: str, program: Program) -> None:
     connection = client.Client(socket)
     with pytest.raises(client.ServerError):
         connection.run(program)

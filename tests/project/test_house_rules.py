@@ -6,6 +6,7 @@ import ast
 import re
 import statistics
 import tomllib
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE_LINES = 800
+ROOM_MODULES = 25
 FUNCTION_LINES = 70
 MOST_LINES = 30  # of 90 % of the functions
 MEDIAN_LINES = 10
@@ -87,6 +89,19 @@ def test_modules_are_short(repository: Path, python_files: list[Path]) -> None:
     }
     long = {path: lines for path, lines in sizes.items() if lines > MODULE_LINES}
     assert not long, f"over {MODULE_LINES} lines: {long}"
+
+
+def test_no_room_is_a_hall(python_files: list[Path]) -> None:
+    """A newcomer looks through a room in a minute; mutants and adapters are lists."""
+    rooms = Counter(
+        path.parent
+        for path in python_files
+        if path.parts[0] == "ckpt_conformance" and path.name != "__init__.py"
+    )
+    full = {str(room): count for room, count in rooms.items() if count > ROOM_MODULES}
+    assert not {name for name in full if not name.endswith(("mutants", "adapters"))}, full
+    at_root = [path.name for path in python_files if path.parent.as_posix() == "ckpt_conformance"]
+    assert sorted(at_root) == ["__init__.py", "__main__.py"], "every module stands in a room"
 
 
 def test_bundled_adapters_are_short(repository: Path, python_files: list[Path]) -> None:

@@ -55,7 +55,7 @@ REASONS = {
     "NOT_MET": "a flipped bit in the payload loads without an error",
     "UNKNOWN": "the control without the fault failed: the worker ended with signal 9",
     "NOT_APPLICABLE": "the manager does not declare the capability `mirror`",
-    "WAIVED": "accepted until 2.14, see the project's issue 12",
+    "WAIVED": "accepted until 2.14, as the project's tracker says",
 }
 INFO = AdapterInfo(
     name="torch-save-inplace",

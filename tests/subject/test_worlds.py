@@ -11,6 +11,13 @@ import pytest
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
+from ckpt_conformance.harness.messages import (
+    ExitKind,
+    Gate,
+    ReadLeaves,
+    Run,
+    RunResult,
+)
 from ckpt_conformance.subject import oracle, worlds
 from ckpt_conformance.suites import drawn_layouts
 from ckpt_conformance.workload import joining
@@ -19,6 +26,7 @@ from ckpt_conformance.workload.hashing import hash_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
 
 LAYOUTS = [
@@ -30,7 +38,7 @@ LAYOUTS = [
     {"replicate": 2, "fsdp": 2},
     {"fsdp": 2, "dim": 1},
 ]
-TRAIN = {"op": "run", "until": 6, "final": True}
+TRAIN = Run(until=6, final=True)
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +46,11 @@ def subject(new_subject: Callable[..., Subject]) -> Subject:
     return new_subject("dcp-per-step")
 
 
-def final(result: worlds.WorldResult) -> dict[str, dict[str, str]]:
-    assert result.exit_kind == "ended", result.output
+def final(result: worlds.WorldResult) -> Leaves:
+    assert result.exit_kind is ExitKind.ENDED, result.output
     assert result.error is None
-    state: dict[str, dict[str, str]] = result.result("run")["final"]
+    state = result.of(RunResult).final
+    assert state is not None
     return {name: leaves for name, leaves in state.items() if name not in ("rng", "loader")}
 
 
@@ -56,9 +65,10 @@ def test_every_layout_trains_the_same_bits(
 ) -> None:
     result = worlds.execute(subject, layout, TRAIN)
     assert final(result) == final(alone)
-    first = [one for one in result.result("run")["records"] if one["rank"] == 0]
-    wanted = alone.result("run")["records"]
-    assert [one["loss"] for one in first] == [one["loss"] for one in wanted]
+    first = [trained for trained in result.records if trained.rank == 0]
+    wanted = alone.records
+    assert first
+    assert [one.record.loss for one in first] == [one.record.loss for one in wanted]
 
 
 @pytest.mark.slow
@@ -70,30 +80,33 @@ def test_every_layout_that_is_drawn_trains_the_same_bits(
 
 
 def test_ranks_draw_apart_and_read_apart(subject: Subject) -> None:
-    records = worlds.execute(subject, {"fsdp": 2}, TRAIN).result("run")["records"]
-    mine, theirs = ([r for r in records if r["rank"] == rank] for rank in (0, 1))
-    assert all(a["draws"] != b["draws"] for a, b in zip(mine, theirs, strict=True))
-    assert all(not set(a["batch"]) & set(b["batch"]) for a, b in zip(mine, theirs, strict=True))
+    records = worlds.execute(subject, {"fsdp": 2}, TRAIN).records
+    mine, theirs = ([r.record for r in records if r.rank == rank] for rank in (0, 1))
+    assert mine
+    assert all(a.draws != b.draws for a, b in zip(mine, theirs, strict=True))
+    assert all(not set(a.batch) & set(b.batch) for a, b in zip(mine, theirs, strict=True))
 
 
 def test_a_rank_that_dies_leaves_the_others_an_end(subject: Subject) -> None:
-    fault = {**fault_injectors.spec("file-write", at=1, mode="kill"), "ranks": [1]}
+    fault = fault_injectors.spec("file-write", ranks=[1], at=1, mode="kill")
     trees.clear(subject.root)
     result = worlds.run(subject, {"fsdp": 2}, 2, (2,), faults=[fault])
-    assert [one.exit_kind for one in result.ranks] == ["ended", "killed"]
-    assert "rank 0: " in str(result.error and result.error["message"])
-    assert result.result("run") == {}
+    assert [one.exit_kind for one in result.ranks] == [ExitKind.ENDED, ExitKind.KILLED]
+    assert result.error
+    assert "rank 0: " in result.error.message
+    assert not result.reached(RunResult)
+    assert result.of(RunResult) == RunResult()
 
 
 def test_a_rank_that_hangs_ends_at_the_deadline(subject: Subject) -> None:
-    stuck = {"op": "gate", "state": "await", "ranks": [1]}
-    result = worlds.execute(subject, {"fsdp": 2}, stuck, {"op": "leaves"}, deadline=2.0)
-    assert [one.exit_kind for one in result.ranks] == ["ended", "hang"]
-    assert result.exit_kind == "hang"
+    stuck = Gate(state="await", ranks=(1,))
+    result = worlds.execute(subject, {"fsdp": 2}, stuck, ReadLeaves(), deadline=2.0)
+    assert [one.exit_kind for one in result.ranks] == [ExitKind.ENDED, ExitKind.HANG]
+    assert result.exit_kind is ExitKind.HANG
 
 
 def test_no_process_of_a_world_is_left(subject: Subject) -> None:
-    fault = {**fault_injectors.spec("file-write", at=2, mode="kill"), "ranks": [0]}
+    fault = fault_injectors.spec("file-write", ranks=[0], at=2, mode="kill")
     worlds.run(subject, {"fsdp": 4}, 2, (2,), faults=[fault])
     token = str(subject.root)
     assert [pid for pid in running() if token in pid] == []
@@ -115,8 +128,7 @@ def running() -> list[str]:
 def test_ranks_at_different_steps_arrive_nowhere(subject: Subject) -> None:
     gold = worlds.golden(subject, {"fsdp": 2})
     subject.materialize(gold)
-    hidden = ["step-4"]
-    fault = {**fault_injectors.spec("stale-listing", hidden=hidden), "ranks": [1]}
+    fault = fault_injectors.spec("stale-listing", ranks=[1], hidden=["step-4"])
     result = worlds.resume(subject, {"fsdp": 2}, faults=[fault])
     assert result.split
     assert oracle.arrival(result) == (-1, {})

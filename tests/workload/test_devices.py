@@ -66,7 +66,7 @@ def test_more_ranks_than_gpus_are_a_limit_of_the_machine(
     new_subject: Callable[..., Subject],
 ) -> None:
     subject = new_subject("dcp-per-step", device="cuda")
-    subject.notes["gpus"] = 2
+    subject.once(worlds.GPUS, lambda: 2)
     with pytest.raises(Unknown, match="this machine has 2 GPUs for 3 ranks on cuda"):
         worlds.run(subject, {"fsdp": 3}, 1)
 

@@ -157,7 +157,7 @@ def facts_at(versions: Sequence[Version], point: int, cut: Sequence[int] = ()) -
 
 
 def judge(visit: Visit, facts: Facts) -> Outcome:
-    """Classify one recovery (DESIGN section 2)."""
+    """Classify one recovery: what it served, against what had been acknowledged."""
     if visit.exit_kind == "ended" and visit.error is None and visit.step:
         return _served(set(visit.versions), facts)
     if visit.exit_kind in DIED:
