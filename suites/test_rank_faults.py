@@ -243,10 +243,10 @@ def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
             raise Unknown(f"the error of {injected.name} did not fire: {subject.tell(result)}")
         if hung(result) or not all(_saved_again(rank) for rank in result.ranks):
             errors = [rank.of(SaveResult).error for rank in result.ranks]
-            told = [json.loads(messages.encode(error)) if error else "saved" for error in errors]
+            shown = [json.loads(messages.encode(error)) if error else "saved" for error in errors]
             raise Violation(
                 f"{injected.name} failed once: the next save does not succeed",
-                evidence={"ranks": told},
+                evidence={"ranks": shown},
             )
         subject.judge(
             worlds.resume(subject, TWO),

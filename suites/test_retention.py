@@ -157,8 +157,8 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     rotating(subject, 3, (1, 2, 3), 3)
     usual = len(trees.listing(subject.root))
     if entries > usual:
-        told = {"names": entries, "names of three saves": usual}
-        raise Violation("rotation leaves parts of what it deleted", evidence=told)
+        evidence = {"names": entries, "names of three saves": usual}
+        raise Violation("rotation leaves parts of what it deleted", evidence=evidence)
 
 
 @check("CKC-RETN-003")
@@ -194,20 +194,21 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
         before = there(subject)
         steps = left(subject, rotating(subject, 1, (1,), 1))
         if 1 not in steps:
-            told = just_saved(subject, whose, before) | {"steps() after the save": steps}
-            raise Violation("the checkpoint just saved was deleted by its own save", evidence=told)
+            evidence = just_saved(subject, whose, before) | {"steps() after the save": steps}
+            message = "the checkpoint just saved was deleted by its own save"
+            raise Violation(message, evidence=evidence)
 
 
 def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, object]:
     """Tell what a save of step 1 beside newer steps did: names before and after, and a restart."""
     after = there(subject)
-    told: dict[str, object] = {
+    evidence: dict[str, object] = {
         "directory before": f"steps 2 and 4 of {whose}: {', '.join(before[:8])}",
         "save": "step 1 with keep_last=1, acknowledged",
         "names deleted": [name for name in before if name not in after][:8],
         "names added": [name for name in after if name not in before][:8] or "none is left",
     }
-    return told | {"a restart gives": subject.tell(subject.resume())}
+    return evidence | {"a restart gives": subject.tell(subject.resume())}
 
 
 @check("CKC-RETN-005")
@@ -260,8 +261,8 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     rotating(subject, 5, (4, 5), 2, resume=True, then=[Close()])
     last = left(subject, rotating(subject, 7, (6, 7), 2, resume=True))
     if len(last) != len(first):
-        told = {"in one child": first, "after two restarts": last}
-        raise Violation("restarts change how many checkpoints are kept", evidence=told)
+        evidence = {"in one child": first, "after two restarts": last}
+        raise Violation("restarts change how many checkpoints are kept", evidence=evidence)
 
 
 @check("CKC-RETN-007")
@@ -336,8 +337,8 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     stay = subject.steps()
     lost += [step for step in (4, 10) if step not in stay and step not in lost]
     if lost:
-        told = {"lost": lost, "steps": stay}
-        raise Violation("leftovers took the place of whole checkpoints", evidence=told)
+        evidence = {"lost": lost, "steps": stay}
+        raise Violation("leftovers took the place of whole checkpoints", evidence=evidence)
 
 
 def paths(golden: Golden, step: int) -> list[str]:

@@ -46,8 +46,8 @@ def _probe(name: str, **args: object) -> Probe:
 
 def _ended(subject: Subject, result: ProcessResult, what: str) -> ProcessResult:
     if not result.went_well:
-        told = f"{what} does not end well: {subject.tell(result)}"
-        raise resumption.blame(subject, told, smoke.test_a_new_process_loads_what_was_saved)
+        reason = f"{what} does not end well: {subject.tell(result)}"
+        raise resumption.blame(subject, reason, smoke.test_a_new_process_loads_what_was_saved)
     return result
 
 
@@ -239,8 +239,9 @@ def _payload_is_kept(golden: Golden) -> None:
         # A second copy, such as one that always holds the latest step, may change.
         lost = [sample for sample in samples if sample in data[name] and sample not in kept]
         if lost and now != data[name]:
-            told = {"file": name.as_posix(), "tensors": len(lost)}
-            raise Violation("the save of step 4 changes the payload of step 2", evidence=told)
+            evidence = {"file": name.as_posix(), "tensors": len(lost)}
+            message = "the save of step 4 changes the payload of step 2"
+            raise Violation(message, evidence=evidence)
 
 
 @check("CKC-SIDE-005")

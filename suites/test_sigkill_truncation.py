@@ -159,8 +159,8 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
     for kind in crossing:
         try:
             judge_saves(subject, kind)
-        except Violation as found:
-            raise resumption.blame(subject, found, kinds[kind]) from found
+        except Violation as error:
+            raise resumption.blame(subject, error, kinds[kind]) from error
         judge_saves(subject, kind + ELSEWHERE)
 
 
@@ -214,11 +214,11 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
     """
     for crash in usable(subject)[: None if subject.budget == "full" else 2]:
         trees.materialize(crash.folder, subject.root)
-        trouble, told = goes_on(subject)
+        trouble, evidence = goes_on(subject)
         if trouble:
             control(subject)
-            told = {"killed": crash.point.name, **told}
-            raise Violation(f"after a kill {crash.point.name} {trouble}", evidence=told)
+            evidence = {"killed": crash.point.name, **evidence}
+            raise Violation(f"after a kill {crash.point.name} {trouble}", evidence=evidence)
 
 
 def goes_on(subject: Subject) -> tuple[str, dict[str, object]]:
@@ -237,11 +237,11 @@ def goes_on(subject: Subject) -> tuple[str, dict[str, object]]:
 def control(subject: Subject) -> None:
     """Do the same from a whole step 2; raise Unknown if a resumed job can't go on saving at all."""
     subject.materialize(subject.golden(), OLDER)
-    trouble, told = goes_on(subject)
+    trouble, evidence = goes_on(subject)
     if trouble:
         raise resumption.blame(
             subject,
-            f"without any kill {trouble}: {told['child']}",
+            f"without any kill {trouble}: {evidence['child']}",
             bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
             bit_exact.test_what_was_loaded_can_be_saved_again,
         )
@@ -255,8 +255,8 @@ def usable(subject: Subject) -> list[Crash]:
     able = [crash for crash in crashes(subject, "new") if crash.is_usable]
     distinct = list({identity(fingerprint(crash.folder)): crash for crash in able}.values())
     if not distinct:
-        told = "no killed save can be resumed from"
-        raise resumption.blame(subject, told, test_a_kill_during_a_save_costs_at_most_that_step)
+        reason = "no killed save can be resumed from"
+        raise resumption.blame(subject, reason, test_a_kill_during_a_save_costs_at_most_that_step)
 
     known = lasting(subject)
 
@@ -293,9 +293,11 @@ def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> 
     by_step = "explicit_step" in subject.info.capabilities
     results = batched_recovery.steps_each(subject, [crash.folder for crash in kept])
     for crash, result in zip(kept, results, strict=True):
-        told = {"killed": crash.point.name, "discovery": _answer(result)}
+        evidence = {"killed": crash.point.name, "discovery": _answer(result)}
         if result.steps is None:
-            raise Violation(f"killed {crash.point.name}, discovery does not answer", evidence=told)
+            raise Violation(
+                f"killed {crash.point.name}, discovery does not answer", evidence=evidence
+            )
         newest = max(result.steps, default=0)
         step, _ = oracle.arrival(crash.resumed)
         if step != newest and newest == NEWEST and by_step:
@@ -304,7 +306,7 @@ def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> 
             )
         if step != newest:
             raise Violation(
-                f"killed {crash.point.name}, discovery names step {newest}", evidence=told
+                f"killed {crash.point.name}, discovery names step {newest}", evidence=evidence
             )
 
 
@@ -342,8 +344,8 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
         raise resumption.blame(subject, subject.tell(result), about)
     extra = left_over(subject.root, known)
     if len(extra) > len(left):
-        told = {"after one dead save": left, "after two dead ones and a good one": extra}
-        raise Violation("what dead saves leave piles up", evidence=told)
+        evidence = {"after one dead save": left, "after two dead ones and a good one": extra}
+        raise Violation("what dead saves leave piles up", evidence=evidence)
 
 
 def lasting(subject: Subject) -> set[str]:

@@ -62,8 +62,8 @@ def hold(subject: Subject, point: RankPoint, number: int) -> Held:
         raise Unknown(f"{point.name} was not held: {subject.tell(result)}")
     others: dict[str, str] = released[0]["others"]
     if not released[0]["settled"]:
-        told = ", ".join(f"rank {rank} {what}" for rank, what in others.items())
-        raise Unknown(f"{point.name} is slow, and the others do not come to rest: {told}")
+        at_work = ", ".join(f"rank {rank} {what}" for rank, what in others.items())
+        raise Unknown(f"{point.name} is slow, and the others do not come to rest: {at_work}")
     trees.copy(subject.root, copies[1])
     return Held(point, result, others, *copies)
 
@@ -115,20 +115,20 @@ def test_no_step_is_announced_before_a_slow_rank_has_written(subject: Subject) -
 
 def nothing_is_announced_early(subject: Subject, held: Held, legal: dict[int, Leaves]) -> None:
     """Raise Violation if a rank was told of a step, or discovery names one, that is not whole."""
-    told = [rank for rank, what in held.others.items() if what == "acknowledged"]
+    saved = [rank for rank, what in held.others.items() if what == "acknowledged"]
     trees.materialize(held.meanwhile, subject.root)
     then = [Steps()] if "steps" in subject.info.capabilities else []
     result = worlds.resume(subject, TWO, then=then)
-    if not told and not oracle.arrival(result)[0]:  # what was there before is another matter
+    if not saved and not oracle.arrival(result)[0]:  # what was there before is another matter
         raise control_failed(f"{held.name}: {subject.tell(result)}", "CKC-RANK-002")
-    message = f"{held.name}, and rank {told[0]} is told that it is saved" if told else held.name
+    message = f"{held.name}, and rank {saved[0]} is told that it is saved" if saved else held.name
     outcome = subject.judge(
         result,
         legal,
-        {Outcome.NEW} if told else rank_faults.WHOLE,
+        {Outcome.NEW} if saved else rank_faults.WHOLE,
         f"{message}; a resume meanwhile",
         newest=NEWEST,
-        acknowledged=(OLDER, NEWEST) if told else (OLDER,),
+        acknowledged=(OLDER, NEWEST) if saved else (OLDER,),
         **held.evidence,
     )
     if NEWEST in (result.of(StepsResult).steps or ()) and outcome is not Outcome.NEW:

@@ -187,10 +187,10 @@ def world_of(subject: Subject) -> World:
     runs = {name: subject.golden(STEPS, seed=number) for name, number in SEEDS.items()}
     states = {name: {step: golden.at[step] for step in STEPS} for name, golden in runs.items()}
     world = World(states, sequences.files_of_steps(runs["first"]), deaths(subject))
-    reason = fails(subject, world, PLAIN)
-    if reason:
-        told = f"a plain resume leaves the model: {reason}"
-        raise resumption.blame(subject, told, *plain_checks())
+    violation = fails(subject, world, PLAIN)
+    if violation:
+        reason = f"a plain resume leaves the model: {violation}"
+        raise resumption.blame(subject, reason, *plain_checks())
     return world
 
 
@@ -203,11 +203,11 @@ def plain_checks() -> list[Check]:
 def deaths(subject: Subject) -> list[Fault]:
     """Give kills inside a save."""
     try:
-        found = injected_save.points_of(subject, "new")
+        every = injected_save.points_of(subject, "new")
     except Unknown:
         return []
-    quick = 1 if subject.budget == "quick" else len(found)
-    return [point.spec("kill") for point in points.choose(found, subject.rng, quick)]
+    quick = 1 if subject.budget == "quick" else len(every)
+    return [point.spec("kill") for point in points.choose(every, subject.rng, quick)]
 
 
 def fails(subject: Subject, world: World, script: list[Rule]) -> Violation | None:
@@ -250,17 +250,17 @@ def plain(subject: Subject, world: World) -> tuple[World, Vocabulary, list[Damag
     return world, frozenset(kind for kind, is_sound in sound.items() if is_sound), damages
 
 
-def shorten(subject: Subject, world: World, script: list[Rule], found: Violation) -> Violation:
+def shorten(subject: Subject, world: World, script: list[Rule], first: Violation) -> Violation:
     """Leave out rules as long as the script still leaves the model."""
-    budget, at = SHORTEN, len(script) - 1
+    shortest, budget, at = first, SHORTEN, len(script) - 1
     while at >= 0 and budget:
         budget -= 1
         shorter = script[:at] + script[at + 1 :]
         still = fails(subject, world, shorter)
         if still:
-            script, found = shorter, still
+            script, shortest = shorter, still
         at -= 1
-    return found
+    return shortest
 
 
 @check("CKC-RTRP-020")
@@ -274,6 +274,6 @@ def test_no_sequence_of_operations_leaves_the_model(subject: Subject) -> None:
     """
     world, vocabulary, damages = plain(subject, world_of(subject))
     for script in draw(vocabulary, damages, subject):
-        found = fails(subject, world, script)
-        if found:
-            raise shorten(subject, world, script, found)
+        violation = fails(subject, world, script)
+        if violation:
+            raise shorten(subject, world, script, violation)

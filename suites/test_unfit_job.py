@@ -165,10 +165,10 @@ def test_nothing_is_cold_in_silence(subject: Subject) -> None:
             for part, leaves in oracle.held(wanted, subject.holds).items()
             if state.get(part) != leaves
         ]
-        told = name.rpartition("/")[2] in result.output or all(
+        is_reported = name.rpartition("/")[2] in result.output or all(
             part in result.output for part in cold
         )
-        if cold and not told:
+        if cold and not is_reported:
             raise Violation(
                 f"{name} is missing: trained weights with cold {', '.join(cold)}, in silence",
                 evidence=subject.evidence(result, wanted),

@@ -58,8 +58,8 @@ def pair(subject: Subject, old: Layout, new: Layout) -> tuple[Leaves, Leaves]:
     result = arrived(subject, gold, new)
     step, state = oracle.arrival(result)
     if step != NEWEST:
-        told = f"saved by {name(old)}, a load by {name(new)} gives {subject.tell(result)}"
-        raise control_failed(told, "CKC-SHRD-004" if old == new else "CKC-SHRD-007")
+        reason = f"saved by {name(old)}, a load by {name(new)} gives {subject.tell(result)}"
+        raise control_failed(reason, "CKC-SHRD-004" if old == new else "CKC-SHRD-007")
     return gold.at[NEWEST], state
 
 
@@ -88,8 +88,8 @@ def weights_arrive(subject: Subject, old: Layout, new: Layout) -> None:
     result = arrived(subject, gold, new)
     step, state = oracle.arrival(result)
     if step != NEWEST:
-        told = f"saved by {name(old)}: {name(new)} cannot load it"
-        raise Violation(told, evidence=subject.evidence(result))
+        message = f"saved by {name(old)}: {name(new)} cannot load it"
+        raise Violation(message, evidence=subject.evidence(result))
     parts = [part for part in ("model", "ema") if part in subject.holds]
     wrong = differs(gold.at[NEWEST], state, parts, is_tensor)
     demand_none(wrong, f"saved by {name(old)}: {name(new)} gets other weights")
@@ -231,16 +231,16 @@ def _state_arrives(subject: Subject, drawn: Drawn) -> None:
     gold = worlds.golden(subject, drawn.old, (FIRST,), tensors=drawn.tensors)
     subject.materialize(gold, FIRST)
     result = worlds.resume(subject, drawn.new, tensors=drawn.tensors)
-    told = f"saved by {name(drawn.old)}: {name(drawn.new)}"
+    who = f"saved by {name(drawn.old)}: {name(drawn.new)}"
     step, state = oracle.arrival(result)
     if step != FIRST:
-        message = f"{told} gives {subject.tell(result)}; the model: {drawn.model}"
+        message = f"{who} gives {subject.tell(result)}; the model: {drawn.model}"
         raise control_failed(message, "CKC-SHRD-007")
     saved = gold.at[FIRST]
     wrong = differs(saved, state, ["model"], is_tensor)
     if "optimizer" in subject.holds:
         wrong += differs(saved, state, optimizers(subject, saved), is_moment)
-    demand_none(wrong, f"{told} gets another state; the model: {drawn.model}")
+    demand_none(wrong, f"{who} gets another state; the model: {drawn.model}")
 
 
 @check("CKC-SHRD-012")
@@ -259,15 +259,15 @@ def test_ranks_that_cannot_load_are_told(subject: Subject) -> None:
     for new in ({"fsdp": 3}, {"fsdp": 4}, {"fsdp": 1}):
         result = arrived(subject, gold, new)
         if result.split:
-            told = f"saved by {name(TWO)}: of {name(new)} some load and some do not"
+            message = f"saved by {name(TWO)}: of {name(new)} some load and some do not"
             ranks = [subject.tell(process) for process in result.ranks]
-            raise Violation(told, evidence={"ranks": ranks})
+            raise Violation(message, evidence={"ranks": ranks})
         step, state = oracle.arrival(result)
         if step is None and result.exit_kind is ExitKind.ENDED:
             continue
         if step != NEWEST:
-            told = f"saved by {name(TWO)}: a load by {name(new)} ends as {subject.tell(result)}"
-            raise Violation(told, evidence=subject.evidence(result))
+            message = f"saved by {name(TWO)}: a load by {name(new)} ends as {subject.tell(result)}"
+            raise Violation(message, evidence=subject.evidence(result))
         wrong = differs(gold.at[NEWEST], state, ["model"], is_tensor)
         if "optimizer" in subject.holds:
             wrong += differs(gold.at[NEWEST], state, optimizers(subject, state), is_moment)

@@ -10,9 +10,17 @@ import pytest
 
 from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.fault_injectors import injected_calls
-from ckpt_conformance.fault_injectors.advancing import KINDS, is_renewed
+from ckpt_conformance.fault_injectors.advancing import (
+    KINDS,
+    Advancer,
+    CallFault,
+    Task,
+    TrialResult,
+    is_renewed,
+)
 from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
 from ckpt_conformance.harness.client import ProcessResult
+from ckpt_conformance.harness.messages import ExitKind, SeenCall, UnsupportedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,22 +45,19 @@ def quick(new_subject: Callable[..., Subject]) -> Subject:
 def test_every_call_fails_once_and_from_there_on_until_the_operation_is_clean(
     what: str, full: Subject
 ) -> None:
-    found = injected_calls.trials(full, what)
-    log = full.notes[f"control {what}"]["log"]
+    trials = injected_calls.trials(full, what)
+    log = injected_calls.trials_of(full, what).control.log
     for lasting in (False, True):
-        injected = {one.args["at"] for one in found if one.kind == "EIO" and is_on(one) is lasting}
+        faults = [trial.fault for trial in trials if trial.kind == "EIO"]
+        injected = {fault.at for fault in faults if fault.persistent is lasting}
         assert injected == set(range(1, len(log) + 1))
-    assert {one.kind for one in found} <= set(OPERATIONS[what].kinds)
+    assert {trial.kind for trial in trials} <= set(OPERATIONS[what].kinds)
     assert full.remarks[f"I/O points of {what}"].startswith(f"all {len(log)} failed once and from")
 
 
-def is_on(trial: Trial) -> bool:
-    return bool(trial.args["persistent"])
-
-
 def test_each_kind_strikes_only_calls_that_can_fail_so(full: Subject) -> None:
-    found = injected_calls.trials(full, "save")
-    injected = {kind: {one.call["what"] for one in found if one.kind == kind} for kind in KINDS}
+    trials = injected_calls.trials(full, "save")
+    injected = {kind: {one.call.what for one in trials if one.kind == kind} for kind in KINDS}
     assert injected["short"] == {"write", "writev"}
     assert "rename" in injected["ENOSPC"]
     assert "rename" not in injected["EINTR"]
@@ -70,7 +75,7 @@ def test_a_short_write_is_finished_and_an_error_is_raised(full: Subject) -> None
 def test_a_sample_says_that_it_is_one_and_how_large(quick: Subject) -> None:
     found = injected_calls.trials(quick, "save")
     assert sorted({one.kind for one in found}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
-    count = len(quick.notes["control save"]["log"])
+    count = len(injected_calls.trials_of(quick, "save").control.log)
     assert quick.remarks["I/O points of save"] == f"a sample of {count}: {len(found)} trials"
 
 
@@ -78,50 +83,50 @@ def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:
     trial = next(one for one in injected_calls.trials(quick, "save") if one.error)
     alone = injected_calls.again(quick, "save", trial)
     assert alone.error
-    assert (alone.call["what"], alone.error["type"]) == (trial.call["what"], trial.error["type"])
+    assert trial.error
+    assert (alone.call.what, alone.error.type) == (trial.call.what, trial.error.type)
     both = [injected_calls.outcome(quick, "save", one) for one in (trial, alone)]
     assert both == [Outcome.PREVIOUS] * 2
 
 
-def line(**more: Any) -> dict[str, Any]:  # noqa: ANN401
-    args = {"at": 3, "error": "EIO", "persistent": False}
-    call = {"what": "write", "path": "a", "call": 3}
-    told = {"kind": "EIO", "what": "save", "args": args, "exit_kind": "ended", "error": None}
-    return {**told, "fired": 1, "calls": 9, "call": call, **more}
+def told(kind: str = "EIO", **more: Any) -> TrialResult:  # noqa: ANN401  fields of a result
+    fault, call = CallFault(at=3, error="EIO"), SeenCall(call=3, what="write", path="a")
+    fields: dict[str, Any] = {"fired": 1, "calls": 9, "call": call, **more}
+    return TrialResult(key="", kind=kind, what="save", fault=fault, **fields)
 
 
 def test_a_point_that_never_fired_is_unknown() -> None:
-    control = {"log": [{}] * 9}
+    control = told("control", log=(SeenCall(call=1, what="write"),) * 9)
     with pytest.raises(Unknown, match="did not fire: EIO at write of a"):
-        injected_calls.remark(OPERATIONS["save"], control, [line(fired=0)])
+        injected_calls.remark(OPERATIONS["save"], control, [told(fired=0)])
     with pytest.raises(Unknown, match="no system call of the save"):
-        injected_calls.remark(OPERATIONS["save"], {"log": []}, [])
+        injected_calls.remark(OPERATIONS["save"], told("control", log=()), [])
 
 
 def test_writes_that_nobody_sees_are_unknown(quick: Subject) -> None:
-    foreign = [{"call": "mmap", "path": "a.bin", "why": "not seen"}]
-    control = {"exit_kind": "ended", "error": None, "unsupported": foreign}
+    foreign = UnsupportedCall(call="mmap", path="a.bin", why="not seen")
+    control = told("control", unsupported=(foreign,))
     with pytest.raises(Unknown, match=r"can't be made to fail: mmap of a\.bin"):
         injected_calls.require_control(quick, OPERATIONS["save"], control)
 
 
 def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
-    trial = Trial(line(exit_kind="crashed"))
+    trial = Trial(told(exit_kind=ExitKind.CRASHED))
     assert trial.died
     assert trial.error
-    assert trial.error["type"] == "crashed"
+    assert trial.error.type == "crashed"
 
 
 def test_where_nothing_can_be_struck_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
-    result = ProcessResult("crashed", [], [], output, code=70)
-    told = injected_calls.reason(quick, result)
-    assert told.startswith("this machine can't make system calls fail")
+    result = ProcessResult(ExitKind.CRASHED, (), [], output, quick.program(), code=70)
+    reason = injected_calls.reason(quick, result)
+    assert reason.startswith("this machine can't make system calls fail")
 
 
 def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:
-    def call(number: int, what: str, *, injected: bool = False) -> dict[str, Any]:
-        return {"call": number, "what": what, "path": f"model_{number}.tmp", "injected": injected}
+    def call(number: int, what: str, *, injected: bool = False) -> SeenCall:
+        return SeenCall(call=number, what=what, path=f"model_{number}.tmp", injected=injected)
 
     failed = call(2, "fsync", injected=True)
     again = [call(1, "write"), failed, call(3, "fsync")]
@@ -132,21 +137,24 @@ def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:
 
 def test_what_a_process_left_that_its_error_ended_is_resumed_from(tmp_path: Path) -> None:
     """A writer that dies of an error is no failure of the harness; its directory is judged."""
-    from ckpt_conformance.fault_injectors.advancing import Advancer, Task
 
     class Aborts(Advancer):
-        def once(self, fault: dict[str, Any]) -> dict[str, Any]:
+        def once(self, begun: TrialResult) -> TrialResult:
             (self.child.root / "half").write_bytes(b"h")
             os._exit(3)  # as a library does that can raise nothing
-            raise AssertionError(fault)
+            raise AssertionError(begun)
 
-    class Child:
-        root, program = tmp_path / "root", dict[str, Any]()
-        adapter = SimpleNamespace(shape="manager")
-
-    Child.root.mkdir()
-    names = {"base": str(tmp_path), "keep": str(tmp_path / "left"), "out": str(tmp_path / "out")}
-    task = Task(what="save", step=4, holds=[], **names)
-    told = Aborts(Child(), task, lambda _: None).trial("EIO", {"at": 1})
-    assert told["exit_kind"] == "crashed"
-    assert (tmp_path / "left" / told["left"] / "half").read_bytes() == b"h"
+    root = tmp_path / "root"
+    root.mkdir()
+    child = SimpleNamespace(root=root, adapter=SimpleNamespace(shape="manager"))
+    task = Task(
+        what="save",
+        step=4,
+        holds=(),
+        base=str(tmp_path),
+        keep=str(tmp_path / "left"),
+        out=str(tmp_path / "out"),
+    )
+    result = Aborts(child, task, "", lambda _: None).trial("EIO", CallFault(at=1))
+    assert result.exit_kind is ExitKind.CRASHED
+    assert (tmp_path / "left" / result.left / "half").read_bytes() == b"h"
