@@ -37,7 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def told(judged: Judged) -> dict[str, Any]:
-    found = judged.to_json()
+    found = dict(judged.to_json())
     found.pop("path")
     return found
 

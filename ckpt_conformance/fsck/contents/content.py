@@ -25,9 +25,9 @@ from ckpt_conformance.fsck.formats import (
 )
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.layouts import layouts
-from ckpt_conformance.fsck.layouts.parts import MOST_JSON, weight_map
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.source import exactly, whole
+from ckpt_conformance.fsck.source.source import exactly
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,8 +201,7 @@ def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
 
 def _index(found: Content, base: str, name: str, top: str) -> Iterator[str]:
     """Read the files of an index of Hugging Face as one."""
-    with found.folder.open(base + name) as file:
-        files = weight_map(safetensors_file.parse_json(whole(file, MOST_JSON)))
+    files = safetensors_file.read_index(found.folder.read(base + name, MOST_JSON)).files
     yield base + name
     for one in sorted(files):
         read_file = _safetensors if one.endswith(".safetensors") else _torch
@@ -211,19 +210,17 @@ def _index(found: Content, base: str, name: str, top: str) -> Iterator[str]:
 
 def _json(found: Content, name: str, top: str) -> Iterator[str]:
     """Read a JSON file as values."""
-    with found.folder.open(name) as file:
-        data = whole(file, MOST_JSON)
+    data = found.folder.read(name, MOST_JSON)
     if data[:1] == b"[":
         return  # compared by its bytes
-    for key, leaf in leaves.of_tree(safetensors_file.parse_json(data), {}, top):
+    for key, leaf in leaves.of_tree(parse_json(data), {}, top):
         found.add(key, leaf if isinstance(leaf, Value) else Value(None))
     yield name
 
 
 def _dcp(found: Content, base: str, top: str) -> Iterator[str]:
     """Read a directory of DCP: tensors as chunks, other items as data."""
-    with found.folder.open(base + dcp.METADATA) as file:
-        metadata = dcp.read_metadata(whole(file, MOST_JSON))
+    metadata = dcp.read_metadata(found.folder.read(base + dcp.METADATA, MOST_JSON))
     yield base + dcp.METADATA
     pieces: dict[str, list[Piece]] = {}
     for shard, items in sorted(metadata.items.items()):
@@ -267,8 +264,7 @@ def _item(found: Content, shard: str, key: str, place: int, length: int) -> None
 
 def _reference(found: Content, base: str, name: str) -> Iterator[str]:
     """Read a checkpoint of the reference manager, under the same names in both formats."""
-    with found.folder.open(base + name) as file:
-        listed = manifest.read(whole(file, manifest.MOST_BYTES))
+    listed = manifest.read(found.folder.read(base + name, manifest.MOST_BYTES))
     yield base + name
     if listed.kind == "dcp":
         inner = Content(found.folder)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, clip
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
 from ckpt_conformance.fsck.formats.pickle_machine import Made, Name, Persistent
 from ckpt_conformance.fsck.formats.torch_file import Tensor, as_tensor, storage_of, tensor_of
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_sequence, is_tuple
+from ckpt_conformance.fsck.source.untrusted import clip, is_dict, is_sequence, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

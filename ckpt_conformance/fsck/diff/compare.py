@@ -6,17 +6,16 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from ckpt_conformance.fsck.contents import tiles, ulps
 from ckpt_conformance.fsck.contents.content import Tensor
 from ckpt_conformance.fsck.contents.leaves import Value
-from ckpt_conformance.fsck.formats.dtypes import clip
 from ckpt_conformance.fsck.formats.pickle_machine import Name
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_sequence
+from ckpt_conformance.fsck.source.untrusted import clip, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-Told = int | float | str | bool | None
-"""What JSON can say of a plain value; anything else is shown as a text."""
-
 
 class Status(StrEnum):
     """What came of one entry."""
@@ -44,6 +40,21 @@ class Status(StrEnum):
     KIND = "kind-differs"  # a tensor and a plain value
     ONLY_A = "only-in-a"
     ONLY_B = "only-in-b"
+
+
+class DifferenceJson(TypedDict):
+    """A `Difference` in the output of `diff --json`; an infinite distance is the text `inf`."""
+
+    name: str
+    status: str
+    a: str | None
+    b: str | None
+    elements: int | None
+    count: int | None
+    first: list[int] | None
+    max_abs: float | str | None
+    max_ulps: int | None
+    nans: int
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,8 @@ class Difference:
     first: tuple[int, ...] | None = None
     apart: Apart = ulps.NONE
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types; an infinite distance is the text `inf`."""
+    def to_json(self) -> DifferenceJson:
+        """Give plain types."""
         most = self.apart.most
         return {
             "name": self.name,

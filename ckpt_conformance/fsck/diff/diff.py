@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.contents import content
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ckpt_conformance.fsck.contents.content import Entry
+    from ckpt_conformance.fsck.diff.compare import DifferenceJson
     from ckpt_conformance.fsck.layouts.layouts import Candidate, Found
     from ckpt_conformance.fsck.source.places import Where
 
@@ -54,6 +55,33 @@ class Options:
     jobs: int = 1
 
 
+class SideJson(TypedDict):
+    """A `Side` in the output of `diff --json`."""
+
+    path: str
+    layout: str
+    step: int | None
+    entries: int
+    problems: list[str]
+
+
+class ComparedJson(TypedDict):
+    """The output of `diff --json`; the schema is `report/schemas/diff.schema.json`.
+
+    `same_names` is there with `--all` only.
+    """
+
+    schema: str
+    same: bool
+    judged: bool
+    a: SideJson
+    b: SideJson
+    counts: dict[str, int]
+    bytes: int
+    differences: list[DifferenceJson]
+    same_names: NotRequired[list[str]]
+
+
 @dataclass
 class Side:
     """One checkpoint: where it was found, and what is wrong with it.
@@ -68,7 +96,7 @@ class Side:
     problems: list[str] = field(default_factory=list[str])
     is_beyond: bool = False
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SideJson:
         """Give plain types."""
         return {
             "path": str(self.path),
@@ -108,9 +136,9 @@ class Compared:
         found[str(Status.SAME)] = len(self.same)
         return {str(one): found[str(one)] for one in Status}
 
-    def to_json(self, *, names_same: bool = False) -> dict[str, Any]:
-        """Give plain types; the schema is `report/schemas/diff.schema.json`."""
-        told: dict[str, Any] = {
+    def to_json(self, *, names_same: bool = False) -> ComparedJson:
+        """Give plain types; `names_same` adds the names of the entries that are the same."""
+        body: ComparedJson = {
             "schema": SCHEMA,
             "same": self.is_judged and not self.differences,
             "judged": self.is_judged,
@@ -120,7 +148,9 @@ class Compared:
             "bytes": self.nbytes,
             "differences": [one.to_json() for one in self.differences],
         }
-        return told | ({"same_names": self.same} if names_same else {})
+        if names_same:
+            body["same_names"] = self.same
+        return body
 
 
 def diff(

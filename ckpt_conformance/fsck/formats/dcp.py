@@ -11,12 +11,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import pickles
-from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, MOST_COUNT, clip, count
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
 from ckpt_conformance.fsck.formats.pickle_machine import Made, Name
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_list, is_tuple
-from ckpt_conformance.fsck.source.source import plain
+from ckpt_conformance.fsck.source.untrusted import (
+    MOST_COUNT,
+    Json,
+    clip,
+    count,
+    is_dict,
+    is_list,
+    is_tuple,
+    plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +187,7 @@ def _is_index(one: object) -> bool:
     return type(one) is int and 0 <= one < MOST_COUNT
 
 
-def _state(made: object, kind: str) -> dict[str, Any]:
+def _state(made: object, kind: str) -> Json:
     """Give the attributes of an instance of a class of DCP's metadata."""
     if isinstance(made, Made) and made.keys is not None and _class(made) == kind:
         return dict(zip(made.keys, made.state, strict=True))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_sequence, is_tuple
+from ckpt_conformance.fsck.source.untrusted import is_dict, is_sequence, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

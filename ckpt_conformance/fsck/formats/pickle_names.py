@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, clip
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
 from ckpt_conformance.fsck.source.findings import Kind
+from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

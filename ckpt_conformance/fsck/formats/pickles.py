@@ -17,7 +17,7 @@ from ckpt_conformance.fsck.formats.pickle_machine import (
     make,
 )
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_list, is_tuple
+from ckpt_conformance.fsck.source.untrusted import is_dict, is_list, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator

@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.fsck.formats import pickles, zips
-from ckpt_conformance.fsck.formats.dtypes import (
-    ITEM_SIZE,
-    MOST_COUNT,
-    STORAGES,
-    clip,
-    count,
-    elements,
-)
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickle_machine import MOST_BYTES, Made, Name, Persistent
 from ckpt_conformance.fsck.formats.pickle_names import judge_names
 from ckpt_conformance.fsck.source.findings import Kind, Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_sequence, is_tuple
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
+from ckpt_conformance.fsck.source.untrusted import (
+    MOST_COUNT,
+    clip,
+    count,
+    is_dict,
+    is_sequence,
+    is_tuple,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -10,12 +10,12 @@ from operator import itemgetter, le
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import cover, dcp, dcp_safetensors, torch_file
-from ckpt_conformance.fsck.formats.dtypes import clip
 from ckpt_conformance.fsck.formats.pickles import without_collector
-from ckpt_conformance.fsck.layouts.parts import MOST_JSON, Context, facts_of, problems_of
+from ckpt_conformance.fsck.layouts.parts import Context, facts_of, problems_of
 from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed
-from ckpt_conformance.fsck.source.source import Absent, whole
+from ckpt_conformance.fsck.source.source import Absent
 from ckpt_conformance.fsck.source.sums import Sums, Work, check_spans, unreadable, works_of
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,8 +71,7 @@ def _values(found: dcp.Metadata) -> Iterator[str]:
 def metadata_of(context: Context, base: str) -> dcp.Metadata | None:
     """Read the metadata of a directory; None, and a finding, where that fails."""
     try:
-        with context.folder.open(base + dcp.METADATA) as file:
-            return dcp.read_metadata(whole(file, MOST_JSON))
+        return dcp.read_metadata(context.folder.read(base + dcp.METADATA, MOST_JSON))
     except Absent:
         what = "it is missing: the save did not end, or the commit was taken back"
         context.report.say(Kind.MISSING, base + dcp.METADATA, what)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats.dtypes import clip
-from ckpt_conformance.fsck.layouts.parts import IS_BF16, IS_ZERO
-from ckpt_conformance.fsck.source.findings import Kind
+from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind
+from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
-    from ckpt_conformance.fsck.source.findings import Report
+    from ckpt_conformance.fsck.source.findings import Facts, Report
 
 Said = tuple[Kind, str, str]
 """What a rule says: kind, file, reason."""
@@ -89,7 +88,7 @@ def _gaps(numbers: set[int], first: int = 0) -> Iterator[int]:
 # -- accelerate ------------------------------------------------------------------------------------
 
 
-def _accelerate(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
+def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
     """`save_state` writes models, optimizers, schedulers, then the generators of each rank."""
     ranks = _numbered(names, r"random_states_(\d+)\.pkl")
     if not ranks:
@@ -123,7 +122,7 @@ def _prepared(names: set[str]) -> Iterator[Said]:
 # -- transformers ----------------------------------------------------------------------------------
 
 
-def _trainer(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
+def _trainer(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
     """`Trainer` writes weights, optimizer, scheduler, generators of each rank; its state last."""
     if "trainer_state.json" not in names:
         why = "it is written last, so the save did not end; resuming needs it"
@@ -157,7 +156,7 @@ _STATES = r"(?:zero_pp_rank_\d+_)?mp_rank_(\d+)_model_states\.pt"
 _ZERO = r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt"
 
 
-def _deepspeed(names: set[str], facts: dict[str, Any]) -> Iterator[Said]:
+def _deepspeed(names: set[str], facts: dict[str, Facts]) -> Iterator[Said]:
     """ZeRO: a file of model states for each model-parallel rank, of the optimizer for each rank."""
     names = {name for name in names if "/" not in name}
     states = {name for name in names if name.endswith("_model_states.pt")}
@@ -179,17 +178,17 @@ def _deepspeed(names: set[str], facts: dict[str, Any]) -> Iterator[Said]:
 
 
 def _no_optimizers(
-    states: set[str], optimizers: set[str], facts: dict[str, Any], total: int
+    states: set[str], optimizers: set[str], facts: dict[str, Facts], total: int
 ) -> Iterator[Said]:
     """Say which files are missing where a model-parallel rank has not one of its optimizer."""
     has = {match[2] for name in optimizers if (match := re.fullmatch(_ZERO, name))}
     head = {name.partition("zero_pp_rank_")[0] for name in optimizers}
     for name in sorted(states):
-        match, known = re.fullmatch(_STATES, name), facts.get(name, {})
-        if not match or match[1] in has or not known.get(IS_ZERO):
+        match, known = re.fullmatch(_STATES, name), facts.get(name, NO_FACTS)
+        if not match or match[1] in has or not known.has_zero_optimizer:
             continue
         has.add(match[1])
-        begin = min(head, default="bf16_" if known.get(IS_BF16) else "")
+        begin = min(head, default="bf16_" if known.is_bf16 else "")
         for rank in range(total):
             why = f"the optim states of data-parallel rank {rank} of {total}: ZeRO was on"
             gone = f"{begin}zero_pp_rank_{rank}_mp_rank_{match[1]}_optim_states.pt"
@@ -213,17 +212,17 @@ def _zero(names: set[str], example: str, match: re.Match[str], total: int | None
         yield Kind.MISSING, f"{example[:start]}{rank}{example[end:]}", why
 
 
-def _said(facts: dict[str, Any], key: str) -> int | None:
+def _said(facts: dict[str, Facts], key: str) -> int | None:
     """Give a number that the files agree on."""
-    found = {one[key] for one in facts.values() if type(one.get(key)) is int}
-    value = found.pop() if len(found) == 1 else None
+    numbers = {number for known in facts.values() if (number := known.number(key)) is not None}
+    value = numbers.pop() if len(numbers) == 1 else None
     return value if value is not None and 0 < value <= _MOST_RANKS else None
 
 
 # -- verl ------------------------------------------------------------------------------------------
 
 
-def _verl(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
+def _verl(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
     """FSDP of verl: model, optimizer and the rest of each rank; the world size is in each name."""
     sets: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
@@ -248,16 +247,16 @@ def _verl(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
 def _lightning(one: Candidate, report: Report) -> None:
     """One file with a version of Lightning in it: the step, and whether it can be resumed."""
     for name, facts in report.facts.items():
-        if "pytorch-lightning_version" not in facts:
+        if "pytorch-lightning_version" not in facts.values:
             continue
         report.layout = "lightning"
-        step = facts.get("global_step")
-        if type(step) is int and report.step is None:
+        step = facts.number("global_step")
+        if step is not None and report.step is None:
             report.step = step
-        elif type(step) is int and "step=" in name and step != one.step:
+        elif step is not None and "step=" in name and step != one.step:
             why = f"its global_step is {step}, and its name says {one.step}: renamed, or another's"
             report.say(Kind.NOTE, name, why)
-        absent = {"optimizer_states", "lr_schedulers", "loops"} - {*facts}
+        absent = {"optimizer_states", "lr_schedulers", "loops"} - {*facts.values}
         if absent:
             why = f"it has no {', '.join(sorted(absent))}: weights only, it can't be resumed from"
             report.say(Kind.NOTE, name, why)
@@ -266,14 +265,13 @@ def _lightning(one: Candidate, report: Report) -> None:
 def _step(one: Candidate, report: Report) -> None:
     """Hold the step that a file says against the name of the folder."""
     for name, facts in report.facts.items():
-        step = facts.get("global_step")
-        is_said = name.endswith("trainer_state.json") and type(step) is int
-        if is_said and one.step is not None and step != one.step:
+        step = facts.number("global_step") if name.endswith("trainer_state.json") else None
+        if None not in (step, one.step) and step != one.step:
             why = f"it is of step {clip(step)}, and the name says {one.step}: another's bytes?"
             report.say(Kind.DAMAGED, name, why)
 
 
-_RULES: dict[str, Callable[[set[str], dict[str, Any]], Iterator[Said]]] = {
+_RULES: dict[str, Callable[[set[str], dict[str, Facts]], Iterator[Said]]] = {
     "accelerate": _accelerate,
     "transformers-trainer": _trainer,
     "deepspeed": _deepspeed,

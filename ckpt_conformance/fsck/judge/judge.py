@@ -7,7 +7,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
 from ckpt_conformance.fsck.source.findings import SEVERITY, Finding, Kind, Report, State
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.source.findings import ReportJson
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
     from ckpt_conformance.fsck.source.sums import Sums, Work
@@ -47,6 +48,26 @@ class Options:
     sample: float = 1.0
     seed: int = 0
     nan: bool = False
+
+
+class SampleJson(TypedDict):
+    """Which share of the payload was read."""
+
+    share: float
+    seed: int
+
+
+class JudgedJson(TypedDict):
+    """The output of `fsck --json`; the schema is `report/schemas/fsck.schema.json`."""
+
+    schema: str
+    path: str
+    metadata_only: bool
+    sample: SampleJson | None
+    state: str
+    newest_whole: str | None
+    leftovers: list[str]
+    checkpoints: list[ReportJson]
 
 
 @dataclass
@@ -77,10 +98,10 @@ class Judged:
         states = [one.state for one in self.reports]
         return max(states, key=SEVERITY.index, default=State.UNKNOWN)
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types; the schema is `report/schemas/fsck.schema.json`."""
+    def to_json(self) -> JudgedJson:
+        """Give plain types."""
         newest = self.newest_whole
-        sample = {"share": self.options.sample, "seed": self.options.seed}
+        sample: SampleJson = {"share": self.options.sample, "seed": self.options.seed}
         return {
             "schema": SCHEMA,
             "path": str(self.path),

@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import manifest
-from ckpt_conformance.fsck.formats.dtypes import clip
 from ckpt_conformance.fsck.judge.dcp_part import metadata_of, shard_works
 from ckpt_conformance.fsck.layouts.parts import Context, torch_part
 from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, Report
-from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead, whole
+from ckpt_conformance.fsck.source.source import Absent, chunks, chunks_ahead
 from ckpt_conformance.fsck.source.sums import Sums, Work, run_all, unreadable
+from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +30,7 @@ def reference_part(context: Context, base: str, name: str, one: Candidate) -> li
     """Judge a checkpoint by its manifest: presence, size and digest of every file."""
     step = one.step
     try:
-        with context.folder.open(base + name) as file:
-            data = whole(file, manifest.MOST_BYTES)
+        data = context.folder.read(base + name, manifest.MOST_BYTES)
         found = manifest.read(data)
     except Absent:
         what = "the manifest is missing: the save was not committed, or it was withdrawn"
@@ -168,7 +167,7 @@ def _where(
     folder: Folder,
     base: str,
     name: str,
-    tensors: list[tuple[int, int, str]],
+    tensors: list[manifest.Extent],
     buffer: memoryview,
 ) -> list[Finding]:
     """Find by CRCs which bytes of a file differ, and which tensors of the manifest are there."""
@@ -185,7 +184,7 @@ def _where(
     return [_with_tensors(one, tensors) for one in found if one.kind is not Kind.NOTE]
 
 
-def _with_tensors(finding: Finding, tensors: list[tuple[int, int, str]]) -> Finding:
+def _with_tensors(finding: Finding, tensors: list[manifest.Extent]) -> Finding:
     """Name the tensors of the manifest that lie in the bytes of a finding."""
     if finding.start is None or finding.end is None:
         return finding

@@ -14,11 +14,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import manifest, manifest_v2
+from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import links, megatron
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.places import folder_at
-from ckpt_conformance.fsck.source.source import Unreachable, in_threads, whole
+from ckpt_conformance.fsck.source.source import Unreachable, in_threads
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -264,8 +266,7 @@ def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
     """Tell whether a folder was written by the reference manager, damaged or not."""
     if _DCP_MANIFEST in names:
         try:
-            with folder.open(base + _DCP_MANIFEST) as file:
-                data = whole(file, manifest.MOST_BYTES)
+            data = folder.read(base + _DCP_MANIFEST, manifest.MOST_BYTES)
         except (OSError, Malformed):
             data = b""
         if any(sign in data for sign in manifest.SIGNS):
@@ -276,12 +277,8 @@ def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
 
 def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
     """Name the files of an index that can be read."""
-    from ckpt_conformance.fsck.formats.safetensors_file import parse_json
-    from ckpt_conformance.fsck.layouts.parts import MOST_JSON, weight_map
-
     try:
-        with folder.open(base + name) as file:
-            yield from weight_map(parse_json(whole(file, MOST_JSON)))
+        yield from read_index(folder.read(base + name, MOST_JSON)).files
     except (OSError, Malformed):
         return
 

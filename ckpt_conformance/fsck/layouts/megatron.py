@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import manifest_v2
-from ckpt_conformance.fsck.formats.dtypes import clip
-from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST, inside
-from ckpt_conformance.fsck.formats.safetensors_file import parse_json
+from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST
 from ckpt_conformance.fsck.layouts.parts import Context, json_part
-from ckpt_conformance.fsck.source.findings import Kind, Malformed
-from ckpt_conformance.fsck.source.guards import is_dict
-from ckpt_conformance.fsck.source.source import whole
+from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
+from ckpt_conformance.fsck.source.untrusted import clip, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from ckpt_conformance.fsck.formats.manifest_v2 import Content, Manifest
     from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.source.findings import Plain
 
 V2, PRE_V2 = "verl-megatron", "verl-megatron-pre-v2"
 FOLDER = "dist_ckpt"
@@ -80,9 +79,9 @@ class _Role:
         }
         return {name: one.size for name, one in entries.items() if one is not None}
 
-    def facts(self, name: str) -> dict[str, Any]:
-        """Give the keys at the top of a file that was read."""
-        return self.context.report.facts.get(self.base + name, {})
+    def facts(self, name: str) -> dict[str, Plain | None]:
+        """Give the keys at the top of a file that was read, with the values that are plain."""
+        return self.context.report.facts.get(self.base + name, NO_FACTS).values
 
 
 def layout_of(files: Collection[str], name: str) -> str:
@@ -143,43 +142,38 @@ def _by_manifest(role: _Role, one: Candidate) -> None:
     """Hold the manifest against itself, and the folder against the manifest."""
     report, name = role.context.report, role.base + MANIFEST
     try:
-        with role.context.folder.open(name) as file:
-            body = parse_json(whole(file, _MOST_BYTES))
+        body = parse_json(role.context.folder.read(name, _MOST_BYTES))
     except (OSError, Malformed) as error:
         role.context.refuse(name, error)
         return
-    version = body.get("schema_version")
-    if type(version) is int and version != manifest_v2.VERSION:
-        why = f"its schema version is {version}, and {manifest_v2.VERSION} is known here"
+    manifest = manifest_v2.read(body)
+    if manifest.version not in (None, manifest_v2.VERSION):
+        why = f"its schema version is {manifest.version}, and {manifest_v2.VERSION} is known here"
         report.say(Kind.UNKNOWN, name, why)
         return
     for why in manifest_v2.contradictions(body, one.step):
         report.say(Kind.DAMAGED, name, why)
-    world = body.get("world_size")
-    if type(world) is int and report.world_size is None:
-        report.world_size = world
-    is_peft = is_dict(body.get("backend")) and body["backend"].get("peft") is True
-    for what, entry in manifest_v2.contents(body):
-        _content(role, what, entry, is_peft=is_peft)
-    for folder in manifest_v2.named(body):
+    if report.world_size is None:
+        report.world_size = manifest.world_size
+    for content in manifest.contents:
+        _content(role, content, is_peft=manifest.is_peft)
+    for folder in manifest.folders:
         if not role.has(folder):
             role.say(Kind.MISSING, folder, f"{MANIFEST} lists this folder: nothing is in it")
-    _strangers(role, body)
+    _strangers(role, manifest)
 
 
-def _content(role: _Role, what: str, entry: dict[str, Any], *, is_peft: bool) -> None:
+def _content(role: _Role, content: Content, *, is_peft: bool) -> None:
     """Look for one content, and for what its format demands."""
-    try:
-        path = inside(entry.get("path"))
-    except Malformed:
+    what, path, form = content.name, content.path, content.form
+    if path is None:
         return  # it is a contradiction of the manifest
-    form = entry.get("format")
     if not role.has(path):
         role.say(Kind.MISSING, path, f"{MANIFEST} says that {clip(what)} is here")
     elif form == HF:
         _huggingface(role, what, path, is_peft=is_peft)
     elif form == DIST:
-        _key(role, what, path, entry.get("key"))
+        _key(role, what, path, content.key)
     elif form == JSON and not path.endswith(".json"):
         json_part(role.context, role.base + path)
     elif form != JSON:
@@ -207,20 +201,19 @@ def _huggingface(role: _Role, what: str, path: str, *, is_peft: bool) -> None:
         role.say(Kind.MISSING, f"{path}/tokenizer.json", why)
 
 
-def _key(role: _Role, what: str, path: str, key: object) -> None:
+def _key(role: _Role, what: str, path: str, key: str | None) -> None:
     """Look for the key that a content has in its folder: another's shards lack it."""
     common, sharded = role.facts(f"{path}/common.pt"), role.facts(f"{path}/.metadata")
-    if not isinstance(key, str) or not common or not sharded or key in common or key in sharded:
+    if key is None or not common or not sharded or key in common or key in sharded:
         return
     some = ", ".join(clip(one) for one in sorted({*common, *sharded})[:5])
     why = f"{MANIFEST} says that it holds {clip(what)} as {clip(key)}; it holds {some}: another's?"
     role.say(Kind.DAMAGED, f"{path}/.metadata", why)
 
 
-def _strangers(role: _Role, body: dict[str, Any]) -> None:
+def _strangers(role: _Role, manifest: Manifest) -> None:
     """Remark folders of Megatron's format that the manifest does not name."""
-    named = set(manifest_v2.paths(body))
-    for folder in sorted(_dist_folders(role.files) - named):
+    for folder in sorted(_dist_folders(role.files) - manifest.named):
         why = f"nothing in {MANIFEST} refers to this folder: another save left it?"
         role.context.report.say(Kind.NOTE, role.base + folder, why)
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import raw_pickles, safetensors_file, torch_file
-from ckpt_conformance.fsck.formats.dtypes import clip
-from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed
-from ckpt_conformance.fsck.source.guards import is_dict
-from ckpt_conformance.fsck.source.source import plain, whole
+from ckpt_conformance.fsck.source.findings import Facts, Finding, Kind, Malformed
 from ckpt_conformance.fsck.source.sums import DIVIDED, Sizes, Work, unreadable, works_of
+from ckpt_conformance.fsck.source.untrusted import (
+    MOST_JSON,
+    clip,
+    is_dict,
+    object_or_empty,
+    parse_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,9 +27,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.findings import Report
     from ckpt_conformance.fsck.source.source import Folder
 
-MOST_JSON = 256 << 20
-IS_ZERO, IS_BF16 = "(optimizer in files of its own)", "(bf16)"
-"""Facts of DeepSpeed: no key of a state is called so."""
 _MOST_FACTS = 200
 # Files that are instances of classes of the library that wrote them: it loads them as such.
 _OWN = {
@@ -84,27 +85,28 @@ def _archive(context: Context, name: str) -> torch_file.Archive | None:
     return archive
 
 
-def facts_of(name: str, tree: object) -> dict[str, dict[str, Any]]:
-    """Give the keys at the top of a structure, and their values where those are plain."""
+def facts_of(name: str, tree: object) -> dict[str, Facts]:
+    """Note what the top of a structure says, by the name of its file; nothing of a large one."""
     if not is_dict(tree) or len(tree) > _MOST_FACTS:
         return {}
-    plain = (bool, int, float, str)
-    facts = {str(key): one if isinstance(one, plain) else None for key, one in tree.items()}
-    return {name: facts | (_zero_facts(tree) if name.endswith("_model_states.pt") else {})}
+    values = {
+        str(key): value if isinstance(value, bool | int | float | str) else None
+        for key, value in tree.items()
+    }
+    if name.endswith("_model_states.pt"):
+        return {name: Facts(values, *_zero_facts(tree))}
+    return {name: Facts(values)}
 
 
-def _zero_facts(tree: dict[Any, Any]) -> dict[str, Any]:
+def _zero_facts(tree: dict[object, object]) -> tuple[bool, bool]:
     """Say what DeepSpeed's states of the model tell of its optimizer's.
 
     It writes the shapes of the parameters there only if ZeRO, or bf16, keeps the optimizer's states
     in files of their own. The name of those begins with `bf16_` if that is on.
     """
-    config = tree.get("ds_config")
-    bf16 = config.get("bf16", config.get("bfloat16")) if is_dict(config) else None
-    return {
-        IS_ZERO: tree.get("param_shapes") is not None,
-        IS_BF16: is_dict(bf16) and bf16.get("enabled") is True,
-    }
+    config = object_or_empty(tree.get("ds_config"))
+    bf16 = object_or_empty(config.get("bf16", config.get("bfloat16")))
+    return tree.get("param_shapes") is not None, bf16.get("enabled") is True
 
 
 def ties_of(tensors: Iterable[torch_file.Tensor]) -> int:
@@ -142,10 +144,9 @@ def _header(context: Context, name: str) -> list[safetensors_file.Stored] | None
 def json_part(context: Context, name: str) -> None:
     """Judge a JSON file of somebody else: it is text, and it is JSON."""
     try:
-        with context.folder.open(name) as file:
-            data = whole(file, MOST_JSON)
+        data = context.folder.read(name, MOST_JSON)
         if data[:1] != b"[":
-            context.report.facts |= facts_of(name, safetensors_file.parse_json(data))
+            context.report.facts |= facts_of(name, parse_json(data))
     except (OSError, Malformed) as error:
         context.refuse(name, error)
 
@@ -156,40 +157,23 @@ def json_part(context: Context, name: str) -> None:
 def index_part(context: Context, base: str, name: str) -> list[Work]:
     """Judge an index and the files that it names."""
     try:
-        with context.folder.open(base + name) as file:
-            body = safetensors_file.parse_json(whole(file, MOST_JSON))
-        files = weight_map(body)
+        index = safetensors_file.read_index(context.folder.read(base + name, MOST_JSON))
     except (OSError, Malformed) as error:
         context.refuse(base + name, error)
         return []
     works: list[Work] = []
     size = 0
-    for file_name, expected in sorted(files.items()):
+    for file_name, expected in sorted(index.files.items()):
         stored, more = _tensors_of(context, base + file_name)
         works += more
         size += sum(stored.values())
         if stored or context.folder.entry(base + file_name):
             _compare(context, name, base + file_name, expected, set(stored))
-    total = body.get("metadata", {}).get("total_size") if _has_size(body) else None
+    total = index.total_size
     if total is not None and total != size and not context.report.findings:
         what = f"total_size is {clip(total)}, and the tensors have {size} bytes"
         context.report.say(Kind.NOTE, base + name, what)
     return works
-
-
-def _has_size(body: dict[str, Any]) -> bool:
-    return isinstance(body.get("metadata"), dict)
-
-
-def weight_map(body: dict[str, Any]) -> dict[str, set[str]]:
-    """Give the tensors by file."""
-    found = body.get("weight_map")
-    if not is_dict(found) or not found:
-        raise Malformed("it has no weight_map: which tensor is in which file")
-    files: dict[str, set[str]] = {}
-    for tensor, file in found.items():
-        files.setdefault(plain(file), set()).add(tensor)
-    return files
 
 
 def _tensors_of(context: Context, name: str) -> tuple[dict[str, int], list[Work]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,6 +63,52 @@ STATES = {
 SEVERITY = list(State)
 
 
+class FindingJson(TypedDict):
+    """A `Finding` in the output of `fsck --json`."""
+
+    kind: str
+    file: str
+    what: str
+    tensors: list[str]
+    start: int | None
+    end: int | None
+
+
+class NotFiniteJson(TypedDict):
+    """A `NotFinite` in the output of `fsck --json`."""
+
+    tensor: str
+    nan: int
+    infinite: int
+    elements: int
+
+
+class BytesJson(TypedDict):
+    """How many bytes of a checkpoint are protected by what."""
+
+    total: int
+    digest: int
+    crc: int
+    structure: int
+    unread: int
+    uncovered: int
+
+
+class ReportJson(TypedDict):
+    """A `Report` in the output of `fsck --json`."""
+
+    path: str
+    layout: str
+    step: int | None
+    state: str
+    tensors: int
+    bytes: BytesJson
+    world_size: int | None
+    ties: int
+    not_finite: list[NotFiniteJson] | None
+    findings: list[FindingJson]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, or worth knowing.
@@ -83,7 +129,7 @@ class Finding:
     start: int | None = None
     end: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> FindingJson:
         """Give plain types."""
         return {
             "kind": str(self.kind),
@@ -104,9 +150,41 @@ class NotFinite:
     infinite: int
     elements: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> NotFiniteJson:
         """Give plain types."""
-        return vars(self).copy()
+        return {
+            "tensor": self.tensor,
+            "nan": self.nan,
+            "infinite": self.infinite,
+            "elements": self.elements,
+        }
+
+
+Plain = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the top of a file's structure says, for the rules of libraries.
+
+    Attributes:
+        values: by key; None for a value that is not plain.
+        has_zero_optimizer: of DeepSpeed's model states: its optimizer is in files of its own.
+        is_bf16: of DeepSpeed's model states: bf16 was on.
+
+    """
+
+    values: dict[str, Plain | None] = field(default_factory=dict[str, Plain | None])
+    has_zero_optimizer: bool = False
+    is_bf16: bool = False
+
+    def number(self, key: str) -> int | None:
+        """Give a whole number; None for anything else, bool too."""
+        value = self.values.get(key)
+        return value if type(value) is int else None
+
+
+NO_FACTS = Facts()
 
 
 @dataclass
@@ -125,7 +203,7 @@ class Report:
         world_size: how many ranks wrote it, where a manifest or names say so.
         ties: groups of tensors that share their bytes.
         not_finite: tensors with NaNs or infinities; None where they were not counted.
-        facts: by file: the keys at the top of its structure, with the values that are plain.
+        facts: what is known of the top of a structure, by file.
 
     """
 
@@ -142,13 +220,13 @@ class Report:
     world_size: int | None = None
     ties: int = 0
     not_finite: list[NotFinite] | None = None
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    facts: dict[str, Facts] = field(default_factory=dict[str, Facts])
 
     @property
     def state(self) -> State:
         """The worst of the findings."""
-        found = (STATES[one.kind] for one in self.findings)
-        return max(found, key=SEVERITY.index, default=State.WHOLE)
+        states = (STATES[finding.kind] for finding in self.findings)
+        return max(states, key=SEVERITY.index, default=State.WHOLE)
 
     @property
     def uncovered(self) -> int:
@@ -178,8 +256,9 @@ class Report:
         """Add a finding about a whole file or tensor."""
         self.findings.append(Finding(kind, file, what, tuple(tensors)))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ReportJson:
         """Give plain types, with numbers of bytes."""
+        not_finite = self.not_finite
         return {
             "path": str(self.path),
             "layout": self.layout,
@@ -196,6 +275,6 @@ class Report:
             },
             "world_size": self.world_size,
             "ties": self.ties,
-            "not_finite": self.not_finite and [one.to_json() for one in self.not_finite],
-            "findings": [one.to_json() for one in self.findings],
+            "not_finite": None if not_finite is None else [one.to_json() for one in not_finite],
+            "findings": [finding.to_json() for finding in self.findings],
         }

@@ -23,6 +23,8 @@ from ckpt_conformance.fsck.source.source import Absent, Entry, Folder, Unreachab
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ckpt_conformance.fsck.source.untrusted import Json
+
 Given = TypeVar("Given")
 
 _FEW = 4  # files that are asked for one by one, and not by a listing
@@ -239,7 +241,7 @@ class Files:
         return Unreachable(self.failures[-1])
 
 
-def _entries(path: str, listed: Iterable[dict[str, Any]]) -> Iterator[tuple[str, Entry]]:
+def _entries(path: str, listed: Iterable[Json]) -> Iterator[tuple[str, Entry]]:
     """Give what a listing names; a folder's own mark is no file in it."""
     for info in listed:
         name = str(info["name"]).rstrip("/")
@@ -248,21 +250,21 @@ def _entries(path: str, listed: Iterable[dict[str, Any]]) -> Iterator[tuple[str,
             yield last, _entry(info)
 
 
-def _time(info: dict[str, Any]) -> float:
+def _time(info: Json) -> float:
     """Give when a file was changed, in seconds since 1970: each store has a word for it."""
     if info.get("type") == "directory":
         return 0.0  # of a folder stores have no time, or that of something else
-    found = [info[one] for one in _TIMES if info.get(one)]
-    if found and isinstance(found[0], datetime):
-        return found[0].timestamp()
+    time: Any = next((info[key] for key in _TIMES if info.get(key)), None)
+    if isinstance(time, datetime):
+        return time.timestamp()
     with contextlib.suppress(TypeError, ValueError):
-        return float(found[0]) if found else 0.0
+        return float(time)
     with contextlib.suppress(TypeError, ValueError):
-        return datetime.fromisoformat(found[0]).timestamp()
+        return datetime.fromisoformat(time).timestamp()
     return 0.0
 
 
-def _entry(info: dict[str, Any]) -> Entry:
+def _entry(info: Json) -> Entry:
     """Read what a store says of a name; a file whose size it does not say has -1."""
     kind = "link" if info.get("islink") else _KINDS.get(str(info.get("type")), "other")
     kind = "folder" if info.get("mimetype") == "text/html" else kind  # an index, by HTTP

@@ -157,6 +157,11 @@ class Folder(ABC):
 
         """
 
+    def read(self, name: str, most: int) -> bytes:
+        """Read a small file; raises as `open` does, and Malformed for more bytes than `most`."""
+        with self.open(name) as file:
+            return whole(file, most)
+
     def walk(self, depth: int = 8) -> Iterator[tuple[str, str]]:
         """List everything below the folder with its kind; links are not followed."""
         pending = [("", depth)]
@@ -181,15 +186,6 @@ def in_threads(
         return [action(one) for one in items]
     with ThreadPoolExecutor(min(threads, len(items))) as pool:
         return list(pool.map(action, items))
-
-
-def plain(name: object) -> str:
-    """Give a name of a file inside a checkpoint; Malformed for anything that leads elsewhere."""
-    if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255:  # noqa: PLR2004  NAME_MAX
-        raise Malformed(f"{str(name)[:80]!r} is no name of a file")
-    if any(sign in name for sign in "/\\\0"):
-        raise Malformed(f"the file name {name[:80]!r} leaves the checkpoint")
-    return name
 
 
 def exactly(file: Readable, start: int, length: int) -> bytes:
