@@ -71,7 +71,7 @@ class Manifest:
 
 
 def hasher() -> Callable[..., Any] | None:
-    """Give BLAKE3; None where it is not installed."""
+    """Return BLAKE3; None where it is not installed."""
     try:
         from blake3 import blake3
     except ModuleNotFoundError:
@@ -115,7 +115,7 @@ def _ties(value: object) -> list[list[str]]:
 
 
 def _check_digest(body: Json, digest: str, data: bytes) -> None:
-    """Hold the bytes against their one spelling and their digest."""
+    """Check that the bytes have the canonical spelling and match the digest in them."""
     blake3 = hasher()
     try:
         if _canonical({**body, _SELF: digest}) != data:

@@ -95,7 +95,7 @@ def _content(name: str, entry: Json) -> Content:
 
 
 def inside(path: object) -> str:
-    """Give a path of the manifest; Malformed for one that leads out of the checkpoint."""
+    """Return a path of the manifest; Malformed for one that leads out of the checkpoint."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise Malformed(f"the path {clip(path)} is none")
     parts = path.split("/")
@@ -105,7 +105,7 @@ def inside(path: object) -> str:
 
 
 def _entries(body: Json) -> Iterator[tuple[str, Json]]:
-    """Give the first entries of `contents` that are objects, with their names."""
+    """Yield the first entries of `contents` that are objects, with their names."""
     contents = object_or_empty(body.get("contents"))
     for name, entry in list(contents.items())[:_MOST_ENTRIES]:
         if is_dict(entry):
@@ -113,7 +113,7 @@ def _entries(body: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _folders(body: Json) -> Iterator[str]:
-    """Give the folders that are listed, and those of adapters; less those that lead out."""
+    """Yield the folders that are listed, and those of adapters; less those that lead out."""
     listed = list(object_or_empty(body.get("directories")))[:_MOST_ENTRIES]
     adapters = (entry.get("peft_adapter_path") for _, entry in _entries(body))
     for folder in (*listed, *adapters):
@@ -127,7 +127,7 @@ def _folders(body: Json) -> Iterator[str]:
 
 
 def contradictions(body: Json, step: int | None) -> Iterator[str]:
-    """Say what is wrong in a manifest; `step` is what the name of its folder says."""
+    """Report what is wrong in a manifest; `step` is what the name of its folder says."""
     yield from _fields(body, step)
     yield from _settings(body)
     yield from _places(body)
@@ -138,7 +138,7 @@ def contradictions(body: Json, step: int | None) -> Iterator[str]:
 
 
 def _fields(body: Json, step: int | None) -> Iterator[str]:
-    """Hold the plain fields against their types, and the step against the name."""
+    """Check the plain fields against their types, and the step against the name."""
     if body.get("schema_version") != VERSION:
         yield f"its schema_version is {clip(body.get('schema_version'))}"
     if body.get("framework") != "megatron":
@@ -155,7 +155,7 @@ def _fields(body: Json, step: int | None) -> Iterator[str]:
 
 
 def _settings(body: Json) -> Iterator[str]:
-    """Hold what says how it was saved against its types."""
+    """Check what says how it was saved against its types."""
     if type(body.get("saved_any_dist_ckpt")) is not bool:
         yield f"its saved_any_dist_ckpt is {clip(body.get('saved_any_dist_ckpt'))}"
     backend = object_or_empty(body.get("backend"))
@@ -167,7 +167,7 @@ def _settings(body: Json) -> Iterator[str]:
 
 
 def _places(body: Json) -> Iterator[str]:
-    """Hold every path against the folder, and the contents against the folders that are listed."""
+    """Check every path against the folder, and the contents against the folders that are listed."""
     contents, listed = object_or_empty(body.get("contents")), body.get("directories")
     if not contents:
         yield "its contents are none"
@@ -196,7 +196,7 @@ def _outside(path: object, what: str) -> Iterator[str]:
 
 
 def _complete(saved: list[object], there: set[str]) -> Iterator[str]:
-    """Hold the contents against what was to be saved."""
+    """Check the contents against what was to be saved."""
     words = {str(word) for word in saved}
     for word in map(str, saved):
         for name in _BELONGS.get(word, ()):
@@ -210,7 +210,7 @@ def _complete(saved: list[object], there: set[str]) -> Iterator[str]:
 
 
 def _agree(body: Json) -> Iterator[str]:
-    """Hold the formats of the contents against the backend, and against the summary."""
+    """Check the formats of the contents against the backend, and against the summary."""
     forms = {name: entry.get("format") for name, entry in _entries(body)}
     flags = object_or_empty(body.get("backend"))
     if HF in forms.values() and flags.get("has_bridge") is False:

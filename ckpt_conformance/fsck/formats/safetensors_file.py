@@ -71,7 +71,7 @@ def read(file: Readable, start: int = 0) -> list[Stored]:
 
 
 def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
-    """Hold every entry against its shape, and all of them against the buffer."""
+    """Check every entry against its shape, and all of them against the buffer."""
     notes = header.pop(_METADATA, {})
     if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
         raise Malformed(f"{_METADATA} is no object of texts")
@@ -95,7 +95,7 @@ def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
 
 
 def _tensor(name: str, entry: object, begin: int) -> Stored:
-    """Hold one entry against its shape."""
+    """Check one entry against its shape."""
     if not is_dict(entry):
         raise Malformed(f"{clip(name)} is no object")
     shape, offsets, dtype = entry.get("shape"), entry.get("data_offsets"), entry.get("dtype")

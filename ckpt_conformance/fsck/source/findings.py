@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.sums import Sums
 
 
-class Malformed(ValueError):  # noqa: N818  said of bytes, and mostly no error of anybody
+class Malformed(ValueError):  # noqa: N818  it describes bytes; for the program it is no error
     """Bytes that no save wrote. The one exception that the parsers of this package raise.
 
     Attributes:
@@ -29,7 +29,7 @@ class Malformed(ValueError):  # noqa: N818  said of bytes, and mostly no error o
         end: int | None = None,
         tensors: tuple[str, ...] = (),
     ) -> None:
-        """Say what is wrong, and where."""
+        """Report what is wrong, and where."""
         super().__init__(what)
         self.tensors = tensors
         self.start = start
@@ -130,7 +130,7 @@ class Finding:
     end: int | None = None
 
     def to_json(self) -> FindingJson:
-        """Give plain types."""
+        """Return plain types."""
         return {
             "kind": str(self.kind),
             "file": self.file,
@@ -151,7 +151,7 @@ class NotFinite:
     elements: int
 
     def to_json(self) -> NotFiniteJson:
-        """Give plain types."""
+        """Return plain types."""
         return {
             "tensor": self.tensor,
             "nan": self.nan,
@@ -179,7 +179,7 @@ class Facts:
     is_bf16: bool = False
 
     def number(self, key: str) -> int | None:
-        """Give a whole number; None for anything else, bool too."""
+        """Return a whole number; None for anything else, bool too."""
         value = self.values.get(key)
         return value if type(value) is int else None
 
@@ -234,7 +234,7 @@ class Report:
         return max(self.size - self.digest - self.crc - self.structure - self.unread, 0)
 
     def take(self, part: Report) -> None:
-        """Add what was found in a part."""
+        """Add the report of a part."""
         self.findings += part.findings
         self.tensors += part.tensors
         self.digest += part.digest
@@ -246,7 +246,7 @@ class Report:
         self.world_size = part.world_size if self.world_size is None else self.world_size
 
     def add(self, sums: Sums) -> None:
-        """Add what came of work."""
+        """Add the results of some work."""
         self.findings += sums.findings
         self.digest += sums.digest
         self.crc += sums.crc
@@ -257,7 +257,7 @@ class Report:
         self.findings.append(Finding(kind, file, what, tuple(tensors)))
 
     def to_json(self) -> ReportJson:
-        """Give plain types, with numbers of bytes."""
+        """Return plain types, with numbers of bytes."""
         not_finite = self.not_finite
         return {
             "path": str(self.path),

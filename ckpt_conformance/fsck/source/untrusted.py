@@ -1,6 +1,6 @@
-"""Values out of a file that nobody vouches for: told apart by type, counted, shown, read as JSON.
+"""Values from files that are not trusted: guards for their types, limits, names, and JSON.
 
-Nothing here trusts a length, a type or a name. What is not as it should be is `Malformed`.
+No length, type or name is taken for granted. A value that is wrong raises `Malformed`.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ MOST_JSON = 256 << 20
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
-    """Tell whether a value is a dict."""
+    """Return whether a value is a dict."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
-    """Tell whether a value is a list."""
+    """Return whether a value is a list."""
     return isinstance(value, list)
 
 
 def is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
-    """Tell whether a value is a tuple."""
+    """Return whether a value is a tuple."""
     return isinstance(value, tuple)
 
 
 def is_sequence(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
-    """Tell whether a value is a list or a tuple."""
+    """Return whether a value is a list or a tuple."""
     return isinstance(value, list | tuple)
 
 
 def object_or_empty(value: object) -> Json:
-    """Give a JSON object as it is, and an empty one for anything else."""
+    """Return a JSON object as it is, and an empty one for anything else."""
     return value if is_dict(value) else {}
 
 
 def count(value: object, what: str) -> int:
-    """Give a number of things; Malformed, which says `what`, for anything else."""
+    """Return a number of things; Malformed, which says `what`, for anything else."""
     if type(value) is not int or not 0 <= value < MOST_COUNT:
         raise Malformed(f"{what} is {clip(value)}, which is no number of things")
     return value
@@ -62,7 +62,7 @@ def clip(value: object, limit: int = 80) -> str:
 
 
 def plain(name: object) -> str:
-    """Give a name of a file inside a checkpoint; Malformed for anything that leads elsewhere."""
+    """Return a name of a file inside a checkpoint; Malformed for anything that leads elsewhere."""
     if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255:  # noqa: PLR2004  NAME_MAX
         raise Malformed(f"{str(name)[:80]!r} is no name of a file")
     if any(sign in name for sign in "/\\\0"):

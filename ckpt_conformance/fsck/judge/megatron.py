@@ -14,25 +14,20 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import manifest_v2
 from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST
-from ckpt_conformance.fsck.layouts.parts import Context, json_part
+from ckpt_conformance.fsck.judge.parts import Context, json_part
+from ckpt_conformance.fsck.layouts.names import FOLDER, PRE_V2, SPLIT, V2, megatron_bases
 from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
+from ckpt_conformance.fsck.source.source import EntryKind
 from ckpt_conformance.fsck.source.untrusted import clip, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckpt_conformance.fsck.formats.manifest_v2 import Content, Manifest
     from ckpt_conformance.fsck.layouts.layouts import Candidate
     from ckpt_conformance.fsck.source.findings import Plain
 
-V2, PRE_V2 = "verl-megatron", "verl-megatron-pre-v2"
-FOLDER = "dist_ckpt"
-SPLIT = ("model", "optimizer", "extra")
-"""The folders of v2, in the order in which they are written."""
-
 _MOST_BYTES = 16 << 20
-_V2 = re.compile(rf"((?:.*/)?)(?:{MANIFEST}|(?:model|optimizer|extra)/{FOLDER}(?:/.*)?)")
-_OLD = re.compile(rf"((?:.*/)?){FOLDER}/.*")
 _WEIGHTS = re.compile(r".*\.safetensors|.*\.bin|.*\.index\.json")
 _PART = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
 _TOKENS = re.compile(r".*(?:token|vocab|merges|processor|\.model$|\.tiktoken$).*")
@@ -53,18 +48,18 @@ class _Role:
             self.context.report.say(kind, self.base + name, why)
 
     def below(self, folder: str) -> set[str]:
-        """Give the names below a folder, relative to it."""
+        """Return the names below a folder, relative to it."""
         head = f"{folder}/"
         return {name.removeprefix(head) for name in self.files if name.startswith(head)}
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a file, a folder with one, or a link that leads somewhere."""
+        """Return whether there is a file, a folder with one, or a link that leads somewhere."""
         return bool(self.below(name)) or (name in self.files and self._leads(name))
 
     def _leads(self, name: str) -> bool:
         folder = self.context.folder
-        found = folder.entry(self.base + name)
-        if found is None or found.kind != "link":
+        entry = folder.entry(self.base + name)
+        if entry is None or entry.kind is not EntryKind.LINK:
             return True
         try:
             return bool(folder.listing(self.base + name))
@@ -72,7 +67,7 @@ class _Role:
             return False
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Give the sizes of the files below a folder: copies and links of one have the same."""
+        """Return the sizes of the files below a folder: copies and links of one have the same."""
         entries = {
             name: self.context.folder.entry(f"{self.base}{folder}/{name}")
             for name in self.below(folder)
@@ -80,41 +75,24 @@ class _Role:
         return {name: one.size for name, one in entries.items() if one is not None}
 
     def facts(self, name: str) -> dict[str, Plain | None]:
-        """Give the keys at the top of a file that was read, with the values that are plain."""
+        """Return the keys at the top of a file that was read, with the values that are plain."""
         return self.context.report.facts.get(self.base + name, NO_FACTS).values
 
 
-def layout_of(files: Collection[str], name: str) -> str:
-    """Name the layout by the files of a checkpoint; nothing where it is none of these."""
-    v2, old = _bases(files)
-    if v2:
-        return V2
-    return PRE_V2 if old - ({""} if name in SPLIT else set()) else ""
-
-
-def _bases(files: Iterable[str]) -> tuple[set[str], set[str]]:
-    """Give the folders that are of v2, and those that are of before."""
-    v2, old = set[str](), set[str]()
-    for name in files:
-        if match := _V2.fullmatch(name):
-            v2.add(match[1])
-        elif match := _OLD.fullmatch(name):
-            old.add(match[1])
-    return v2, old - v2 - {f"{base}{one}/" for base in v2 for one in SPLIT}
-
-
-def judge_megatron(context: Context, one: Candidate) -> None:
+def judge_megatron(context: Context, candidate: Candidate) -> None:
     """Judge what a checkpoint of verl should hold; nothing for any other."""
-    if one.layout not in (V2, PRE_V2):
+    if candidate.layout not in (V2, PRE_V2):
         return
-    v2, old = _bases(one.files)
+    v2, old = megatron_bases(candidate.files)
     for base in sorted(v2 | old):
-        names = frozenset(name.removeprefix(base) for name in one.files if name.startswith(base))
+        names = frozenset(
+            name.removeprefix(base) for name in candidate.files if name.startswith(base)
+        )
         role = _Role(context, base, names)
         if base in old:
             _old(role)
         elif MANIFEST in names:
-            _by_manifest(role, one)
+            _by_manifest(role, candidate)
         else:
             _without_manifest(role)
         for folder in sorted(_dist_folders(names)):
@@ -122,7 +100,7 @@ def judge_megatron(context: Context, one: Candidate) -> None:
 
 
 def _dist_folders(names: Iterable[str]) -> set[str]:
-    """Give the folders of Megatron's format."""
+    """Return the folders of Megatron's format."""
     matches = (re.fullmatch(rf"((?:.*/)?{FOLDER})/[^/]+", name) for name in names)
     return {match[1] for match in matches if match}
 
@@ -138,8 +116,8 @@ def _old(role: _Role) -> None:
 # -- by the manifest -------------------------------------------------------------------------------
 
 
-def _by_manifest(role: _Role, one: Candidate) -> None:
-    """Hold the manifest against itself, and the folder against the manifest."""
+def _by_manifest(role: _Role, candidate: Candidate) -> None:
+    """Check the manifest against itself, and the folder against the manifest."""
     report, name = role.context.report, role.base + MANIFEST
     try:
         body = parse_json(role.context.folder.read(name, _MOST_BYTES))
@@ -151,7 +129,7 @@ def _by_manifest(role: _Role, one: Candidate) -> None:
         why = f"its schema version is {manifest.version}, and {manifest_v2.VERSION} is known here"
         report.say(Kind.UNKNOWN, name, why)
         return
-    for why in manifest_v2.contradictions(body, one.step):
+    for why in manifest_v2.contradictions(body, candidate.step):
         report.say(Kind.DAMAGED, name, why)
     if report.world_size is None:
         report.world_size = manifest.world_size
@@ -223,19 +201,19 @@ def _strangers(role: _Role, manifest: Manifest) -> None:
 
 def _without_manifest(role: _Role) -> None:
     """Tell a save that did not end from a migration, which writes no manifest."""
-    trees = {one: role.sizes(f"{one}/{FOLDER}") for one in SPLIT}
-    linked = {one for one in SPLIT if f"{one}/{FOLDER}" in role.files}
+    trees = {tree: role.sizes(f"{tree}/{FOLDER}") for tree in SPLIT}
+    linked = {tree for tree in SPLIT if f"{tree}/{FOLDER}" in role.files}
     origin = role.sizes(FOLDER) or trees["model"]
-    short = [one for one in SPLIT if one not in linked and trees[one] != origin]
+    short = [tree for tree in SPLIT if tree not in linked and trees[tree] != origin]
     if not short and origin:
         why = "migrated from the layout before v2 by verl's script, which writes no manifest"
         role.context.report.say(Kind.NOTE, role.base + MANIFEST, why)
         _moved(role, linked)
     elif role.below(FOLDER):
-        for one in short:
-            lacks = _lacking({name for name in origin if trees[one].get(name) != origin[name]})
+        for tree in short:
+            lacks = _lacking({name for name in origin if trees[tree].get(name) != origin[name]})
             why = f"the migration did not end: {lacks}; migrate it again"
-            role.say(Kind.MISSING, f"{one}/{FOLDER}", why)
+            role.say(Kind.MISSING, f"{tree}/{FOLDER}", why)
     else:
         why = "it is missing, and it is written last: the save did not end"
         role.say(Kind.MISSING, MANIFEST, why)
@@ -243,9 +221,9 @@ def _without_manifest(role: _Role) -> None:
 
 def _moved(role: _Role, linked: set[str]) -> None:
     """Ask for the end of a migration: links that lead somewhere, the weights in their new place."""
-    for one in sorted(linked):
-        if not role.has(f"{one}/{FOLDER}"):
-            role.say(Kind.MISSING, f"{one}/{FOLDER}", "the link leads nowhere")
+    for tree in sorted(linked):
+        if not role.has(f"{tree}/{FOLDER}"):
+            role.say(Kind.MISSING, f"{tree}/{FOLDER}", "the link leads nowhere")
     if role.below(HF):
         why = f"the migration did not end: {HF}/ is still where it was before"
         role.say(Kind.MISSING, f"model/{HF}", why)
@@ -271,7 +249,7 @@ def _dist(role: _Role, folder: str) -> None:
 
 
 def _demanded(role: _Role, folder: str) -> Iterator[tuple[str, str]]:
-    """Give the files that the formats demand which `metadata.json` names, each with why."""
+    """Yield the files that the formats demand which `metadata.json` names, each with why."""
     facts = role.facts(f"{folder}/metadata.json")
     yield "metadata.json", "it is written last: the save did not end; Megatron refuses the folder"
     if facts.get("sharded_backend", "torch_dist") == "torch_dist":
