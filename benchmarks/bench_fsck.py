@@ -28,8 +28,8 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 
 from ckpt_conformance.fsck.judge.judge import Options, judge
-from ckpt_conformance.fsck.source.crc import crc32
 from ckpt_conformance.fsck.source.source import CHUNK
+from ckpt_conformance.fsck.source.sums import crc32
 from ckpt_conformance.reference_impl import CheckpointManager
 
 if TYPE_CHECKING:

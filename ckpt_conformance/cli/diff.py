@@ -45,14 +45,14 @@ def diff(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.fsck.diff.diff import diff as compare
     from ckpt_conformance.fsck.source import places
 
-    renames = tuple(_rename(one) for one in rename or ())
-    patterns = tuple(_pattern(one, "--only") for one in only or ())
-    one, other = places.place(a), places.place(b)
-    for place in (one, other):
+    renames = tuple(_rename(left) for left in rename or ())
+    patterns = tuple(_pattern(left, "--only") for left in only or ())
+    left, right = places.place(a), places.place(b)
+    for place in (left, right):
         places.check_there(place)
-    options = Options(renames, patterns, jobs or threads(one, other))
+    options = Options(renames, patterns, jobs or threads(left, right))
     with Progress("diff") as progress:
-        compared = compare(one, other, options, progress)
+        compared = compare(left, right, options, progress)
     if as_json:
         typer.echo(json.dumps(compared.to_json(names_same=show_all), indent=2))
     else:

@@ -38,12 +38,12 @@ def share(value: object) -> float:
     """Read a share, above 0 and up to 1: `5%` or `0.05`."""
     text = str(value)
     try:
-        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
+        number = 0.0
+    if not 0 < number <= 1:
         raise typer.BadParameter(f"{text!r} is no share above 0 and up to 1, as 5% or 0.05")
-    return found
+    return number
 
 
 def fsck(  # noqa: PLR0913  one parameter for each option
@@ -101,7 +101,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
 
 
 def threads(*where: Where) -> int:
-    """Give how many threads read payload: one a core; those that wait for a network may be more."""
+    """Return how many threads read payload: one for each core, more if they wait for a network."""
     from ckpt_conformance.fsck.source.remote import Url
     from ckpt_conformance.report import environment
 
@@ -121,13 +121,13 @@ def _say_newest(judged: Judged) -> None:
     from ckpt_conformance.report import fsck_lines
 
     newest = judged.newest_whole
-    for one in judged.reports:
-        if one is not newest:
-            why = fsck_lines.told(one.findings[0]) if one.findings else ""
-            terminal.say(f"passed over: {one.path}: {one.state}: {why}", error=True)
+    for report in judged.reports:
+        if report is not newest:
+            why = fsck_lines.describe(report.findings[0]) if report.findings else ""
+            terminal.say(f"passed over: {report.path}: {report.state}: {why}", error=True)
     if hidden := _hidden(judged):
-        told = f"{hidden.path} could not be judged, and may be the newest whole checkpoint"
-        terminal.say(told, error=True)
+        what = f"{hidden.path} could not be judged, and may be the newest whole checkpoint"
+        terminal.say(what, error=True)
     elif newest:
         typer.echo(str(newest.path))
     else:
@@ -135,7 +135,7 @@ def _say_newest(judged: Judged) -> None:
 
 
 def _hidden(judged: Judged) -> Report | None:
-    """Give the newest checkpoint that could not be judged, if no newer one is whole."""
+    """Return the newest checkpoint that could not be judged, if no newer one is whole."""
     from ckpt_conformance.fsck.source.findings import State
 
     telling = (one for one in judged.reports if one.state in (State.WHOLE, State.UNKNOWN))
@@ -150,7 +150,7 @@ def _gate(judged: Judged) -> int:
 
 
 def _status(judged: Judged) -> int:
-    """Give 0 where all is whole, 1 where something is not, 2 where that could not be judged."""
+    """Return 0 where all is whole, 1 where something is not, 2 where that could not be judged."""
     from ckpt_conformance.fsck.source.findings import State
 
     if judged.state is State.WHOLE:

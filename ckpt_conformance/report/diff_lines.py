@@ -31,22 +31,22 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
     yield from _side("A", compared.a)
     yield from _side("B", compared.b)
     shown = compared.differences if show_all else compared.differences[:MOST]
-    for one in shown:
-        yield f"  {one_line(_told(one))}"
+    for difference in shown:
+        yield f"  {one_line(_describe(difference))}"
     left = len(compared.differences) - len(shown)
     if left:
         yield f"  and {count(left, 'more difference')} (--all shows them, --json has them)"
     if not compared.is_judged:
         yield f"not judged: {_advice(compared)}"
         return
-    found = {Status(name): number for name, number in compared.counts.items() if number}
-    parts = [f"{number:,} {_WORDS[status]}" for status, number in found.items()]
+    counts = {Status(name): number for name, number in compared.counts.items() if number}
+    parts = [f"{number:,} {_WORDS[status]}" for status, number in counts.items()]
     yield f"{', '.join(parts) or 'nothing to compare'} ({compared.nbytes:,} bytes of tensors)"
     yield "different" if compared.differences else "the same, bit for bit"
 
 
 def _advice(compared: Compared) -> str:
-    """Say what to do where a side could not be read."""
+    """Report what to do where a side could not be read."""
     if all(side.is_beyond for side in (compared.a, compared.b) if side.problems):
         return "nothing is damaged, and it is more than is compared (--only does not help)"
     return "repair or leave out what is damaged (`ckpt-conformance fsck` says more)"
@@ -61,27 +61,28 @@ def _side(letter: str, side: Side) -> Iterator[str]:
         yield f"  and {len(side.problems) - MOST} more (--json has all)"
 
 
-def _told(one: Difference) -> str:
+def _describe(difference: Difference) -> str:
     """Tell one difference."""
-    match one.status:
+    match difference.status:
         case Status.ONLY_A:
-            return f"only in A  {one.name}: {one.a}"
+            return f"only in A  {difference.name}: {difference.a}"
         case Status.ONLY_B:
-            return f"only in B  {one.name}: {one.b}"
-        case Status.DIFFERS if one.count is not None:
-            return f"differs  {one.name}: {one.a}: {_numbers(one)}"
+            return f"only in B  {difference.name}: {difference.b}"
+        case Status.DIFFERS if difference.count is not None:
+            return f"differs  {difference.name}: {difference.a}: {_numbers(difference)}"
         case _:
-            return f"differs  {one.name}: {one.a} and {one.b}"
+            return f"differs  {difference.name}: {difference.a} and {difference.b}"
 
 
-def _numbers(one: Difference) -> str:
+def _numbers(difference: Difference) -> str:
     """Tell how many elements differ, the first of them, and how far they are apart."""
-    share = 100 * (one.count or 0) / (one.elements or 1)
-    told = f"{one.count:,} of {one.elements:,} ({share:.3g} %), first at {list(one.first or ())}"
-    apart = one.apart
+    share = 100 * (difference.count or 0) / (difference.elements or 1)
+    first = list(difference.first or ())
+    text = f"{difference.count:,} of {difference.elements:,} ({share:.3g} %), first at {first}"
+    apart = difference.apart
     if apart.most is not None:
         most = f"{apart.most:,}" if isinstance(apart.most, int) else f"{apart.most:.6g}"
-        told += f", max abs {'infinite' if math.isinf(apart.most) else most}"
+        text += f", max abs {'infinite' if math.isinf(apart.most) else most}"
     if apart.ulps is not None:
-        told += f", max ULPs {apart.ulps:,}"
-    return told + (f", {apart.nans:,} with NaN" if apart.nans else "")
+        text += f", max ULPs {apart.ulps:,}"
+    return text + (f", {apart.nans:,} with NaN" if apart.nans else "")

@@ -59,7 +59,7 @@ def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
             f"({100 * read / total if total else 100:.3g} %, seed {options.seed})"
         )
     for finding in report.findings[:MOST_FINDINGS]:
-        yield f"    {told(finding)}"
+        yield f"    {describe(finding)}"
     if len(report.findings) > MOST_FINDINGS:
         yield f"    and {len(report.findings) - MOST_FINDINGS} more (--json has all)"
     yield from _not_finite(report.not_finite)
@@ -71,19 +71,19 @@ def _short(path: Where, top: Where) -> str:
     return str(path) if path == top else below(path, top) or str(path)
 
 
-def _not_finite(found: list[NotFinite] | None) -> Iterator[str]:
+def _not_finite(tensors: list[NotFinite] | None) -> Iterator[str]:
     """Tell the tensors with NaNs or infinities, if they were counted."""
-    if found == []:
+    if tensors == []:
         yield "    no NaN and no infinity"
-    for one in (found or ())[:MOST_FINDINGS]:
-        told = f"{one.nan:,} NaN, {one.infinite:,} infinite of {one.elements:,}"
-        yield f"    not finite  {one_line(one.tensor)}: {told}"
-    if found and len(found) > MOST_FINDINGS:
-        yield f"    and {len(found) - MOST_FINDINGS} more tensors (--json has all)"
+    for tensor in (tensors or ())[:MOST_FINDINGS]:
+        numbers = f"{tensor.nan:,} NaN, {tensor.infinite:,} infinite of {tensor.elements:,}"
+        yield f"    not finite  {one_line(tensor.tensor)}: {numbers}"
+    if tensors and len(tensors) > MOST_FINDINGS:
+        yield f"    and {len(tensors) - MOST_FINDINGS} more tensors (--json has all)"
 
 
-def told(finding: Finding) -> str:
-    """Tell one finding: kind, file, bytes, tensors, reason."""
+def describe(finding: Finding) -> str:
+    """Write a finding in one line: kind, file, bytes, tensors, reason."""
     place = ""
     if finding.start is not None and finding.end is not None:
         place = f" bytes {finding.start}..{finding.end}"

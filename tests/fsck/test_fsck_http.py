@@ -14,7 +14,7 @@ import torch
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.fsck.source.places import place
-from ckpt_conformance.fsck.source.ranges import BLOCK
+from ckpt_conformance.fsck.source.remote import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,7 +31,8 @@ def test_whatever_a_manifest_holds_is_told_in_words(data: st.DataObject) -> None
         holder[key] = data.draw(ANY_JSON)
     said = list(manifest_v2.contradictions(body, 100))
     assert all(isinstance(one, str) and len(one) < 2000 for one in said)
-    for path in manifest_v2.named(body):
+    read = manifest_v2.read(body)
+    for path in read.folders:
         assert not path.startswith("/")
         assert ".." not in path.split("/")
-    assert isinstance(list(manifest_v2.paths(body)), list)
+    assert all(isinstance(path, str) for path in read.named)

@@ -234,9 +234,9 @@ class Foreign:
 
 def test_names_in_a_torch_file_are_judged() -> None:
     harmful = read_torch(torch_bytes({"w": torch.ones(2), "x": Runs()}))
-    assert [(kind, "runs code" in str(why)) for kind, why, _ in harmful.problems] == [
+    assert [(kind, "runs code" in str(why)) for kind, why, *_ in harmful.problems] == [
         (Kind.DAMAGED, True)
     ]
     foreign = read_torch(torch_bytes({"w": torch.ones(2), "x": Foreign()}))
-    assert [kind for kind, _, _ in foreign.problems] == [Kind.NOTE]
+    assert [kind for kind, *_ in foreign.problems] == [Kind.NOTE]
     assert [one.name for one in foreign.tensors] == ["w"]

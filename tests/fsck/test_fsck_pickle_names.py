@@ -9,8 +9,8 @@ import pytest
 from torch import _weights_only_unpickler
 
 from ckpt_conformance.fsck.formats import pickles
-from ckpt_conformance.fsck.formats.pickle_machine import Name
 from ckpt_conformance.fsck.formats.pickle_names import judge_names
+from ckpt_conformance.fsck.formats.pickles import Name
 from ckpt_conformance.fsck.source.findings import Kind
 
 _HELD = ("torch.", "collections.", "builtins.", "_codecs.")  # others are somebody's in this process

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from test_fsck_parsers import edited, edits
 
 from ckpt_conformance.fsck.formats import cover, dcp, pickle_runs, pickles
-from ckpt_conformance.fsck.formats.pickle_machine import Made, Name, Persistent
+from ckpt_conformance.fsck.formats.pickles import Made, Name, Persistent
 from ckpt_conformance.fsck.source.findings import Malformed
 
 if TYPE_CHECKING:

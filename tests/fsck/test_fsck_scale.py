@@ -19,8 +19,8 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 
 from ckpt_conformance.fsck.formats import manifest
-from ckpt_conformance.fsck.judge import reference_part
 from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+from ckpt_conformance.fsck.judge.parts import contradictions
 from ckpt_conformance.fsck.source import disk
 from ckpt_conformance.fsck.source.findings import Kind, NotFinite, State
 
@@ -247,7 +247,7 @@ def test_a_manifest_is_held_against_its_own_ranks_and_ties() -> None:
         ({"__3_0.distcp": {}}, {"kind": "dcp", "world_size": 4}, ""),
         ({"__4_0.distcp": {}}, {"kind": "dcp", "world_size": 4}, "a file of rank 4"),
     ):
-        found = list(reference_part.contradictions(written(files, **changes)))
+        found = list(contradictions(written(files, **changes)))
         assert len(found) == bool(expected), (changes, found)
         assert expected in "".join(why for why, _ in found)
 

@@ -14,7 +14,7 @@ from url_stores import Broken, upload
 from ckpt_conformance.fsck.judge.judge import judge
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.fsck.source.places import place
-from ckpt_conformance.fsck.source.ranges import BLOCK, RemoteFile
+from ckpt_conformance.fsck.source.remote import BLOCK, RemoteFile
 
 if TYPE_CHECKING:
     from pathlib import Path

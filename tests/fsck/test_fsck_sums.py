@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_conformance.fault_injectors import at_rest
-from ckpt_conformance.fsck.judge import judge, reference_part
+from ckpt_conformance.fsck.judge import judge, parts
 from ckpt_conformance.fsck.judge.judge import Judged, Options
-from ckpt_conformance.fsck.source import crc, source
+from ckpt_conformance.fsck.source import source, sums
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State
 from ckpt_conformance.fsck.source.sums import SAMPLED, Sizes
 
@@ -37,7 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def told(judged: Judged) -> dict[str, Any]:
-    found = judged.to_json()
+    found = dict(judged.to_json())
     found.pop("path")
     return found
 
@@ -46,7 +46,7 @@ def divided(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Judg
     """Judge with parts, batches and large files of a few bytes."""
     with monkeypatch.context() as patch:
         patch.setattr(judge, "DIVIDED", SMALL)
-        patch.setattr(reference_part, "LARGE", 1000)
+        patch.setattr(parts, "LARGE", 1000)
         patch.setattr(source, "AHEAD", 4096)
         return judge.judge(root, Options(jobs=3, **options))
 
@@ -58,7 +58,7 @@ def divided(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Judg
 def test_sums_of_pieces_join_to_the_sum_of_all(pieces: list[bytes]) -> None:
     found = 0
     for piece in pieces:
-        found = crc.joined(found, zlib.crc32(piece), len(piece))
+        found = sums.joined(found, zlib.crc32(piece), len(piece))
     assert found == zlib.crc32(b"".join(pieces))
 
 
@@ -66,25 +66,25 @@ def test_long_pieces_join_too() -> None:
     """Lengths beyond 32 bits: five billion zeros at once, and as one billion and four."""
     zeros = [zlib.crc32(b"\0")]  # of 2**0, 2**1, ... of them
     for power in range(33):
-        zeros.append(crc.joined(zeros[-1], zeros[-1], 1 << power))
+        zeros.append(sums.joined(zeros[-1], zeros[-1], 1 << power))
     assert zeros[16] == zlib.crc32(bytes(1 << 16))
     start, billion = zlib.crc32(b"x"), 1 << 30
-    stepwise = crc.joined(crc.joined(start, zeros[30], billion), zeros[32], 4 * billion)
-    together = crc.joined(zeros[30], zeros[32], 4 * billion)
-    assert crc.joined(start, together, 5 * billion) == stepwise
+    stepwise = sums.joined(sums.joined(start, zeros[30], billion), zeros[32], 4 * billion)
+    together = sums.joined(zeros[30], zeros[32], 4 * billion)
+    assert sums.joined(start, together, 5 * billion) == stepwise
 
 
 @pytest.mark.parametrize("absent", [False, True])
 def test_every_library_gives_the_same_sum(*, absent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if absent:
         monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    crc.crc32.cache_clear()
+    sums.crc32.cache_clear()
     data = random.Random(1).randbytes(100_000)  # noqa: S311  any bytes
     try:
-        assert crc.crc32()(memoryview(data), 7) == zlib.crc32(data, 7)
-        assert not absent or crc.crc32() is zlib.crc32
+        assert sums.crc32()(memoryview(data), 7) == zlib.crc32(data, 7)
+        assert not absent or sums.crc32() is zlib.crc32
     finally:
-        crc.crc32.cache_clear()
+        sums.crc32.cache_clear()
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -95,9 +95,9 @@ def test_what_is_whole_is_whole_in_parts(
     layout: str, corpus: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every byte counts once, as if nothing were divided."""
-    parts = divided(corpus[layout], monkeypatch)
-    assert parts.state is State.WHOLE
-    assert told(parts) == told(judge.judge(corpus[layout]))
+    judged = divided(corpus[layout], monkeypatch)
+    assert judged.state is State.WHOLE
+    assert told(judged) == told(judge.judge(corpus[layout]))
 
 
 @pytest.mark.parametrize("fault", ["bit-flip", "zeroed-block", "swapped-blocks", "truncation-half"])
@@ -176,9 +176,9 @@ def test_one_file_has_the_threads_that_are_left() -> None:
     from ckpt_conformance.fsck.formats import manifest
 
     def threads(large: int, jobs: int) -> int:
-        files = {f"{at}.pt": manifest.Listed(reference_part.LARGE, "0") for at in range(large)}
+        files = {f"{at}.pt": manifest.Listed(parts.LARGE, "0") for at in range(large)}
         files["small.pt"] = manifest.Listed(5, "0")
-        return reference_part._threads(manifest.Manifest(5, "model", 1, files, {}, []), jobs)
+        return parts._threads(manifest.Manifest(5, "model", 1, files, {}, []), jobs)
 
     assert [threads(1, 4), threads(2, 4), threads(3, 4), threads(9, 4), threads(1, 1)] == [
         *(4, 2, 1, 1, 1)

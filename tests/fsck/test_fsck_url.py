@@ -32,7 +32,7 @@ from ckpt_conformance.fsck.diff.diff import diff
 from ckpt_conformance.fsck.judge.judge import Judged, Options, judge, judge_newest
 from ckpt_conformance.fsck.source.findings import Kind, State
 from ckpt_conformance.fsck.source.places import place
-from ckpt_conformance.fsck.source.ranges import AHEAD, BLOCK, RemoteFile
+from ckpt_conformance.fsck.source.remote import AHEAD, BLOCK, RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,21 +18,21 @@ from ckpt_conformance.fsck.contents.leaves import Value, joined
 from ckpt_conformance.fsck.contents.tiles import Piece
 from ckpt_conformance.fsck.formats import (
     dcp,
-    dcp_safetensors,
     manifest,
     safetensors_file,
     torch_file,
 )
 from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
 from ckpt_conformance.fsck.layouts import layouts
-from ckpt_conformance.fsck.layouts.parts import MOST_JSON, weight_map
+from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.source import exactly, whole
+from ckpt_conformance.fsck.source.source import exactly
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.layouts.layouts import Candidate, Part
     from ckpt_conformance.fsck.source.source import Folder, Readable
 
 BYTES = "bytes"
@@ -40,7 +40,7 @@ BYTES = "bytes"
 _TAG = "__ckpt__"
 _REFERENCE_FILE = re.compile(r"(model|optim|extra)_\d+(?:_rank(\d+))?\.pt")
 _DCP_RANK = re.compile(r"extra_state_(rank\d+)\.pt")
-_DATA = ("torch", "safetensors", "index", "dcp")
+_DATA = (Format.TORCH, Format.SAFETENSORS, Format.INDEX, Format.DCP)
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Tensor:
     Attributes:
         dtype: the name of the torch dtype, or BYTES.
         item: bytes of an element.
+        pending: what is still to be done with the elements, as `conj`; mostly nothing.
 
     """
 
@@ -57,6 +58,7 @@ class Tensor:
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     item: int
+    pending: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -82,25 +84,25 @@ class Content:
         self.entries[unique] = entry
 
 
-def read(folder: Folder, one: Candidate) -> Content:
+def read(folder: Folder, candidate: Candidate) -> Content:
     """Read all of a checkpoint but its payload.
 
     Raises:
         Malformed, OSError: a file that cannot be read; the text names it.
 
     """
-    found = Content(folder)
+    content = Content(folder)
     taken: set[str] = set()
-    several = sum(kind in _DATA for kind, _, _ in one.parts) > 1
-    for kind, base, name in one.parts:
-        top = joined(_dotted(base), _stem(name, one.step) if several or kind == "json" else "")
-        for used in _part(found, kind, base, name, top):
-            taken.add(used)
-    for name in sorted(set(one.files) - taken):
+    several = sum(part.form in _DATA for part in candidate.parts) > 1
+    for part in candidate.parts:
+        is_named = several or part.form is Format.JSON
+        stem = _stem(part.name, candidate.step) if is_named else ""
+        taken.update(_part(content, part, joined(_dotted(part.base), stem)))
+    for name in sorted(set(candidate.files) - taken):
         size = folder.size(name)
         box = ((0,), (size,))
-        found.add(name, Tensor(BYTES, (size,), (Piece(box, name, 0, (1,)),), 1))
-    return found
+        content.add(name, Tensor(BYTES, (size,), (Piece(box, name, 0, (1,)),), 1))
+    return content
 
 
 def _dotted(base: str) -> str:
@@ -108,7 +110,7 @@ def _dotted(base: str) -> str:
 
 
 def _stem(name: str, step: int | None) -> str:
-    """Give the name of a file without its ending and without the step in it."""
+    """Return the name of a file without its ending and without the step in it."""
     stem = name
     for ending in (".index.json", ".safetensors", ".json", ".bin"):
         stem = stem.removesuffix(ending)
@@ -118,38 +120,39 @@ def _stem(name: str, step: int | None) -> str:
     return re.sub(rf"[-_=.]?0*{step}(?=\D|$)", "", stem, count=1) or stem
 
 
-def _part(found: Content, kind: str, base: str, name: str, top: str) -> Iterator[str]:
+def _part(content: Content, part: Part, top: str) -> Iterator[str]:
     """Read one part; give the files that it consists of."""
+    form, base, name = part
     try:
-        match kind:
-            case "reference":
-                yield from _reference(found, base, name)
-            case "dcp":
-                yield from _dcp(found, base, _dotted(base))
-            case "index":
-                yield from _index(found, base, name, top)
-            case "safetensors":
-                yield from _safetensors(found, base + name, top)
-            case "torch":
-                yield from _torch(found, base + name, top)
-            case "json":
-                yield from _json(found, base + name, top)
+        match form:
+            case Format.REFERENCE:
+                yield from _reference(content, base, name)
+            case Format.DCP:
+                yield from _dcp(content, base, _dotted(base))
+            case Format.INDEX:
+                yield from _index(content, base, name, top)
+            case Format.SAFETENSORS:
+                yield from _safetensors(content, base + name, top)
+            case Format.TORCH:
+                yield from _torch(content, base + name, top)
+            case Format.JSON:
+                yield from _json(content, base + name, top)
             case _:
                 return
     except Malformed as error:
-        told = str(error) if str(error).startswith(base + name) else f"{base}{name}: {error}"
-        raise type(error)(told, error.start, error.end, error.tensors) from None
+        what = f"{base}{name}: {error}"
+        raise type(error)(what, error.start, error.end, error.tensors) from None
 
 
-def _torch(found: Content, name: str, top: str) -> Iterator[str]:
+def _torch(content: Content, name: str, top: str) -> Iterator[str]:
     """Read a file of `torch.save`."""
-    with found.folder.open(name) as file:
-        archive = torch_file.read(file, 0, found.folder.size(name))
+    with content.folder.open(name) as file:
+        archive = torch_file.read(file, 0, content.folder.size(name))
         _check_order(file, archive)
     if archive.tree is None:
         raise Malformed("the structure cannot be read")
     for key, entry in tree_entries(archive, name, top):
-        found.add(key, entry)
+        content.add(key, entry)
     yield name
 
 
@@ -165,7 +168,7 @@ def _check_order(file: Readable, archive: torch_file.Archive) -> None:
 def tree_entries(
     archive: torch_file.Archive, file: str, top: str = ""
 ) -> Iterator[tuple[str, Entry]]:
-    """Give the leaves of an archive as entries."""
+    """Yield the leaves of an archive as entries."""
     spans = {one.what: one for one in archive.spans}
     for key, leaf in leaves.of_tree(archive.tree, archive.records, top):
         if isinstance(leaf, Value):
@@ -173,25 +176,25 @@ def tree_entries(
             continue
         box = ((0,) * len(leaf.shape), leaf.shape)
         piece = Piece(box, file, leaf.start, leaf.stride, span=spans.get(leaf.record))
-        item = ITEM_SIZE[leaf.dtype.partition(" ")[0]]
-        yield key, Tensor(leaf.dtype, leaf.shape, (piece,), item)
+        item = ITEM_SIZE[leaf.dtype]
+        yield key, Tensor(leaf.dtype, leaf.shape, (piece,), item, leaf.pending)
 
 
-def _safetensors(found: Content, name: str, top: str) -> Iterator[str]:
+def _safetensors(content: Content, name: str, top: str) -> Iterator[str]:
     """Read the header of a safetensors file; elements below a byte are compared as bytes."""
-    with found.folder.open(name) as file:
+    with content.folder.open(name) as file:
         stored = safetensors_file.read(file)
-    for one in stored:
-        dtype = FROM_SAFETENSORS.get(one.dtype)
-        shape = one.shape if dtype else (one.end - one.start,)
+    for tensor in stored:
+        dtype = FROM_SAFETENSORS.get(tensor.dtype)
+        shape = tensor.shape if dtype else (tensor.end - tensor.start,)
         item = ITEM_SIZE[dtype] if dtype else 1
-        piece = Piece(((0,) * len(shape), shape), name, one.start, dense(shape, item))
-        found.add(joined(top, one.name), Tensor(dtype or one.dtype, shape, (piece,), item))
+        piece = Piece(((0,) * len(shape), shape), name, tensor.start, dense(shape, item))
+        content.add(joined(top, tensor.name), Tensor(dtype or tensor.dtype, shape, (piece,), item))
     yield name
 
 
 def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """Give the strides in bytes of elements that lie one after the other."""
+    """Return the strides in bytes of elements that lie one after the other."""
     steps: list[int] = []
     for size in reversed(shape):
         steps.append(item)
@@ -199,93 +202,92 @@ def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
     return tuple(reversed(steps))
 
 
-def _index(found: Content, base: str, name: str, top: str) -> Iterator[str]:
+def _index(content: Content, base: str, name: str, top: str) -> Iterator[str]:
     """Read the files of an index of Hugging Face as one."""
-    with found.folder.open(base + name) as file:
-        files = weight_map(safetensors_file.parse_json(whole(file, MOST_JSON)))
+    files = safetensors_file.read_index(content.folder.read(base + name, MOST_JSON)).files
     yield base + name
-    for one in sorted(files):
-        read_file = _safetensors if one.endswith(".safetensors") else _torch
-        yield from read_file(found, base + one, top)
+    for file in sorted(files):
+        read_file = _safetensors if file.endswith(".safetensors") else _torch
+        yield from read_file(content, base + file, top)
 
 
-def _json(found: Content, name: str, top: str) -> Iterator[str]:
+def _json(content: Content, name: str, top: str) -> Iterator[str]:
     """Read a JSON file as values."""
-    with found.folder.open(name) as file:
-        data = whole(file, MOST_JSON)
+    data = content.folder.read(name, MOST_JSON)
     if data[:1] == b"[":
         return  # compared by its bytes
-    for key, leaf in leaves.of_tree(safetensors_file.parse_json(data), {}, top):
-        found.add(key, leaf if isinstance(leaf, Value) else Value(None))
+    for key, leaf in leaves.of_tree(parse_json(data), {}, top):
+        content.add(key, leaf if isinstance(leaf, Value) else Value(None))
     yield name
 
 
-def _dcp(found: Content, base: str, top: str) -> Iterator[str]:
+def _dcp(content: Content, base: str, top: str) -> Iterator[str]:
     """Read a directory of DCP: tensors as chunks, other items as data."""
-    with found.folder.open(base + dcp.METADATA) as file:
-        metadata = dcp.read_metadata(whole(file, MOST_JSON))
+    metadata = dcp.read_metadata(content.folder.read(base + dcp.METADATA, MOST_JSON))
     yield base + dcp.METADATA
     pieces: dict[str, list[Piece]] = {}
     for shard, items in sorted(metadata.items.items()):
         yield base + shard
-        bare = dcp_safetensors.tensors_of(items)
-        for key, piece in _bare(found.folder, base + shard, bare):
+        bare = dcp.bare_tensors(items)
+        others = [item for item in items if not item.dtype] if bare else items
+        for key, piece in _bare(content.folder, base + shard, bare):
             pieces.setdefault(key, []).append(piece)
-        for one in items if not bare else [each for each in items if not each.dtype]:
-            place, length = one.place.start, one.place.end - one.place.start
-            if one.place.packed:
-                raise Malformed(f"{one.key} is transformed by an extension of DCP: unreadable here")
-            if one.dtype:
-                piece = Piece((one.at, one.shape), base + shard, place, None, length)
-                pieces.setdefault(one.key, []).append(piece)
+        for stored in others:
+            place, length = stored.place.start, stored.place.end - stored.place.start
+            if stored.place.packed:
+                raise Malformed(
+                    f"{stored.key} is transformed by an extension of DCP: unreadable here"
+                )
+            if stored.dtype:
+                piece = Piece((stored.at, stored.shape), base + shard, place, None, length)
+                pieces.setdefault(stored.key, []).append(piece)
             else:
-                _item(found, base + shard, joined(top, one.key), place, length)
+                _item(content, base + shard, joined(top, stored.key), place, length)
     for key, tensor in metadata.tensors.items():
         item = ITEM_SIZE[tensor.dtype]
         mine = tuple(pieces.get(key, ()))
-        found.add(joined(top, key), Tensor(tensor.dtype, tensor.shape, mine, item))
+        content.add(joined(top, key), Tensor(tensor.dtype, tensor.shape, mine, item))
 
 
 def _bare(folder: Folder, shard: str, items: list[dcp.Item]) -> Iterator[tuple[str, Piece]]:
-    """Give the tensors of a shard that are a safetensors file."""
+    """Yield the tensors of a shard that are a safetensors file."""
     if not items:
         return
     with folder.open(shard) as file:
-        stored = dcp_safetensors.stored(file, items)
-    for one in items:
-        stride = dense(one.shape, ITEM_SIZE[one.dtype])
-        yield one.key, Piece((one.at, one.shape), shard, stored[one.key].start, stride)
+        stored = dcp.read_bare(file, items)
+    for item in items:
+        stride = dense(item.shape, ITEM_SIZE[item.dtype])
+        yield item.key, Piece((item.at, item.shape), shard, stored[item.key].start, stride)
 
 
-def _item(found: Content, shard: str, key: str, place: int, length: int) -> None:
+def _item(content: Content, shard: str, key: str, place: int, length: int) -> None:
     """Read an item of DCP that is no tensor."""
-    with found.folder.open(shard) as file:
+    with content.folder.open(shard) as file:
         archive = torch_file.read(file, place, length)
     for name, entry in tree_entries(archive, shard, key):
-        found.add(name, entry)
+        content.add(name, entry)
 
 
-def _reference(found: Content, base: str, name: str) -> Iterator[str]:
+def _reference(content: Content, base: str, name: str) -> Iterator[str]:
     """Read a checkpoint of the reference manager, under the same names in both formats."""
-    with found.folder.open(base + name) as file:
-        listed = manifest.read(whole(file, manifest.MOST_BYTES))
+    listed = manifest.read(content.folder.read(base + name, manifest.MOST_BYTES))
     yield base + name
     if listed.kind == "dcp":
-        inner = Content(found.folder)
+        inner = Content(content.folder)
         yield from _dcp(inner, base, "")
         yield from _torch(inner, base + layouts.DCP_EXTRA, "")
         for file_name in sorted(listed.files):
             if match := _DCP_RANK.fullmatch(file_name):
                 yield from _torch(inner, base + file_name, match[1])
         for key, entry in _assembled(inner.entries):
-            found.add(key, entry)
+            content.add(key, entry)
         return
     ranks = listed.world_size > 1
     for file_name in sorted(listed.files):
         match = _REFERENCE_FILE.fullmatch(file_name)
         top = {"model": "model", "optim": "optim"}.get(match[1], "") if match else file_name
         rank = f"rank{match[2]}" if match and match[2] and ranks else ""
-        yield from _torch(found, base + file_name, joined(top, rank))
+        yield from _torch(content, base + file_name, joined(top, rank))
 
 
 def _assembled(entries: dict[str, Entry]) -> Iterator[tuple[str, Entry]]:

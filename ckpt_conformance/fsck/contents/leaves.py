@@ -2,7 +2,7 @@
 
 The same names come out whether a state was saved nested (`torch.save`) or flat (DCP, safetensors).
 A list of plain values is one value; any other list has its items under their numbers. An instance
-of a class that nobody here knows is its name and what the pickle gives it.
+of a class that is not known here is its name and what the pickle gives it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, clip
-from ckpt_conformance.fsck.formats.pickle_machine import Made, Name, Persistent
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
+from ckpt_conformance.fsck.formats.pickles import Made, Name, Persistent
 from ckpt_conformance.fsck.formats.torch_file import Tensor, as_tensor, storage_of, tensor_of
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_sequence, is_tuple
+from ckpt_conformance.fsck.source.untrusted import clip, is_dict, is_sequence, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ Leaf = Value | Tensor
 
 
 def of_tree(tree: object, records: dict[str, Record], top: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Give the leaves of a structure, in its order; Malformed for what no save writes."""
+    """Yield the leaves of a structure, in its order; Malformed for what no save writes."""
     pending: list[tuple[object, str, int]] = [(tree, top, 0)]
     visited = 0
     while pending:
@@ -73,7 +73,7 @@ def joined(name: str, step: str) -> str:
 
 
 def _leaf(part: object, name: str, records: dict[str, Record]) -> Leaf | None:
-    """Give a part as a leaf; None for one that has parts of its own."""
+    """Return a part as a leaf; None for one that has parts of its own."""
     made = as_tensor(part)
     if made is not None:
         return _unless_lazy(made, tensor_of(name, made, records))
@@ -87,16 +87,14 @@ def _leaf(part: object, name: str, records: dict[str, Record]) -> Leaf | None:
 
 
 def _unless_lazy(made: Made, tensor: Tensor) -> Tensor:
-    """Say in the dtype that the bytes are still to be conjugated or negated."""
+    """Note that the bytes are still to be conjugated or negated."""
     more = made.args[_METADATA] if len(made.args) > _METADATA else None
     todo = [str(key) for key, on in more.items() if on] if is_dict(more) else []
-    if not todo or tensor.dtype not in ITEM_SIZE:
-        return tensor
-    return replace(tensor, dtype=f"{tensor.dtype} (to be {clip(' '.join(todo))})")
+    return replace(tensor, pending=clip(" ".join(todo))) if todo else tensor
 
 
 def _storage(part: Persistent, name: str, records: dict[str, Record]) -> Tensor:
-    """Give a bare storage as a tensor of one dimension."""
+    """Return a bare storage as a tensor of one dimension."""
     record, dtype, nbytes = storage_of(part.id, records)
     item = ITEM_SIZE[dtype]
     start = records[record].start
@@ -104,30 +102,30 @@ def _storage(part: Persistent, name: str, records: dict[str, Record]) -> Tensor:
 
 
 def _children(part: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  what a pickle holds
-    """Give the parts of a part, with the step that leads there."""
+    """Yield the parts of a part, with the step that leads there."""
     if is_dict(part):
-        for key, one in part.items():
-            yield key if isinstance(key, str) else clip(key), one
+        for key, child in part.items():
+            yield key if isinstance(key, str) else clip(key), child
     elif is_sequence(part):
-        for at, one in enumerate(part):
-            yield str(at), one
+        for at, child in enumerate(part):
+            yield str(at), child
     elif isinstance(part, Made):
         yield from _of_class(part)
 
 
 def _of_class(made: Made) -> Iterator[tuple[str, Any]]:
-    """Give what a pickle makes of a class: its name, arguments, state and items."""
+    """Yield what a pickle makes of a class: its name, arguments, state and items."""
     if made.of in _PARAMETERS and is_tuple(made.args) and made.args:
         yield "", made.args[0]
         return
     yield "(class)", _renamed(made.of)
-    for step, one in (("args", made.args), ("state", made.state), ("items", made.parts)):
-        if one is not None and one not in ((), []):
-            yield step, one
+    for step, value in (("args", made.args), ("state", made.state), ("items", made.parts)):
+        if value is not None and value not in ((), []):
+            yield step, value
 
 
 def _renamed(of: object) -> object:
-    """Give numpy's modules one name: version 2 moved them."""
+    """Return numpy's modules one name: version 2 moved them."""
     if isinstance(of, Name) and of.module.startswith("numpy.core."):
         return Name(of.module.replace("numpy.core.", "numpy._core.", 1), of.name)
     return of

@@ -73,13 +73,13 @@ class Reader:
 
     def file(self, name: str) -> Readable:
         """Open a file, or give the one that is open."""
-        found = self._open.pop(name, None)
-        if found is None:
-            found = self.folder.open(name)
-        self._open[name] = found
+        file = self._open.pop(name, None)
+        if file is None:
+            file = self.folder.open(name)
+        self._open[name] = file
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)[1].close()
-        return found
+        return file
 
     def settled(self, piece: Piece, dtype: str) -> Piece:
         """Find the tensor in an item of DCP; Malformed where another one is in it."""
@@ -96,7 +96,7 @@ class Reader:
         return replace(piece, place=tensor.start, stride=tensor.stride, length=0, span=span)
 
     def read(self, piece: Piece, item: int, box: Box) -> Array:
-        """Give the elements of a box of the whole, as unsigned numbers that carry their bits.
+        """Return the elements of a box of the whole, as unsigned numbers that carry their bits.
 
         What is given is valid until the next call. `box` is at most TILE bytes, inside the piece.
         """
@@ -160,31 +160,31 @@ def tiles(box: Box, item: int, most: int = TILE) -> Iterator[Box]:
             )
 
 
-def meeting(one: Box, other: Box) -> Box | None:
-    """Give what two boxes share; None for nothing."""
-    start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
-    ends = zip(one[0], one[1], other[0], other[1], strict=True)
+def meeting(box: Box, other: Box) -> Box | None:
+    """Return what two boxes share; None for nothing."""
+    start = tuple(max(a, b) for a, b in zip(box[0], other[0], strict=True))
+    ends = zip(box[0], box[1], other[0], other[1], strict=True)
     size = tuple(min(a + m, b + n) - low for (a, m, b, n), low in zip(ends, start, strict=True))
     return None if any(extent <= 0 for extent in size) else (start, size)
 
 
-def pairs(one: Sequence[Piece], other: Sequence[Piece]) -> Iterator[tuple[Piece, Piece, Box]]:
-    """Give the pieces of two stored tensors that share elements, and what they share.
+def pairs(pieces: Sequence[Piece], others: Sequence[Piece]) -> Iterator[tuple[Piece, Piece, Box]]:
+    """Yield the pieces of two stored tensors that share elements, and what they share.
 
     Pieces are sorted along the dimension in which most of them differ: near linear for the ways
     in which tensors are sharded.
     """
-    if not one or not other:
+    if not pieces or not others:
         return
-    axes = range(len(one[0].box[0]))
-    axis = max(axes, key=lambda at: len({piece.box[0][at] for piece in other}), default=None)
+    axes = range(len(pieces[0].box[0]))
+    axis = max(axes, key=lambda at: len({piece.box[0][at] for piece in others}), default=None)
     if axis is None:
-        yield one[0], other[0], ((), ())
+        yield pieces[0], others[0], ((), ())
         return
-    ordered = sorted(other, key=lambda piece: piece.box[0][axis])
+    ordered = sorted(others, key=lambda piece: piece.box[0][axis])
     starts = [piece.box[0][axis] for piece in ordered]
     widest = max(piece.box[1][axis] for piece in ordered)
-    for piece in one:
+    for piece in pieces:
         low, extent = piece.box[0][axis], piece.box[1][axis]
         first = bisect_left(starts, low - widest + 1)
         for at in range(first, bisect_left(starts, low + extent)):

@@ -57,18 +57,18 @@ class Apart:
 NONE = Apart(None, None)
 
 
-def _larger(one: Any, other: Any) -> Any:  # noqa: ANN401  numbers, or None
-    return other if one is None else one if other is None else max(one, other)
+def _larger(number: Any, other: Any) -> Any:  # noqa: ANN401  numbers, or None
+    return other if number is None else number if other is None else max(number, other)
 
 
-def apart(dtype: str, one: Array, other: Array) -> Apart:
+def apart(dtype: str, left: Array, right: Array) -> Apart:
     """Measure elements that differ; both arrays carry bits, as `tiles` reads them."""
     if dtype in _PARTS:
-        return _complex(dtype, one, other)
+        return _complex(dtype, left, right)
     if dtype in FLOATS:
-        return _floats(dtype, one, other)
+        return _floats(dtype, left, right)
     if dtype in _SIGNED | _UNSIGNED:
-        return Apart(_integers(one, other, signed=dtype in _SIGNED), None)
+        return Apart(_integers(left, right, signed=dtype in _SIGNED), None)
     return NONE
 
 
@@ -84,7 +84,7 @@ def nan_inf(dtype: str, bits: Array) -> tuple[int, int]:
 
 
 def numbers(dtype: str, bits: Array) -> Array:
-    """Give the numbers that bits of a float dtype stand for, in a float that holds them all."""
+    """Return the numbers that bits of a float dtype stand for, in a float that holds them all."""
     if dtype in _NUMPY:
         return bits.view(_NUMPY[dtype])
     if dtype == "bfloat16":
@@ -117,33 +117,33 @@ def _table(dtype: str) -> Array:
 _TABLES = {dtype: _table(dtype) for dtype in (*_EIGHT, "float8_e8m0fnu")}
 
 
-def _floats(dtype: str, one: Array, other: Array) -> Apart:
+def _floats(dtype: str, left: Array, right: Array) -> Apart:
     """Measure real numbers."""
     with np.errstate(all="ignore"):  # signalling NaNs, and inf less inf
-        a, b = numbers(dtype, one), numbers(dtype, other)
+        a, b = numbers(dtype, left), numbers(dtype, right)
         real = ~(np.isnan(a) | np.isnan(b))
         nans = int(len(real) - real.sum())
         if nans == len(real):
             return Apart(None, None, nans)
         wide = "f8" if a.dtype.itemsize < 8 else a.dtype  # noqa: PLR2004  bytes of a double
         most = float(np.abs(a[real].astype(wide) - b[real].astype(wide)).max())
-    return Apart(most, _steps(dtype, one[real], other[real]), nans)
+    return Apart(most, _steps(dtype, left[real], right[real]), nans)
 
 
-def _steps(dtype: str, one: Array, other: Array) -> int:
+def _steps(dtype: str, left: Array, right: Array) -> int:
     """Count the steps between numbers: bits are a sign and a magnitude that grows with them."""
-    width = one.dtype.itemsize * 8
+    width = left.dtype.itemsize * 8
     sign = np.uint64(0 if dtype == "float8_e8m0fnu" else 1 << (width - 1))
-    a, b = one.astype("u8"), other.astype("u8")
+    a, b = left.astype("u8"), right.astype("u8")
     magnitude_a, magnitude_b = a & ~sign, b & ~sign
     far = np.maximum(magnitude_a, magnitude_b) - np.minimum(magnitude_a, magnitude_b)
     return int(np.where((a & sign) == (b & sign), far, magnitude_a + magnitude_b).max())
 
 
-def _complex(dtype: str, one: Array, other: Array) -> Apart:
+def _complex(dtype: str, left: Array, right: Array) -> Apart:
     """Measure complex numbers: the distance in the plane, and the most steps of a part."""
     part, carrier = _PARTS[dtype]
-    a, b = (np.ascontiguousarray(bits).view(carrier) for bits in (one, other))
+    a, b = (np.ascontiguousarray(bits).view(carrier) for bits in (left, right))
     differ = a != b
     steps = _floats(part, a[differ], b[differ]).ulps
     with np.errstate(all="ignore"):
@@ -155,10 +155,10 @@ def _complex(dtype: str, one: Array, other: Array) -> Apart:
     return Apart(most, steps, int(lost.sum()))
 
 
-def _integers(one: Array, other: Array, *, signed: bool) -> int:
-    """Give the largest difference of whole numbers, exactly."""
+def _integers(left: Array, right: Array, *, signed: bool) -> int:
+    """Return the largest difference of whole numbers, exactly."""
     if signed:
-        form = f"i{one.dtype.itemsize}"
-        one, other = one.view(form).astype("i8"), other.view(form).astype("i8")
-    high, low = np.maximum(one, other), np.minimum(one, other)
+        form = f"i{left.dtype.itemsize}"
+        left, right = left.view(form).astype("i8"), right.view(form).astype("i8")
+    high, low = np.maximum(left, right), np.minimum(left, right)
     return int((high.astype("u8") - low.astype("u8")).max())

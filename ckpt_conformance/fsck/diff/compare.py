@@ -6,17 +6,16 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from ckpt_conformance.fsck.contents import tiles, ulps
 from ckpt_conformance.fsck.contents.content import Tensor
 from ckpt_conformance.fsck.contents.leaves import Value
-from ckpt_conformance.fsck.formats.dtypes import clip
-from ckpt_conformance.fsck.formats.pickle_machine import Name
+from ckpt_conformance.fsck.formats.pickles import Name
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_sequence
+from ckpt_conformance.fsck.source.untrusted import clip, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,12 +29,9 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-Told = int | float | str | bool | None
-"""What JSON can say of a plain value; anything else is shown as a text."""
-
 
 class Status(StrEnum):
-    """What came of one entry."""
+    """The outcome of comparing one entry."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -44,6 +40,21 @@ class Status(StrEnum):
     KIND = "kind-differs"  # a tensor and a plain value
     ONLY_A = "only-in-a"
     ONLY_B = "only-in-b"
+
+
+class DifferenceJson(TypedDict):
+    """A `Difference` in the output of `diff --json`; an infinite distance is the text `inf`."""
+
+    name: str
+    status: str
+    a: str | None
+    b: str | None
+    elements: int | None
+    count: int | None
+    first: list[int] | None
+    max_abs: float | str | None
+    max_ulps: int | None
+    nans: int
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,8 @@ class Difference:
     first: tuple[int, ...] | None = None
     apart: Apart = ulps.NONE
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types; an infinite distance is the text `inf`."""
+    def to_json(self) -> DifferenceJson:
+        """Return plain types."""
         most = self.apart.most
         return {
             "name": self.name,
@@ -84,10 +95,11 @@ class Difference:
         }
 
 
-def told(entry: Entry) -> str:
-    """Tell one side in words."""
+def describe(entry: Entry) -> str:
+    """Write one side in words."""
     if isinstance(entry, Tensor):
-        return f"{entry.dtype} {list(entry.shape)}"
+        pending = f" (to be {entry.pending})" if entry.pending else ""
+        return f"{entry.dtype}{pending} {list(entry.shape)}"
     return _shown(entry.value)
 
 
@@ -109,7 +121,7 @@ def static(name: str, a: Entry | None, b: Entry | None) -> Difference | None:
     if a is None or b is None:
         status = Status.ONLY_B if a is None else Status.ONLY_A
         return Difference(
-            name, status, None if a is None else told(a), None if b is None else told(b)
+            name, status, None if a is None else describe(a), None if b is None else describe(b)
         )
     if isinstance(a, Value) and isinstance(b, Value):
         if same_value(a.value, b.value):
@@ -117,10 +129,11 @@ def static(name: str, a: Entry | None, b: Entry | None) -> Difference | None:
         return Difference(name, Status.DIFFERS, *_apart(a.value, b.value))
     status = Status.KIND
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        if (a.dtype, a.shape) == (b.dtype, b.shape):
+        has_same_dtype = (a.dtype, a.pending) == (b.dtype, b.pending)
+        if has_same_dtype and a.shape == b.shape:
             return None
-        status = Status.DTYPE if a.dtype != b.dtype else Status.SHAPE
-    return Difference(name, status, told(a), told(b))
+        status = Status.SHAPE if has_same_dtype else Status.DTYPE
+    return Difference(name, status, describe(a), describe(b))
 
 
 def same_value(a: object, b: object) -> bool:
@@ -135,14 +148,14 @@ def same_value(a: object, b: object) -> bool:
 
 
 def _apart(a: object, b: object) -> tuple[str, str]:
-    """Tell two values that differ; of long lists, the first items that do."""
+    """Describe two values that differ; of long lists, the first items that do."""
     if is_sequence(a) and is_sequence(b) and type(a) is type(b) and len(a) == len(b) > 6:  # noqa: PLR2004
         at = next(at for at, pair in enumerate(zip(a, b, strict=True)) if not same_value(*pair))
         return f"item {at} of {len(a)}: {_shown(a[at])}", f"item {at}: {_shown(b[at])}"
-    one, other = _shown(a), _shown(b)
-    if one == other:  # 1 and True, or what clip left out
-        one, other = f"{one} ({type(a).__name__})", f"{other} ({type(b).__name__})"
-    return one, other
+    left, right = _shown(a), _shown(b)
+    if left == right:  # 1 and True, or what clip left out
+        left, right = f"{left} ({type(a).__name__})", f"{right} ({type(b).__name__})"
+    return left, right
 
 
 class SideError(Exception):
@@ -164,8 +177,8 @@ class Sides:
 
     def close(self) -> None:
         """Close the files."""
-        for one in self.readers:
-            one.close()
+        for reader in self.readers:
+            reader.close()
 
     def tensors(self, name: str, a: Tensor, b: Tensor) -> Difference | None:
         """Compare two tensors of one dtype and shape; None where every bit is the same.
@@ -177,17 +190,17 @@ class Sides:
         tally = _Tally(a.dtype, a.shape)
         settled: tuple[dict[Box, Piece], dict[Box, Piece]] = ({}, {})
         if math.prod(a.shape):
-            for one, other, shared in tiles.pairs(a.pieces, b.pieces):
+            for left, right, shared in tiles.pairs(a.pieces, b.pieces):
                 both = [
-                    self._settle(side, each, a.dtype, settled[side])
-                    for side, each in enumerate((one, other))
+                    self._settle(side, piece, a.dtype, settled[side])
+                    for side, piece in enumerate((left, right))
                 ]
                 for box in tiles.tiles(shared, a.item):
                     self._tile(both, a.item, box, tally)
         if not tally.count:
             return None
-        found = (tally.elements, tally.count, tally.first, tally.apart)
-        return Difference(name, Status.DIFFERS, told(a), told(b), *found)
+        outcome = (tally.elements, tally.count, tally.first, tally.apart)
+        return Difference(name, Status.DIFFERS, describe(a), describe(b), *outcome)
 
     def _settle(self, side: int, piece: Piece, dtype: str, known: dict[Box, Piece]) -> Piece:
         """Find the tensor in an item, once; what is refused names its file."""
@@ -203,17 +216,17 @@ class Sides:
 
     def _tile(self, pieces: Sequence[Piece], item: int, box: Box, tally: _Tally) -> None:
         """Compare one tile."""
-        read: list[Array] = []
+        arrays: list[Array] = []
         for side, piece in enumerate(pieces):
             try:
-                read.append(self.readers[side].read(piece, item, box).reshape(-1))
+                arrays.append(self.readers[side].read(piece, item, box).reshape(-1))
             except (OSError, Malformed) as error:
                 raise SideError(side, Malformed(f"{piece.file}: {error}")) from error
-        one, other = read
-        if not np.array_equal(one.view("u1"), other.view("u1")):
-            tally.take(box, one, other)
+        left, right = arrays
+        if not np.array_equal(left.view("u1"), right.view("u1")):
+            tally.take(box, left, right)
         if self.progress:
-            self.progress(one.nbytes)
+            self.progress(left.nbytes)
 
 
 class _Tally:
@@ -226,20 +239,20 @@ class _Tally:
         self.first: tuple[int, ...] | None = None
         self.apart = ulps.NONE
 
-    def take(self, box: Box, one: Array, other: Array) -> None:
+    def take(self, box: Box, left: Array, right: Array) -> None:
         """Take two tiles that differ, each as a row of elements."""
-        differ = _unequal(one, other)
+        differ = _unequal(left, right)
         where = np.flatnonzero(differ)
         self.count += len(where)
         inner = np.unravel_index(int(where[0]), box[1] or (1,))
         first = tuple(at + int(more) for at, more in zip(box[0], inner, strict=False))
         self.first = first if self.first is None else min(self.first, first)
-        self.apart |= ulps.apart(self.dtype.partition(" ")[0], one[where], other[where])
+        self.apart |= ulps.apart(self.dtype, left[where], right[where])
 
 
-def _unequal(one: Array, other: Array) -> Array:
+def _unequal(left: Array, right: Array) -> Array:
     """Tell which elements differ in a bit; those of 16 bytes are compared in halves."""
-    if one.dtype.itemsize <= 8:  # noqa: PLR2004  bytes of the widest number
-        return np.asarray(one != other)
-    halves = one.view("u8") != other.view("u8")
+    if left.dtype.itemsize <= 8:  # noqa: PLR2004  bytes of the widest number
+        return np.asarray(left != right)
+    halves = left.view("u8") != right.view("u8")
     return np.asarray(halves.reshape(-1, 2).any(1))

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.contents import content
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ckpt_conformance.fsck.contents.content import Entry
-    from ckpt_conformance.fsck.layouts.layouts import Candidate, Found
+    from ckpt_conformance.fsck.diff.compare import DifferenceJson
+    from ckpt_conformance.fsck.layouts.layouts import Candidate, Overview
     from ckpt_conformance.fsck.source.places import Where
 
 SCHEMA = "ckpt-conformance/diff/v1"
@@ -54,6 +55,33 @@ class Options:
     jobs: int = 1
 
 
+class SideJson(TypedDict):
+    """A `Side` in the output of `diff --json`."""
+
+    path: str
+    layout: str
+    step: int | None
+    entries: int
+    problems: list[str]
+
+
+class ComparedJson(TypedDict):
+    """The output of `diff --json`; the schema is `report/schemas/diff.schema.json`.
+
+    `same_names` is there with `--all` only.
+    """
+
+    schema: str
+    same: bool
+    judged: bool
+    a: SideJson
+    b: SideJson
+    counts: dict[str, int]
+    bytes: int
+    differences: list[DifferenceJson]
+    same_names: NotRequired[list[str]]
+
+
 @dataclass
 class Side:
     """One checkpoint: where it was found, and what is wrong with it.
@@ -68,8 +96,8 @@ class Side:
     problems: list[str] = field(default_factory=list[str])
     is_beyond: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types."""
+    def to_json(self) -> SideJson:
+        """Return plain types."""
         return {
             "path": str(self.path),
             "layout": self.layout,
@@ -81,7 +109,7 @@ class Side:
 
 @dataclass
 class Compared:
-    """What came of it.
+    """The result of a comparison.
 
     Attributes:
         differences: every entry that is not the same, by name.
@@ -103,14 +131,14 @@ class Compared:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Entries by what came of them."""
-        found = Counter(str(one.status) for one in self.differences)
-        found[str(Status.SAME)] = len(self.same)
-        return {str(one): found[str(one)] for one in Status}
+        """How many entries have each status."""
+        counts = Counter(str(one.status) for one in self.differences)
+        counts[str(Status.SAME)] = len(self.same)
+        return {str(one): counts[str(one)] for one in Status}
 
-    def to_json(self, *, names_same: bool = False) -> dict[str, Any]:
-        """Give plain types; the schema is `report/schemas/diff.schema.json`."""
-        told: dict[str, Any] = {
+    def to_json(self, *, names_same: bool = False) -> ComparedJson:
+        """Return plain types; `names_same` adds the names of the entries that are the same."""
+        body: ComparedJson = {
             "schema": SCHEMA,
             "same": self.is_judged and not self.differences,
             "judged": self.is_judged,
@@ -120,7 +148,9 @@ class Compared:
             "bytes": self.nbytes,
             "differences": [one.to_json() for one in self.differences],
         }
-        return told | ({"same_names": self.same} if names_same else {})
+        if names_same:
+            body["same_names"] = self.same
+        return body
 
 
 def diff(
@@ -139,12 +169,12 @@ def diff(
 
     """
     options = options or Options()
-    (side_a, one), (side_b, other) = _side(a), _side(b)
-    found = Compared(side_a, side_b)
-    if one is None or other is None:
-        return found
-    entries_a = _chosen(_renamed(one.entries, options.renames), options.only)
-    entries_b = _chosen(other.entries, options.only)
+    (side_a, content_a), (side_b, content_b) = _side(a), _side(b)
+    compared = Compared(side_a, side_b)
+    if content_a is None or content_b is None:
+        return compared
+    entries_a = _chosen(_renamed(content_a.entries, options.renames), options.only)
+    entries_b = _chosen(content_b.entries, options.only)
     side_a.entries, side_b.entries = len(entries_a), len(entries_b)
     if options.only and not (entries_a or entries_b):
         raise RequestError("--only leaves nothing to compare: no name of either side matches")
@@ -153,15 +183,15 @@ def diff(
         left, right = entries_a.get(name), entries_b.get(name)
         difference = compare.static(name, left, right)
         if difference:
-            found.differences.append(difference)
+            compared.differences.append(difference)
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             payload.append((name, left, right))
         else:
-            found.same.append(name)
-    _Payload(found, (one, other), options.jobs, progress).run(payload)
-    found.differences.sort(key=lambda each: natural(each.name))
-    found.same.sort(key=natural)
-    return found
+            compared.same.append(name)
+    _Payload(compared, (content_a, content_b), options.jobs, progress).run(payload)
+    compared.differences.sort(key=lambda each: natural(each.name))
+    compared.same.sort(key=natural)
+    return compared
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -177,44 +207,44 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def _side(path: Where) -> tuple[Side, Content | None]:
     """Find and read one checkpoint; no content, and problems, where its structure is damaged."""
-    found, one = locate(path)
+    overview, candidate = locate(path)
     top = path if path.is_dir() else path.parent
-    folder = folder_of(one, top)
-    report, _ = examine(found, one, folder, top)
+    folder = folder_of(candidate, top)
+    report, _ = examine(overview, candidate, folder, top)
     side = Side(report.path, report.layout, report.step)
     side.problems = [
-        f"{each.file}: {each.what}"
-        for each in report.findings
-        if each.kind in (Kind.DAMAGED, Kind.MISSING)
+        f"{finding.file}: {finding.what}"
+        for finding in report.findings
+        if finding.kind in (Kind.DAMAGED, Kind.MISSING)
     ]
     if side.problems:
         return side, None
     try:
-        return side, content.read(folder, one)
+        return side, content.read(folder, candidate)
     except (OSError, Malformed) as error:
         side.problems.append(str(error))
         side.is_beyond = isinstance(error, Beyond)
         return side, None
 
 
-def locate(path: Where) -> tuple[Found, Candidate]:
-    """Give the one checkpoint at a path; RequestError where there is none, or a choice."""
+def locate(path: Where) -> tuple[Overview, Candidate]:
+    """Return the checkpoint at a path; RequestError where there is none, or more than one."""
     if not path.exists():
         raise RequestError(f"{path} does not exist; give the folder or the file of a checkpoint")
     if layouts.is_reference_file(path):  # one file names all of a step
-        found = find(path.parent)
-        own = [one for one in found.candidates if one.path == path and one.layout == "reference"]
-        if own:
-            return found, own[0]
-    found = find(path)
-    if len(found.candidates) == 1:
-        return found, found.candidates[0]
-    if not found.candidates:
+        overview = find(path.parent)
+        for candidate in overview.candidates:
+            if candidate.path == path and candidate.layout == "reference":
+                return overview, candidate
+    overview = find(path)
+    if len(overview.candidates) == 1:
+        return overview, overview.candidates[0]
+    if not overview.candidates:
         raise RequestError(f"{path}: nothing here looks like a checkpoint")
-    some = ", ".join(str(one.path) for one in found.candidates[:_MOST_NAMED])
-    more = len(found.candidates) - _MOST_NAMED
+    some = ", ".join(str(candidate.path) for candidate in overview.candidates[:_MOST_NAMED])
+    more = len(overview.candidates) - _MOST_NAMED
     some += f" and {more} more" if more > 0 else ""
-    raise RequestError(f"{path} holds {len(found.candidates)} checkpoints; name one of {some}")
+    raise RequestError(f"{path} holds {len(overview.candidates)} checkpoints; name one of {some}")
 
 
 def _renamed(
@@ -256,12 +286,12 @@ class _Payload:
 
     def __init__(
         self,
-        found: Compared,
+        compared: Compared,
         contents: tuple[Content, Content],
         jobs: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self.found, self.contents, self.jobs = found, contents, jobs
+        self.found, self.contents, self.jobs = compared, contents, jobs
         self._progress = progress
         self._lock = threading.Lock()
         self._own = threading.local()
@@ -288,8 +318,8 @@ class _Payload:
     def _one(self, name: str, a: Tensor, b: Tensor) -> Difference | SideError | None:
         """Compare one pair, in a thread; what cannot be read is given, not raised."""
         if not hasattr(self._own, "sides"):
-            one, other = self.contents
-            self._own.sides = Sides(Reader(one.folder), Reader(other.folder), self._more)
+            content_a, content_b = self.contents
+            self._own.sides = Sides(Reader(content_a.folder), Reader(content_b.folder), self._more)
             with self._lock:
                 self._opened.append(self._own.sides)
         sides: Sides = self._own.sides
@@ -305,7 +335,7 @@ class _Payload:
                 self._progress(self._done, self._total)
 
     def _take(self, pair: tuple[str, Tensor, Tensor], came: Difference | SideError | None) -> None:
-        """Take what came of a pair; where it differs, damage may be the reason."""
+        """Add the outcome of a pair; where it differs, look for damage as the reason."""
         name, a, b = pair
         if came is None:
             self.found.same.append(name)
@@ -317,17 +347,17 @@ class _Payload:
             side = (self.found.a, self.found.b)[came.side]
             side.problems.append(f"{name}: {came}")
 
-    def _damage(self, one: Content, name: str, tensor: Tensor) -> list[str]:
+    def _damage(self, content: Content, name: str, tensor: Tensor) -> list[str]:
         """Verify the CRCs of the pieces of a tensor that differs."""
         buffer = memoryview(bytearray(CHUNK))
-        reader = Reader(one.folder)
+        reader = Reader(content.folder)
         try:
             settled = [reader.settled(piece, tensor.dtype) for piece in tensor.pieces]
         finally:
             reader.close()
         return [
-            f"{each.file}: {name}: {each.what}"
+            f"{finding.file}: {name}: {finding.what}"
             for piece in settled
             if piece.span
-            for each in check_spans(one.folder, piece.file, [piece.span], buffer).findings
+            for finding in check_spans(content.folder, piece.file, [piece.span], buffer).findings
         ]

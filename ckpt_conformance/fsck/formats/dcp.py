@@ -2,7 +2,7 @@
 
 `.metadata` is a pickle. It is read by our own machine, and any name outside of the classes that DCP
 writes is damage: stock DCP would import and call it. Each item of a shard is an archive of
-`torch.save`, whose CRCs nobody else looks at.
+`torch.save`, whose CRCs no load compares.
 """
 
 from __future__ import annotations
@@ -10,18 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_conformance.fsck.formats import pickles
-from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, MOST_COUNT, clip, count
-from ckpt_conformance.fsck.formats.pickle_machine import Made, Name
+from ckpt_conformance.fsck.formats import pickles, safetensors_file
+from ckpt_conformance.fsck.formats.dtypes import FROM_SAFETENSORS, ITEM_SIZE, elements
+from ckpt_conformance.fsck.formats.pickles import Made, Name
 from ckpt_conformance.fsck.formats.torch_file import dtype_name, sizes
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_list, is_tuple
-from ckpt_conformance.fsck.source.source import plain
+from ckpt_conformance.fsck.source.untrusted import (
+    MOST_COUNT,
+    Json,
+    clip,
+    count,
+    is_dict,
+    is_list,
+    is_tuple,
+    plain,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckpt_conformance.fsck.formats.cover import Box
+    from ckpt_conformance.fsck.source.source import Readable
 
 METADATA = ".metadata"
 
@@ -83,23 +92,35 @@ class Item(NamedTuple):
     place: Place
 
 
+class Problem(NamedTuple):
+    """What is wrong with an entry, by its name."""
+
+    key: str
+    what: str
+
+
 @dataclass
 class Metadata:
-    """What a directory should hold: tensors by name, the items of each shard, and what is wrong.
+    """What a directory should hold.
 
-    `remarks` are about what is strange, and no load minds.
+    Attributes:
+        tensors: by name.
+        items: by shard.
+        problems: where the metadata contradicts itself.
+        remarks: what is strange, and no load minds.
+
     """
 
     tensors: dict[str, Stored] = field(default_factory=dict[str, Stored])
     items: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
-    problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    problems: list[Problem] = field(default_factory=list[Problem])
     remarks: list[str] = field(default_factory=list[str])
 
 
 def read_metadata(data: bytes) -> Metadata:
     """Read `.metadata`; Malformed where DCP did not write it.
 
-    What contradicts itself inside of it is in `problems`, as (tensor, why).
+    What contradicts itself inside of it is in `problems`.
     """
     with pickles.without_collector():
         return _metadata(*pickles.load(data, _MANY))
@@ -115,25 +136,27 @@ def _metadata(root: object, names: set[Name]) -> Metadata:
         raise Malformed("it lacks state_dict_metadata or storage_data")
     if "planner_data" not in state:
         raise Malformed(f"it lacks planner_data: its fields are {', '.join(map(clip, state))}")
-    found = Metadata()
+    metadata = Metadata()
     strange = sorted(state.keys() - _FIELDS)
-    found.remarks += [f"it has a field {clip(one)}, which no DCP save writes" for one in strange]
-    found.problems += _plan_problems(state["planner_data"], described)
-    found.remarks += _only_planned(state["planner_data"], described)
+    metadata.remarks += [
+        f"it has a field {clip(name)}, which no DCP save writes" for name in strange
+    ]
+    metadata.problems += _plan_problems(state["planner_data"], described)
+    metadata.remarks += _only_planned(state["planner_data"], described)
     places = _places(stored)
-    for key, one in described.items():
+    for key, entry in described.items():
         if not isinstance(key, str):
             raise Malformed(f"it has an entry under {clip(key)}, which is no name")
-        _describe(key, one, places, found)
+        _describe(key, entry, places, metadata)
     for key, _ in places:
-        found.problems.append((key, f"{clip(key)} is stored, and nothing describes it"))
-    return found
+        metadata.problems.append(Problem(key, f"{clip(key)} is stored, and nothing describes it"))
+    return metadata
 
 
-def _plan_problems(plan: object, described: dict[Any, Any]) -> Iterator[tuple[str, str]]:
-    """Hold the path of each entry in the saved state against its name, as (name, why).
+def _plan_problems(plan: object, described: dict[Any, Any]) -> Iterator[Problem]:
+    """Check the path of each entry in the saved state against its name.
 
-    Without a plan, the state was saved as it is, or by a planner of somebody else.
+    Without a plan, the state was saved as it is, or by another planner.
     """
     if not is_dict(plan) or not plan:
         return
@@ -143,20 +166,22 @@ def _plan_problems(plan: object, described: dict[Any, Any]) -> Iterator[tuple[st
         joined = _joined(path)
         if key not in described:
             if unplanned:  # one name became two; else see _only_planned
-                yield name, f"planner_data has a path for {clip(key)}, which nothing describes"
+                yield Problem(
+                    name, f"planner_data has a path for {clip(key)}, which nothing describes"
+                )
         elif joined is None:
-            yield name, f"planner_data has no proper path for {clip(key)}"
+            yield Problem(name, f"planner_data has no proper path for {clip(key)}")
         elif joined != key:
-            yield name, f"planner_data leads to {clip(joined)} for {clip(key)}"
+            yield Problem(name, f"planner_data leads to {clip(joined)} for {clip(key)}")
     for key in unplanned:
         name = key if isinstance(key, str) else clip(key)
-        yield name, f"planner_data has no path for {clip(key)}"
+        yield Problem(name, f"planner_data has no path for {clip(key)}")
 
 
 def _only_planned(plan: object, described: dict[Any, Any]) -> list[str]:
     """Tell of what was planned and not stored: older torch stored the objects of rank 0 only.
 
-    It is no proof of damage, then; what nobody describes is not loaded, either.
+    It is no proof of damage, then; what has no description is not loaded, either.
     """
     if not is_dict(plan) or described.keys() - plan.keys():
         return []
@@ -175,12 +200,12 @@ def _joined(path: object) -> str | None:
     return ".".join(map(str, path))
 
 
-def _is_index(one: object) -> bool:
-    return type(one) is int and 0 <= one < MOST_COUNT
+def _is_index(step: object) -> bool:
+    return type(step) is int and 0 <= step < MOST_COUNT
 
 
-def _state(made: object, kind: str) -> dict[str, Any]:
-    """Give the attributes of an instance of a class of DCP's metadata."""
+def _state(made: object, kind: str) -> Json:
+    """Return the attributes of an instance of a class of DCP's metadata."""
     if isinstance(made, Made) and made.keys is not None and _class(made) == kind:
         return dict(zip(made.keys, made.state, strict=True))
     if not isinstance(made, Made) or _class(made) != kind or not is_dict(state := made.state or {}):
@@ -191,16 +216,16 @@ def _state(made: object, kind: str) -> dict[str, Any]:
 
 
 def _fields(made: object, kind: str, names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Give some attributes of an instance; None for one that it lacks."""
+    """Return some attributes of an instance; None for one that it lacks."""
     if type(made) is Made and made.keys == names and made.of.name == kind:
-        found: tuple[Any, ...] = made.state
-        return found
+        values: tuple[Any, ...] = made.state
+        return values
     state = _state(made, kind)
     return tuple(state.get(name) for name in names)
 
 
 def _class(made: object) -> str:
-    """Give the name of the class that a pickle makes an instance of; else that of the type."""
+    """Return the name of the class that a pickle makes an instance of; else that of the type."""
     if isinstance(made, Made) and isinstance(made.of, Name):
         return made.of.name
     return type(made).__name__
@@ -210,8 +235,8 @@ Index = tuple[str, tuple[int, ...] | None]
 
 
 def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
-    """Give where each item lies, by name and first index."""
-    found: dict[Index, Place] = {}
+    """Return where each item lies, by name and first index."""
+    places: dict[Index, Place] = {}
     files: dict[Any, str] = {}
     while stored:  # taken apart as it is read: there may be a million
         made, info = stored.popitem()
@@ -220,7 +245,7 @@ def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
         if not isinstance(key, str):
             raise Malformed(f"it stores an item under {clip(key)}, which is no name")
         index = key, None if offset is None else sizes(offset, "offset")
-        if index in found:
+        if index in places:
             raise Malformed(f"it stores {clip(key)} at {index[1]} twice")
         if type(start) is not int or type(length) is not int or start < 0 or length < 0:
             what = f"the place of {clip(key)} in its shard"
@@ -231,19 +256,19 @@ def _places(stored: dict[Any, Any]) -> dict[Index, Place]:
         packed = info.keys is None and bool(info.state.get("transform_descriptors"))
         if info.keys is not None and "transform_descriptors" in info.keys:
             packed = bool(_state(info, "_StorageInfo")["transform_descriptors"])
-        found[index] = Place(file, start, start + length, packed)
-    return found
+        places[index] = Place(file, start, start + length, packed)
+    return places
 
 
-def _describe(key: str, made: object, places: dict[Index, Place], found: Metadata) -> None:
+def _describe(key: str, made: object, places: dict[Index, Place], metadata: Metadata) -> None:
     """Take one entry, and the places of its chunks out of `places`."""
     if _class(made) == "BytesStorageMetadata":
-        _add(found, key, "", ((), ()), places.pop((key, None), None))
+        _add(metadata, key, "", ((), ()), places.pop((key, None), None))
         return
     state = _state(made, "TensorStorageMetadata")
     dtype = _dtype(state.get("properties"), key)
     tensor = Stored(dtype, sizes(state.get("size"), f"shape of {clip(key)}"), [])
-    found.tensors[key] = tensor
+    metadata.tensors[key] = tensor
     chunks = state.get("chunks")
     if not is_list(chunks):
         raise Malformed(f"the chunks of {clip(key)} are no list")
@@ -251,19 +276,20 @@ def _describe(key: str, made: object, places: dict[Index, Place], found: Metadat
         at, size = _fields(chunk, "ChunkStorageMetadata", ("offsets", "sizes"))
         at, size = sizes(at, "offset"), sizes(size, "size")
         tensor.chunks.append((at, size))
-        _add(found, key, dtype, (at, size), places.pop((key, at), None))
+        _add(metadata, key, dtype, (at, size), places.pop((key, at), None))
 
 
-def _add(found: Metadata, key: str, dtype: str, box: Box, place: Place | None) -> None:
+def _add(metadata: Metadata, key: str, dtype: str, box: Box, place: Place | None) -> None:
     """Add an item to its shard; one that lies nowhere is a problem."""
     if place is None:
-        found.problems.append((key, f"a part of {clip(key)} is described and stored nowhere"))
+        what = f"a part of {clip(key)} is described and stored nowhere"
+        metadata.problems.append(Problem(key, what))
     else:
-        found.items.setdefault(place.file, []).append(Item(key, dtype, *box, place))
+        metadata.items.setdefault(place.file, []).append(Item(key, dtype, *box, place))
 
 
 def _dtype(properties: object, key: str) -> str:
-    """Give the dtype of TensorProperties: the first of its state. A load needs the others, too."""
+    """Return the dtype of TensorProperties, the first of its state; a load needs all of them."""
     state: Any = properties.state if isinstance(properties, Made) else None
     dtype = dtype_name(state[0]) if is_tuple(state) and state else ""
     if _class(properties) != "TensorProperties" or dtype not in ITEM_SIZE:
@@ -280,8 +306,51 @@ def _dtype(properties: object, key: str) -> str:
 
 
 def _argument(made: object, kind: str) -> object:
-    """Give the only argument of a call; None where it is another call."""
+    """Return the only argument of a call; None where it is another call."""
     if _class(made) != kind or not isinstance(made, Made):
         return None
     args: Any = made.args
     return args[0] if is_tuple(args) and len(args) == 1 else None
+
+
+# -- tensors without an archive around them --------------------------------------------------------
+#
+# With `SerializationFormat.SAFETENSORS` the tensors of a shard are one safetensors file. All their
+# items have one offset, at which the file begins, and the bytes of their elements as their length.
+# An archive of `torch.save` is always longer than its tensor.
+
+
+def bare_tensors(items: Iterable[Item]) -> list[Item]:
+    """Return the items of a shard that are in a safetensors file; none where there is none."""
+    first = next((one for one in items if one.dtype), None)
+    if first is None or not _is_bare(first):
+        return []
+    tensors = [item for item in items if item.dtype]
+    starts = {item.place.start for item in tensors}
+    return tensors if len(starts) == 1 and all(map(_is_bare, tensors)) else []
+
+
+def _is_bare(item: Item) -> bool:
+    """Return whether an item has the length of its elements, and nothing around them."""
+    length = item.place.end - item.place.start
+    return not item.place.packed and length == elements(item.shape) * ITEM_SIZE[item.dtype]
+
+
+def read_bare(file: Readable, items: Sequence[Item]) -> dict[str, safetensors_file.Stored]:
+    """Read the file, and hold its header against the items.
+
+    Raises:
+        Malformed: a header that contradicts itself, the size of the file, or the metadata.
+
+    """
+    tensors = {tensor.name: tensor for tensor in safetensors_file.read(file, items[0].place.start)}
+    for item in items:
+        tensor = tensors.get(item.key)
+        if tensor is None:
+            raise Malformed(f"the header lacks {clip(item.key)}", tensors=(item.key,))
+        dtype = FROM_SAFETENSORS.get(tensor.dtype, item.dtype)
+        if (dtype, tensor.shape) != (item.dtype, item.shape):
+            shown = f"{item.dtype} {item.shape} here, and is {dtype} {tensor.shape}"
+            why = f"{clip(item.key)} should be {shown}"
+            raise Malformed(why, tensor.start, tensor.end, (item.key,))
+    return tensors

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.untrusted import MOST_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,15 +72,6 @@ FROM_SAFETENSORS = {
 }
 """The torch dtype of a name in a safetensors header; those below a byte have none here."""
 
-MOST_COUNT = 1 << 63
-
-
-def count(value: object, what: str) -> int:
-    """Give a number of things; Malformed for anything else, by name."""
-    if type(value) is not int or not 0 <= value < MOST_COUNT:
-        raise Malformed(f"{what} is {clip(value)}, which is no number of things")
-    return value
-
 
 def elements(shape: Sequence[int]) -> int:
     """Multiply the sizes; Malformed where no file could hold so many."""
@@ -89,14 +81,3 @@ def elements(shape: Sequence[int]) -> int:
             f"a shape of {len(shape)} dimensions has more elements than a file can hold"
         )
     return total
-
-
-def clip(value: object, limit: int = 80) -> str:
-    """Show a value from a file, and not all of a long one."""
-    if isinstance(value, int) and value.bit_length() > limit:  # too long to be written at all
-        return f"a number of {value.bit_length()} bits"
-    if isinstance(value, str):
-        value = value[: limit + 1]
-    known = isinstance(value, str | int | float | bool | None)
-    text = repr(value) if known else type(value).__name__
-    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import cover
-from ckpt_conformance.fsck.formats.dtypes import clip, count
-from ckpt_conformance.fsck.formats.safetensors_file import parse_json
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_list
-from ckpt_conformance.fsck.source.source import plain
+from ckpt_conformance.fsck.source.untrusted import (
+    Json,
+    clip,
+    count,
+    is_dict,
+    is_list,
+    object_or_empty,
+    parse_json,
+    plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,25 +43,35 @@ class Listed:
     blake3: str
 
 
+class Extent(NamedTuple):
+    """The bytes [start, end) of a file that belong to a tensor, or to a part of one."""
+
+    start: int
+    end: int
+    tensor: str
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a checkpoint of the reference manager consists of.
 
-    A tensor that several ranks wrote stands under each of its parts.
+    Attributes:
+        kind: `model` for a file a rank, `dcp` for a directory of torch.distributed.checkpoint.
+        tensors: by file; a tensor that several ranks wrote stands under each of its parts.
+        ties: groups of tensors that are one: names of the model's state.
+
     """
 
     step: int
     kind: str
     world_size: int
     files: dict[str, Listed]
-    tensors: dict[str, list[tuple[int, int, str]]]
-    """By file: first byte, end, name."""
+    tensors: dict[str, list[Extent]]
     ties: list[list[str]]
-    """Groups of tensors that are one: names of the model's state."""
 
 
 def hasher() -> Callable[..., Any] | None:
-    """Give BLAKE3; None where it is not installed."""
+    """Return BLAKE3; None where it is not installed."""
     try:
         from blake3 import blake3
     except ModuleNotFoundError:
@@ -76,30 +92,30 @@ def read(data: bytes) -> Manifest:
     kind = body.get("kind")
     if kind not in ("model", "dcp"):
         raise Malformed(f"its kind is {clip(kind)}")
-    files = {plain(name): _listed(name, one) for name, one in _object(body, "files").items()}
-    tensors: dict[str, list[tuple[int, int, str]]] = {}
-    for name, one in _object(body, "tensors").items():
-        file, start, end = _place(name, one, files)
-        tensors.setdefault(file, []).append((start, end, name))
-    for name, one in _object(body, "sharded").items() if version == RANKS else ():
-        for file, start, end in _parts(name, one, files):
-            tensors.setdefault(file, []).append((start, end, name))
+    files = {plain(name): _listed(name, entry) for name, entry in _object(body, "files").items()}
+    tensors: dict[str, list[Extent]] = {}
+    for name, entry in _object(body, "tensors").items():
+        file, extent = _place(name, entry, files)
+        tensors.setdefault(file, []).append(extent)
+    for name, entry in _object(body, "sharded").items() if version == RANKS else ():
+        for file, extent in _parts(name, entry, files):
+            tensors.setdefault(file, []).append(extent)
     step, world = count(body.get("step"), "step"), count(body.get("world_size"), "world_size")
     return Manifest(step, str(kind), world, files, tensors, _ties(body.get("ties", [])))
 
 
-def _ties(found: Any) -> list[list[str]]:  # noqa: ANN401  JSON
-    """Give the groups of tied tensors."""
+def _ties(value: object) -> list[list[str]]:
+    """Read the groups of tied tensors."""
     groups: list[list[str]] = []
-    for group in found if is_list(found) else [None]:
-        if not is_list(group) or not all(isinstance(one, str) for one in group):
+    for group in value if is_list(value) else [None]:
+        if not is_list(group) or not all(isinstance(name, str) for name in group):
             raise Malformed("its ties are no lists of names")
         groups.append(group)
     return groups
 
 
-def _check_digest(body: dict[str, Any], digest: str, data: bytes) -> None:
-    """Hold the bytes against their one spelling and their digest."""
+def _check_digest(body: Json, digest: str, data: bytes) -> None:
+    """Check that the bytes have the canonical spelling and match the digest in them."""
     blake3 = hasher()
     try:
         if _canonical({**body, _SELF: digest}) != data:
@@ -118,14 +134,14 @@ def _canonical(value: object) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
-def _object(body: dict[str, Any], key: str) -> dict[str, Any]:
-    found = body.get(key)
-    if not is_dict(found):
+def _object(body: Json, key: str) -> Json:
+    value = body.get(key)
+    if not is_dict(value):
         raise Malformed(f"its {key} is no object")
-    return found
+    return value
 
 
-def _listed(name: str, entry: Any) -> Listed:  # noqa: ANN401  JSON
+def _listed(name: str, entry: object) -> Listed:
     if not is_dict(entry):
         raise Malformed(f"its entry of {clip(name)} is no object")
     digest = entry.get("blake3")
@@ -134,9 +150,9 @@ def _listed(name: str, entry: Any) -> Listed:  # noqa: ANN401  JSON
     return Listed(count(entry.get("size"), f"the size of {clip(name)}"), digest)
 
 
-def _place(name: str, entry: Any, files: dict[str, Listed]) -> tuple[str, int, int]:  # noqa: ANN401
-    """Give file, first byte and end of a tensor, inside of the file."""
-    known = entry if is_dict(entry) else {}
+def _place(name: str, entry: object, files: dict[str, Listed]) -> tuple[str, Extent]:
+    """Read in which file a tensor lies, and where: inside of that file."""
+    known = object_or_empty(entry)
     file = known.get("file")
     if not isinstance(file, str) or file not in files:
         raise Malformed(f"it places {clip(name)} in {clip(file)}, which it does not list")
@@ -144,27 +160,27 @@ def _place(name: str, entry: Any, files: dict[str, Listed]) -> tuple[str, int, i
     end = start + count(known.get("nbytes"), f"the length of {clip(name)}")
     if end > files[file].size:
         raise Malformed(f"it places {clip(name)} at {start}..{end} of {file}, which is shorter")
-    return file, start, end
+    return file, Extent(start, end, name)
 
 
-def _parts(name: str, entry: Any, files: dict[str, Listed]) -> list[tuple[str, int, int]]:  # noqa: ANN401
-    """Give the places of the parts of a tensor, which cover it exactly once."""
-    known = entry if is_dict(entry) else {}
+def _parts(name: str, entry: object, files: dict[str, Listed]) -> list[tuple[str, Extent]]:
+    """Read the places of the parts of a tensor, which cover it exactly once."""
+    known = object_or_empty(entry)
     shape = _numbers(known.get("shape"), name)
-    found: list[tuple[str, int, int]] = []
-    boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    places: list[tuple[str, Extent]] = []
+    boxes: list[cover.Box] = []
     parts = known.get("parts")
-    for one in parts if is_list(parts) else []:
-        found.append(_place(name, one, files))
-        part = one if is_dict(one) else {}
-        boxes.append((_numbers(part.get("begin"), name), _numbers(part.get("sizes"), name)))
+    for part in parts if is_list(parts) else []:
+        places.append(_place(name, part, files))
+        fields = object_or_empty(part)
+        boxes.append((_numbers(fields.get("begin"), name), _numbers(fields.get("sizes"), name)))
     why = cover.why_not(shape, boxes)
     if why:
         raise Malformed(f"the parts of {clip(name)} are not the whole of it: {why}")
-    return found
+    return places
 
 
-def _numbers(values: Any, name: str) -> tuple[int, ...]:  # noqa: ANN401  JSON
+def _numbers(values: object, name: str) -> tuple[int, ...]:
     if not is_list(values):
         raise Malformed(f"a shape or place of {clip(name)} is no list")
     return tuple(count(value, f"a dimension of {clip(name)}") for value in values)

@@ -6,11 +6,11 @@ documentation says of its keys.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats.dtypes import clip
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_list
+from ckpt_conformance.fsck.source.untrusted import Json, clip, is_dict, is_list, object_or_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +32,70 @@ _ONLY_WITH = {
 }
 
 
+@dataclass(frozen=True)
+class Content:
+    """One entry of `contents`: something that was saved, and where.
+
+    Attributes:
+        path: relative to the manifest; None where the manifest names none inside of its folder.
+        form: its format, as `huggingface`; where the manifest is wrong, any JSON value.
+        key: its key in a folder of shards; None where there is none.
+
+    """
+
+    name: str
+    path: str | None
+    form: object
+    key: str | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says, less what has a wrong type: `contradictions` reports that.
+
+    Attributes:
+        version, world_size: None where the manifest has no whole number there.
+        is_peft: the model was saved as an adapter.
+        folders: those that are listed, and those of adapters; none that leads out.
+        named: every path that occurs, wherever it leads.
+
+    """
+
+    version: int | None
+    world_size: int | None
+    is_peft: bool
+    contents: tuple[Content, ...]
+    folders: tuple[str, ...]
+    named: frozenset[str]
+
+
+def read(body: Json) -> Manifest:
+    """Take what can be followed out of a manifest; nothing of it raises."""
+    version, world = body.get("schema_version"), body.get("world_size")
+    entries = list(_entries(body))
+    folders = tuple(_folders(body))
+    said = (entry.get("path") for _, entry in entries)
+    return Manifest(
+        version if type(version) is int else None,
+        world if type(world) is int else None,
+        object_or_empty(body.get("backend")).get("peft") is True,
+        tuple(_content(name, entry) for name, entry in entries),
+        folders,
+        frozenset((*folders, *(path for path in said if isinstance(path, str)))),
+    )
+
+
+def _content(name: str, entry: Json) -> Content:
+    key = entry.get("key")
+    try:
+        path = inside(entry.get("path"))
+    except Malformed:
+        path = None
+    return Content(name, path, entry.get("format"), key if isinstance(key, str) else None)
+
+
 def inside(path: object) -> str:
-    """Give a path of the manifest; Malformed for one that leads out of the checkpoint."""
+    """Return a path of the manifest; Malformed for one that leads out of the checkpoint."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise Malformed(f"the path {clip(path)} is none")
     parts = path.split("/")
@@ -42,46 +104,41 @@ def inside(path: object) -> str:
     return path
 
 
-def contents(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the contents that are described, each with its entry."""
-    found = body.get("contents")
-    for name, entry in list(found.items())[:_MOST_ENTRIES] if is_dict(found) else ():
+def _entries(body: Json) -> Iterator[tuple[str, Json]]:
+    """Yield the first entries of `contents` that are objects, with their names."""
+    contents = object_or_empty(body.get("contents"))
+    for name, entry in list(contents.items())[:_MOST_ENTRIES]:
         if is_dict(entry):
             yield name, entry
 
 
-def named(body: dict[str, Any]) -> Iterator[str]:
-    """Give the folders that are listed, and those of adapters; less those that lead out."""
-    found = body.get("directories")
-    folders: list[Any] = list(found)[:_MOST_ENTRIES] if is_dict(found) else []
-    folders += [one["peft_adapter_path"] for _, one in contents(body) if "peft_adapter_path" in one]
-    for folder in folders:
+def _folders(body: Json) -> Iterator[str]:
+    """Yield the folders that are listed, and those of adapters; less those that lead out."""
+    listed = list(object_or_empty(body.get("directories")))[:_MOST_ENTRIES]
+    adapters = (entry.get("peft_adapter_path") for _, entry in _entries(body))
+    for folder in (*listed, *adapters):
         try:
             yield inside(folder)
         except Malformed:
             continue
 
 
-def paths(body: dict[str, Any]) -> Iterator[str]:
-    """Give every path that the manifest names."""
-    yield from named(body)
-    for _, entry in contents(body):
-        if isinstance(entry.get("path"), str):
-            yield entry["path"]
+# -- what contradicts itself -----------------------------------------------------------------------
 
 
-def contradictions(body: dict[str, Any], step: int | None) -> Iterator[str]:
-    """Say what is wrong in a manifest; `step` is what the name of its folder says."""
+def contradictions(body: Json, step: int | None) -> Iterator[str]:
+    """Report what is wrong in a manifest; `step` is what the name of its folder says."""
     yield from _fields(body, step)
     yield from _settings(body)
     yield from _places(body)
-    if is_list(body.get("save_contents")) and is_dict(body.get("contents")):
-        yield from _complete(body["save_contents"], {name for name, _ in contents(body)})
+    saved = body.get("save_contents")
+    if is_list(saved) and is_dict(body.get("contents")):
+        yield from _complete(saved, {name for name, _ in _entries(body)})
     yield from _agree(body)
 
 
-def _fields(body: dict[str, Any], step: int | None) -> Iterator[str]:
-    """Hold the plain fields against their types, and the step against the name."""
+def _fields(body: Json, step: int | None) -> Iterator[str]:
+    """Check the plain fields against their types, and the step against the name."""
     if body.get("schema_version") != VERSION:
         yield f"its schema_version is {clip(body.get('schema_version'))}"
     if body.get("framework") != "megatron":
@@ -90,43 +147,43 @@ def _fields(body: dict[str, Any], step: int | None) -> Iterator[str]:
         if not isinstance(body.get(key), str):
             yield f"its {key} is {clip(body.get(key))}"
     for key, least in (("global_step", 0), ("world_size", 1)):
-        if type(body.get(key)) is not int or body[key] < least:
-            yield f"its {key} is {clip(body.get(key))}"
-        elif key == "global_step" and step is not None and body[key] != step:
-            yield f"it is of step {body[key]}, and the name says {step}: another's bytes?"
+        number = body.get(key)
+        if type(number) is not int or number < least:
+            yield f"its {key} is {clip(number)}"
+        elif key == "global_step" and step is not None and number != step:
+            yield f"it is of step {number}, and the name says {step}: another's bytes?"
 
 
-def _settings(body: dict[str, Any]) -> Iterator[str]:
-    """Hold what says how it was saved against its types."""
+def _settings(body: Json) -> Iterator[str]:
+    """Check what says how it was saved against its types."""
     if type(body.get("saved_any_dist_ckpt")) is not bool:
         yield f"its saved_any_dist_ckpt is {clip(body.get('saved_any_dist_ckpt'))}"
-    backend = body.get("backend")
-    if not is_dict(backend) or any(type(backend.get(one)) is not bool for one in _FLAGS):
+    backend = object_or_empty(body.get("backend"))
+    if any(type(backend.get(flag)) is not bool for flag in _FLAGS):
         yield f"its backend does not say {', '.join(_FLAGS)}"
     saved = body.get("save_contents")
-    if not is_list(saved) or not saved or any(one not in _SAVED for one in saved):
+    if not is_list(saved) or not saved or any(word not in _SAVED for word in saved):
         yield f"its save_contents are {clip(saved)}, and not some of {', '.join(_SAVED)}"
 
 
-def _places(body: dict[str, Any]) -> Iterator[str]:
-    """Hold every path against the folder, and the contents against the folders that are listed."""
-    found, listed = body.get("contents"), body.get("directories")
-    if not is_dict(found) or not found:
+def _places(body: Json) -> Iterator[str]:
+    """Check every path against the folder, and the contents against the folders that are listed."""
+    contents, listed = object_or_empty(body.get("contents")), body.get("directories")
+    if not contents:
         yield "its contents are none"
-        found = {}
     if not is_dict(listed):
         yield "its directories are none"
         listed = {}
-    for name, entry in list(found.items())[:_MOST_ENTRIES]:
-        known = entry if is_dict(entry) else {}
-        if not isinstance(known.get("format"), str):
+    for name, entry in list(contents.items())[:_MOST_ENTRIES]:
+        known = object_or_empty(entry)
+        form, path = known.get("format"), known.get("path")
+        if not isinstance(form, str):
             yield f"it does not say the format of {clip(name)}"
         for key in ("path", "peft_adapter_path"):
             if key == "path" or key in known:
                 yield from _outside(known.get(key), f"{key} of {clip(name)}")
-        is_folder = known.get("format") in (DIST, HF)
-        if is_folder and isinstance(known.get("path"), str) and known["path"] not in listed:
-            yield f"{clip(name)} is in {clip(known['path'])}, which its directories do not list"
+        if form in (DIST, HF) and isinstance(path, str) and path not in listed:
+            yield f"{clip(name)} is in {clip(path)}, which its directories do not list"
     for folder in listed:
         yield from _outside(folder, "a folder of its directories")
 
@@ -138,29 +195,29 @@ def _outside(path: object, what: str) -> Iterator[str]:
         yield f"{what}: {error}"
 
 
-def _complete(saved: list[Any], there: set[str]) -> Iterator[str]:
-    """Hold the contents against what was to be saved."""
-    for word in saved:
-        for name in _BELONGS.get(str(word), ()):
+def _complete(saved: list[object], there: set[str]) -> Iterator[str]:
+    """Check the contents against what was to be saved."""
+    words = {str(word) for word in saved}
+    for word in map(str, saved):
+        for name in _BELONGS.get(word, ()):
             if name not in there:
                 yield f"{word} was saved, and its contents have no {name}"
-    if {"model", "hf_model"} & {str(word) for word in saved} and not {"model", "hf_model"} & there:
+    if {"model", "hf_model"} & words and not {"model", "hf_model"} & there:
         yield "the model was saved, and its contents have none"
     for name, word in _ONLY_WITH.items():
         if name in there and word not in saved:
             yield f"its contents have {name}, and save_contents no {word}"
 
 
-def _agree(body: dict[str, Any]) -> Iterator[str]:
-    """Hold the formats of the contents against the backend, and against the summary."""
-    forms = {name: entry.get("format") for name, entry in contents(body)}
-    backend = body.get("backend")
-    flags: dict[str, Any] = backend if is_dict(backend) else {}
+def _agree(body: Json) -> Iterator[str]:
+    """Check the formats of the contents against the backend, and against the summary."""
+    forms = {name: entry.get("format") for name, entry in _entries(body)}
+    flags = object_or_empty(body.get("backend"))
     if HF in forms.values() and flags.get("has_bridge") is False:
         yield "a content has the format of Hugging Face, and the backend has no bridge to write it"
     sharded = flags.get("use_dist_checkpointing") or flags.get("peft")
     if forms.get("model") == DIST and sharded is False:
         yield "the model is sharded by Megatron, and its backend says that it is not"
-    any_sharded = DIST in forms.values()
-    if type(body.get("saved_any_dist_ckpt")) is bool and body["saved_any_dist_ckpt"] != any_sharded:
-        yield f"saved_any_dist_ckpt is {body['saved_any_dist_ckpt']}, and its contents contradict"
+    summary = body.get("saved_any_dist_ckpt")
+    if type(summary) is bool and summary != (DIST in forms.values()):
+        yield f"saved_any_dist_ckpt is {summary}, and its contents contradict"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, clip
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE
 from ckpt_conformance.fsck.source.findings import Kind
+from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from ckpt_conformance.fsck.formats.pickle_machine import Name
+    from ckpt_conformance.fsck.formats.pickles import Name
 
 _TYPES = (
     *("BFloat16", "Bool", "Byte", "Char", "ComplexDouble", "ComplexFloat", "Double", "Float"),
@@ -107,23 +108,23 @@ _DANGEROUS = frozenset(
 
 
 def judge_names(names: Iterable[Name], own: Collection[str] = ()) -> Iterator[tuple[Kind, str]]:
-    """Say which names of a pickle are no part of a checkpoint; `own` are packages that are."""
+    """Report which names of a pickle are no part of a checkpoint; `own` are packages that are."""
     foreign: list[str] = []
-    for one in sorted(names):
-        if one in _KNOWN:
+    for name in sorted(names):
+        if name in _KNOWN:
             continue
-        if runs_code(one):
-            text = f"asks for {clip(str(one))}, which runs code where it is loaded: do not load it"
+        if runs_code(name):
+            text = f"asks for {clip(str(name))}, which runs code where it is loaded: do not load it"
             yield Kind.DAMAGED, text
-        elif one.module.partition(".")[0] not in own:
-            foreign.append(str(one))
+        elif name.module.partition(".")[0] not in own:
+            foreign.append(str(name))
     if foreign:
         some = ", ".join(clip(each) for each in foreign[:5])
         yield Kind.NOTE, f"asks for {some}: torch.load(weights_only=True) may refuse it"
 
 
 def runs_code(name: Name) -> bool:
-    """Tell whether a name runs what it is given.
+    """Return whether a name runs what it is given.
 
     The second half of a name may have dots: `os.system` of `torch.serialization` is `os.system`.
     """
@@ -133,6 +134,6 @@ def runs_code(name: Name) -> bool:
 
 
 def _leads_to_danger(path: str) -> bool:
-    """Tell whether a dotted path, or what it stands in, is one of those that run code."""
+    """Return whether a dotted path, or what it stands in, is one of those that run code."""
     parts = path.split(".")
     return any(".".join(parts[:length]) in _DANGEROUS for length in range(1, len(parts) + 1))

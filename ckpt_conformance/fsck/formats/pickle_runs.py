@@ -15,12 +15,12 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.fsck.formats.pickle_machine import HIDDEN, Again, Made, Name
+from ckpt_conformance.fsck.formats.pickles import HIDDEN, Again, Made, Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from ckpt_conformance.fsck.formats.pickle_machine import Machine
+    from ckpt_conformance.fsck.formats.pickles import Machine
 
 _GET = rb"(?:h.|j.{4})"
 _INT = rb"(?:K.|M..|J.{4}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
@@ -97,10 +97,10 @@ class Runs:
             guess = pattern.after if pattern else None
             match = guess.match(data, at) if guess else None
             if match is None:
-                found = self._any(data, at, pattern) or self._learned(machine, at)
-                if found is None:
+                known = self._any(data, at, pattern) or self._learned(machine, at)
+                if known is None:
                     break
-                guess, match = found
+                guess, match = known
             pattern = guess or pattern
             if pattern is None:
                 break
@@ -108,9 +108,9 @@ class Runs:
             at = match.end()
             stack.append(made)
             if pattern.are_two_sizes:  # a chunk: half of all, and the shortest way
-                one, other = match.groups()
-                first = sizes.get(one) or self._size(one, pattern.dimensions[0])
-                second = sizes.get(other) or self._size(other, pattern.dimensions[1])
+                raw_first, raw_second = match.groups()
+                first = sizes.get(raw_first) or self._size(raw_first, pattern.dimensions[0])
+                second = sizes.get(raw_second) or self._size(raw_second, pattern.dimensions[1])
                 made.state = (first, second)
                 memo += (made, HIDDEN, HIDDEN, HIDDEN, first, HIDDEN, HIDDEN, second)
                 continue
@@ -139,12 +139,12 @@ class Runs:
         self, data: bytes, at: int, last: _Pattern | None
     ) -> tuple[_Pattern, re.Match[bytes]] | None:
         """Match any pattern, and remember which one follows the last."""
-        for one in self._patterns:
-            match = one.match(data, at)
+        for pattern in self._patterns:
+            match = pattern.match(data, at)
             if match:
                 if last:
-                    last.after = one
-                return one, match
+                    last.after = pattern
+                return pattern, match
         return None
 
     def _learned(self, machine: Machine, at: int) -> tuple[_Pattern, re.Match[bytes]] | None:
@@ -158,12 +158,12 @@ class Runs:
         if head is None or not isinstance(of, Name) or of not in self.classes:
             return None
         self._tries += 1
-        found = _pattern(machine, head, of)
-        match = found.match(machine.data, at) if found else None
-        if found is None or match is None:
+        pattern = _pattern(machine, head, of)
+        match = pattern.match(machine.data, at) if pattern else None
+        if pattern is None or match is None:
             return None
-        self._patterns.append(found)
-        return found, match
+        self._patterns.append(pattern)
+        return pattern, match
 
     def _size(self, raw: bytes, dimensions: int) -> tuple[int, ...]:
         """Read numbers that follow each other; the same bytes give the same tuple."""
@@ -181,16 +181,16 @@ class Runs:
             memo.append(text)
             return text
         if code in _GETS:
-            found = memo[_index(raw)]
-            if found is HIDDEN:
+            value = memo[_index(raw)]
+            if value is HIDDEN:
                 raise Again
         elif code in _WIDTHS:
-            found = int.from_bytes(raw[1:], "little", signed=code == _FOUR_BYTES)
+            value = int.from_bytes(raw[1:], "little", signed=code == _FOUR_BYTES)
         else:
-            found = None if raw == b"N" else next(_numbers(raw))
+            value = None if raw == b"N" else next(_numbers(raw))
         if len(self._seen) < _MOST_CACHED:  # a memo only grows: the same bytes give the same value
-            self._seen[raw] = found
-        return found
+            self._seen[raw] = value
+        return value
 
 
 def _pattern(machine: Machine, head: re.Match[bytes], of: Name) -> _Pattern | None:
@@ -225,7 +225,7 @@ def _pattern(machine: Machine, head: re.Match[bytes], of: Name) -> _Pattern | No
 
 
 def _of_size(numbers: int) -> bytes:
-    """Give the pattern of a `torch.Size` behind its class: a group of so many numbers."""
+    """Return the pattern of a `torch.Size` behind its class: a group of so many numbers."""
     if numbers == 0:
         body = rb"\)()"
     elif numbers <= 3:  # noqa: PLR2004  there are instructions for tuples of up to three
@@ -236,7 +236,7 @@ def _of_size(numbers: int) -> bytes:
 
 
 def _fits(size: re.Match[bytes], numbers: int) -> bool:
-    """Tell whether the instruction for a short tuple takes as many numbers as stand there."""
+    """Return whether the instruction for a short tuple takes as many numbers as stand there."""
     return size[3] is None or size[3][-2] == 0x84 + numbers
 
 
@@ -246,7 +246,7 @@ def _count(raw: bytes) -> int:
 
 
 def _index(get: bytes) -> int:
-    """Give the place in the memo that a GET asks for."""
+    """Return the place in the memo that a GET asks for."""
     return int.from_bytes(get[1:], "little")
 
 

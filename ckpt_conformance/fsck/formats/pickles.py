@@ -1,34 +1,248 @@
-"""A pickle read as data: its instructions, as `pickle_machine` carries them out."""
+"""A pickle read as data: no name is imported, and nothing is called.
+
+A `Machine` carries out the instructions with stand-ins: a name becomes a `Name`, a call of it a
+`Made`. The standard library's own unpickler cannot be used for bytes that are not trusted,
+whatever it is allowed to import: one instruction makes it allocate 64 GiB of memo, a bytearray is
+allocated before it is read, and nested tuples as a key of a dict keep it busy for ever.
+
+Limits: `MOST_BYTES` of pickle, `MOST_PARTS` containers and calls, `MOST_STACK` waiting values.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ckpt_conformance.fsck.formats.pickle_machine import (
-    MOST_KEY,
-    Again,
-    Machine,
-    Made,
-    Name,
-    Persistent,
-    make,
-)
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_list, is_tuple
+from ckpt_conformance.fsck.source.untrusted import is_dict, is_list, is_sequence, is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
+    from collections.abc import Collection, Generator, Iterable
 
+    from ckpt_conformance.fsck.formats.pickle_runs import Runs
+
+Steps = Mapping[int, Callable[["Machine"], object]]
+"""What carries out an instruction, by its code."""
 
 LARGE = 1 << 20
 """Bytes of a pickle from which on it is worth it to look for runs."""
 
+MOST_BYTES = 256 << 20
+MOST_PARTS = 32_000_000
+MOST_STACK = 1_000_000
+MOST_PROTOCOL = 5
+MOST_KEY = 64  # parts of a tuple that is the key of a dict
+_MOST_GAP = 1000
+_AT_ONCE = 1000  # instructions between two looks at the limits
+_STOP = ord(".")
+
+
+class Name(NamedTuple):
+    """What a pickle asks to import, and does not get."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        """Write it as Python would."""
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """A call or an instance that a pickle asks for.
+
+    Attributes:
+        of: what was called, a `Name` in what torch writes.
+        args: its arguments.
+        state: what BUILD would have set, None without it.
+        parts: what was appended, and (key, value) of what was set; None for nothing.
+        keys: where `pickle_runs` read it: the names of the values in `state`, which is a tuple.
+
+    """
+
+    of: Any
+    args: Any
+    state: Any = None
+    parts: list[Any] | None = None
+    keys: tuple[str, ...] | None = None
+
+    def add(self, items: Iterable[Any]) -> None:
+        """Append or set items."""
+        if self.parts is None:
+            self.parts = []
+        self.parts.extend(items)
+
+
+class _Hidden:
+    """What stands in the memo where nothing was put, or where `pickle_runs` passed over it."""
+
+
+HIDDEN = _Hidden()
+
+
+class Again(Exception):  # noqa: N818  no error: a reason to read once more
+    """Something was asked for that was passed over: read every instruction."""
+
+
+@dataclass(slots=True, eq=False)
+class Persistent:
+    """A reference to something outside of the pickle: a storage, in what torch writes."""
+
+    id: Any
+
+
+def make(of: Any, args: Any) -> Any:  # noqa: ANN401  what a pickle holds
+    """Build what is plain data, and a `Made` of everything else."""
+    if isinstance(of, Name) and is_tuple(args):
+        if of in _DICTS:
+            return args[0] if args and is_dict(args[0]) else {}
+        if of == ("torch", "Size") and len(args) == 1 and is_sequence(args[0]):
+            # A long one stays what it is: a copy for every call is how nine bytes fill the memory.
+            return tuple(args[0]) if len(args[0]) <= MOST_KEY else Made(of, args)
+    return Made(of, args)
+
+
+_DICTS = {
+    Name("collections", "OrderedDict"),
+    Name("collections", "defaultdict"),
+    Name("collections", "Counter"),
+}
+
+
+class Machine:
+    """Runs one pickle; `names` is what it asked to import."""
+
+    def __init__(self, data: bytes, runs: Runs | None = None) -> None:
+        """Take the bytes of a pickle, and what reads many like instances at once."""
+        self.data = data
+        self.at = 0
+        self.frame_end = 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: list[Any] = []
+        self.runs = runs
+        self.names: set[Name] = set()
+        self.parts = 0
+
+    def run(self, steps: Steps) -> Any:  # noqa: ANN401  any part
+        """Return what the pickle holds; Malformed where it is none, or exceeds a limit."""
+        if len(self.data) > MOST_BYTES:
+            raise Malformed(f"a pickle of {len(self.data)} bytes: {MOST_BYTES} are read at most")
+        try:
+            while self._advance(steps):
+                if max(len(self.stack), len(self.marks)) > MOST_STACK:
+                    self.refuse("more values at once than any save writes")
+            return self.stack.pop()
+        except Malformed as error:
+            raise Malformed(str(error), error.start or self.at, self.at + 1) from None
+        except (IndexError, KeyError, TypeError, ValueError, struct.error, OverflowError) as error:
+            reason = f"{type(error).__name__}: {error}"[:200]
+            why = f"the pickle cannot be followed beyond its byte {self.at}: {reason}"
+            raise Malformed(why, self.at, self.at + 1) from None
+
+    def _advance(self, steps: Steps) -> bool:
+        """Carry out some instructions; tell whether there are more."""
+        data = self.data
+        for _ in range(_AT_ONCE):
+            code = data[self.at]
+            if code == _STOP:
+                return False
+            step = steps.get(code)
+            if step is None:
+                self.refuse(f"the instruction {code:#04x}, which no save uses")
+            self.at += 1
+            step(self)
+        return True
+
+    def refuse(self, what: str) -> NoReturn:
+        """Refuse the pickle for something that it has."""
+        raise Malformed(f"the pickle has {what}")
+
+    def take(self, length: int) -> bytes:
+        """Take bytes of the pickle; what it does not have raises."""
+        piece = self.data[self.at : self.at + length]
+        if len(piece) != length:
+            raise Malformed(f"the pickle claims {length} bytes and has {len(piece)}")
+        self.at += length
+        return piece
+
+    def check_protocol(self) -> None:
+        """Refuse a protocol that no Python can load."""
+        (version,) = self.take(1)
+        if version > MOST_PROTOCOL:
+            self.refuse(f"pickle protocol {version}: there are {MOST_PROTOCOL}")
+
+    def check_frame(self) -> None:
+        """Refuse a frame that ends behind the pickle, or begins inside of another."""
+        length = int.from_bytes(self.take(8), "little")
+        if self.at < self.frame_end or self.at + length > len(self.data):
+            self.refuse(f"a frame of {length} bytes at {self.at} of {len(self.data)}")
+        self.frame_end = self.at + length
+
+    def count_part(self) -> None:
+        """Count what takes memory."""
+        self.parts += 1
+        self.check_parts()
+
+    def check_parts(self) -> None:
+        """Refuse more parts than any save makes."""
+        if self.parts > MOST_PARTS:
+            raise Malformed(f"the pickle makes more than {MOST_PARTS} parts")
+
+    def push_made(self, value: Any) -> None:  # noqa: ANN401  what a pickle holds
+        """Push what takes memory."""
+        self.count_part()
+        self.stack.append(value)
+
+    def get(self, index: int, start: int) -> None:
+        """Push what was kept; instances of a class that is asked for may follow, from `start`."""
+        value = self.memo[index]
+        if value is HIDDEN:
+            if self.runs:
+                raise Again
+            self.refuse(f"nothing in its memo at {index}")
+        runs = self.runs
+        many = runs and type(value) is Name and value in runs.classes
+        if not (runs and many and runs.read(self, start)):
+            self.stack.append(value)
+
+    def put(self, index: int) -> None:
+        """Keep the value on top."""
+        if self.runs:
+            raise Again  # what it replaces may be in a pattern
+        memo = self.memo
+        if index > len(memo) + _MOST_GAP:
+            self.refuse("a memo with more gaps than any save leaves")
+        while index >= len(memo):
+            memo.append(HIDDEN)
+        memo[index] = self.stack[-1]
+
+    def pop_mark(self) -> list[Any]:
+        """Take all that was pushed since the last mark."""
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def name(self, module: Any, name: Any) -> Name:  # noqa: ANN401  what a pickle holds
+        """Make a stand-in for something imported."""
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise Malformed("the pickle imports something that is no name")
+        stand_in = Name(module, name)
+        self.names.add(stand_in)
+        return stand_in
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
 
 def load(data: bytes, many: Collection[Name] = ()) -> tuple[Any, set[Name]]:
-    """Give what a pickle holds and the names that it asks for; Malformed where it is none.
+    """Return what a pickle holds and the names that it asks for; Malformed where it is none.
 
     `many` are classes of which there may be a million: their instances have `keys`.
     """
@@ -53,6 +267,9 @@ def without_collector() -> Generator[None]:
     finally:
         if was:
             gc.enable()
+
+
+# -- instructions ----------------------------------------------------------------------------------
 
 
 def _line(machine: Machine) -> str:
@@ -138,24 +355,12 @@ def _memoize(machine: Machine) -> None:
     machine.memo.append(machine.stack[-1])
 
 
-def _protocol(machine: Machine) -> None:
-    machine.check_protocol()
-
-
-def _frame(machine: Machine) -> None:
-    machine.check_frame()
-
-
 def _pop(machine: Machine) -> None:
     machine.stack.pop()
 
 
 def _mark(machine: Machine) -> None:
     machine.marks.append(len(machine.stack))
-
-
-def _pop_mark(machine: Machine) -> None:
-    machine.pop_mark()
 
 
 def _marked(kind: Callable[[list[Any]], Any]) -> Callable[[Machine], None]:
@@ -191,22 +396,22 @@ def _build(machine: Machine) -> None:
     target = machine.stack[-1]
     if isinstance(target, Made):
         target.state, target.keys = state, None
-    elif not isinstance(target, dict):  # the metadata that state_dicts carry: nobody reads it here
+    elif not isinstance(target, dict):  # the metadata that state_dicts carry is not read here
         raise Malformed(f"the pickle sets attributes of a {type(target).__name__}")
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401  what a pickle holds
-    """Give what can be the key of a dict without a surprise: short, and hashed at once."""
+    """Return a value that is short and cheap to hash, as a key of a dict; Malformed for others."""
     pending, parts = [value], 0
     while pending:
-        one = pending.pop()
+        part = pending.pop()
         parts += 1
         if parts > MOST_KEY:
             raise Malformed("the pickle has a key of more parts than any save writes")
-        if is_tuple(one):
-            pending.extend(one)
-        elif is_list(one) or is_dict(one):
-            raise Malformed(f"the pickle has a {type(one).__name__} as a key")
+        if is_tuple(part):
+            pending.extend(part)
+        elif is_list(part) or is_dict(part):
+            raise Malformed(f"the pickle has a {type(part).__name__} as a key")
     return value
 
 
@@ -252,14 +457,14 @@ def _appends(machine: Machine) -> None:
     _extend(machine, machine.pop_mark())
 
 
-_STEPS: dict[int, Callable[[Machine], None]] = {
+_STEPS: Steps = {
     ord(code): step
     for code, step in {
-        "\x80": _protocol,
-        "\x95": _frame,
+        "\x80": Machine.check_protocol,
+        "\x95": Machine.check_frame,
         "(": _mark,
         "0": _pop,
-        "1": _pop_mark,
+        "1": Machine.pop_mark,
         "N": _constant(None),
         "\x88": _constant(True),  # noqa: FBT003  the value itself
         "\x89": _constant(False),  # noqa: FBT003  the value itself

@@ -2,20 +2,29 @@
 
 What can be checked is the header against itself and against the size of the file: names, dtypes,
 shapes, and that the tensors fill the buffer without a hole or an overlap, as the format demands.
+The index of Hugging Face is read here, too: it says which file holds which tensor.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS, clip, count, elements
+from ckpt_conformance.fsck.formats.dtypes import SAFETENSORS_BITS, elements
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_list
 from ckpt_conformance.fsck.source.source import exactly
+from ckpt_conformance.fsck.source.untrusted import (
+    Json,
+    clip,
+    count,
+    is_dict,
+    is_list,
+    object_or_empty,
+    parse_json,
+    plain,
+)
 
 if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.source import Readable
@@ -61,66 +70,73 @@ def read(file: Readable, start: int = 0) -> list[Stored]:
         raise Malformed(f"its header: {error}", *place, error.tensors) from None
 
 
-def parse_json(data: bytes) -> dict[str, Any]:
-    """Read a JSON object in which no key occurs twice; Malformed for anything else."""
-    try:
-        found: object = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except UnicodeDecodeError as error:
-        raise Malformed(f"no UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from None
-    except RecursionError:
-        raise Malformed("JSON that is nested deeper than any save writes") from None
-    except ValueError as error:
-        raise Malformed(f"no JSON: {str(error)[:200]}") from None
-    if not is_dict(found):
-        raise Malformed(f"no JSON object but a {type(found).__name__}")
-    return found
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise Malformed("a key occurs twice")
-    return found
-
-
-def _tensors(header: dict[str, Any], begin: int, size: int) -> list[Stored]:
-    """Hold every entry against its shape, and all of them against the buffer."""
+def _tensors(header: Json, begin: int, size: int) -> list[Stored]:
+    """Check every entry against its shape, and all of them against the buffer."""
     notes = header.pop(_METADATA, {})
-    if not is_dict(notes) or not all(isinstance(one, str) for one in notes.values()):
+    if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
         raise Malformed(f"{_METADATA} is no object of texts")
-    found = [_tensor(name, entry, begin) for name, entry in header.items()]
-    found.sort(key=lambda one: (one.start, one.end))
+    tensors = [_tensor(name, entry, begin) for name, entry in header.items()]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     at = begin
-    for one in found:
-        if one.start != at:
-            fault = "leave a hole" if one.start > at else "overlap"
-            low, high = sorted((at, one.start))
-            why = f"the tensors {fault} before {clip(one.name)}"
-            raise Malformed(why, low, high, (one.name,))
-        at = one.end
+    for tensor in tensors:
+        if tensor.start != at:
+            fault = "leave a hole" if tensor.start > at else "overlap"
+            low, high = sorted((at, tensor.start))
+            why = f"the tensors {fault} before {clip(tensor.name)}"
+            raise Malformed(why, low, high, (tensor.name,))
+        at = tensor.end
     if at != size:
-        cut = tuple(one.name for one in found if one.end > size)
+        cut = tuple(tensor.name for tensor in tensors if tensor.end > size)
         why = (
             f"the tensors end at byte {at}, and the file has {size}{': cut short?' if cut else ''}"
         )
         raise Malformed(why, min(at, size), max(at, size), cut)
-    return found
+    return tensors
 
 
-def _tensor(name: str, entry: Any, begin: int) -> Stored:  # noqa: ANN401  JSON
-    """Hold one entry against its shape."""
+def _tensor(name: str, entry: object, begin: int) -> Stored:
+    """Check one entry against its shape."""
     if not is_dict(entry):
         raise Malformed(f"{clip(name)} is no object")
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    shape, offsets, dtype = entry.get("shape"), entry.get("data_offsets"), entry.get("dtype")
     if set(entry) != {"dtype", "shape", "data_offsets"}:
         raise Malformed(f"{clip(name)} has other fields than dtype, shape and data_offsets")
     if not is_list(shape) or not is_list(offsets):
         raise Malformed(f"{clip(name)}: shape or data_offsets is no list")
-    sizes = tuple(count(one, f"a dimension of {clip(name)}") for one in shape)
-    ends = [count(one, f"an offset of {clip(name)}") for one in offsets]
-    bits = SAFETENSORS_BITS.get(str(entry["dtype"]))
+    sizes = tuple(count(size, f"a dimension of {clip(name)}") for size in shape)
+    ends = [count(offset, f"an offset of {clip(name)}") for offset in offsets]
+    bits = SAFETENSORS_BITS.get(str(dtype))
     if bits is None:
-        raise Malformed(f"{clip(name)} has the dtype {clip(entry['dtype'])}, which does not exist")
+        raise Malformed(f"{clip(name)} has the dtype {clip(dtype)}, which does not exist")
     if len(ends) != 2 or (ends[1] - ends[0]) * 8 != elements(sizes) * bits:  # noqa: PLR2004  first, last
         raise Malformed(f"{clip(name)} of shape {sizes[:8]} does not fit its bytes {ends[:2]}")
-    return Stored(name, str(entry["dtype"]), sizes, begin + ends[0], begin + ends[1])
+    return Stored(name, str(dtype), sizes, begin + ends[0], begin + ends[1])
+
+
+# -- the index of Hugging Face ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Index:
+    """Which tensors are in which file, by `weight_map` of `*.index.json`.
+
+    Attributes:
+        files: by the name of a file, the names of its tensors.
+        total_size: bytes of all tensors, as the index says it: any JSON value; None for nothing.
+
+    """
+
+    files: dict[str, set[str]]
+    total_size: object
+
+
+def read_index(data: bytes) -> Index:
+    """Read an index; Malformed for one that places no tensor, or one outside of its folder."""
+    body = parse_json(data)
+    weight_map = body.get("weight_map")
+    if not is_dict(weight_map) or not weight_map:
+        raise Malformed("it has no weight_map: which tensor is in which file")
+    files: dict[str, set[str]] = {}
+    for tensor, file in weight_map.items():
+        files.setdefault(plain(file), set()).add(tensor)
+    return Index(files, object_or_empty(body.get("metadata")).get("total_size"))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_conformance.fsck.formats import pickles, zips
-from ckpt_conformance.fsck.formats.dtypes import (
-    ITEM_SIZE,
-    MOST_COUNT,
-    STORAGES,
-    clip,
-    count,
-    elements,
-)
-from ckpt_conformance.fsck.formats.pickle_machine import MOST_BYTES, Made, Name, Persistent
+from ckpt_conformance.fsck.formats.dtypes import ITEM_SIZE, STORAGES, elements
 from ckpt_conformance.fsck.formats.pickle_names import judge_names
+from ckpt_conformance.fsck.formats.pickles import MOST_BYTES, Made, Name, Persistent
 from ckpt_conformance.fsck.source.findings import Kind, Malformed
-from ckpt_conformance.fsck.source.guards import is_dict, is_sequence, is_tuple
 from ckpt_conformance.fsck.source.source import exactly
 from ckpt_conformance.fsck.source.sums import Span
+from ckpt_conformance.fsck.source.untrusted import (
+    MOST_COUNT,
+    clip,
+    count,
+    is_dict,
+    is_sequence,
+    is_tuple,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -49,6 +49,7 @@ class Tensor:
         first, last: bytes of the record, end exclusive.
         start: the byte of the file where its first element lies.
         stride: bytes from one element to the next, per dimension.
+        pending: what is still to be done with the elements, as `conj`; mostly nothing.
 
     """
 
@@ -60,6 +61,17 @@ class Tensor:
     last: int
     start: int
     stride: tuple[int, ...]
+    pending: str = ""
+
+
+class Problem(NamedTuple):
+    """Something in an archive that no save wrote: what it means, the reason, tensors, bytes."""
+
+    kind: Kind
+    what: str
+    tensors: tuple[str, ...] = ()
+    start: int | None = None
+    end: int | None = None
 
 
 @dataclass
@@ -71,7 +83,7 @@ class Archive:
         spans: the payload of each record that has a CRC.
         unsummed: the records without one.
         overhead: bytes of headers, which were held against each other: any flip in them shows.
-        problems: what no save wrote, with the kind of each; none of it keeps the rest unread.
+        problems: what no save wrote; none of it keeps the rest unread.
         tree: the structure as `pickles` gives it; None where it could not be read.
         records: every record by its name.
 
@@ -81,15 +93,13 @@ class Archive:
     spans: list[Span] = field(default_factory=list[Span])
     unsummed: list[str] = field(default_factory=list[str])
     overhead: int = 0
-    problems: list[tuple[Kind, Malformed, tuple[str, ...]]] = field(
-        default_factory=list[tuple[Kind, Malformed, tuple[str, ...]]]
-    )
+    problems: list[Problem] = field(default_factory=list[Problem])
     tree: Any = None
     records: dict[str, zips.Record] = field(default_factory=dict[str, zips.Record])
 
     def problem(self, what: str, kind: Kind = Kind.DAMAGED, tensors: Sequence[str] = ()) -> None:
         """Add a problem that is about no place."""
-        self.problems.append((kind, Malformed(what), tuple(tensors)))
+        self.problems.append(Problem(kind, what, tuple(tensors)))
 
 
 def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> Archive:
@@ -105,24 +115,24 @@ def read(file: Readable, start: int, length: int, own: Collection[str] = ()) -> 
     head = exactly(file, start, min(length, 16))
     if head.startswith(_LEGACY):
         raise Legacy("it has the format of torch before 1.6, which cannot be checked: save it anew")
-    found = zips.records(file, start, length)
-    overhead = length - sum(one.end - one.start for one in found.values())
-    archive = Archive(overhead=overhead, records=found)
-    structure = found.get("data.pkl")
+    records = zips.records(file, start, length)
+    overhead = length - sum(one.end - one.start for one in records.values())
+    archive = Archive(overhead=overhead, records=records)
+    structure = records.get("data.pkl")
     if structure is None:
         archive.problem("the record data.pkl is missing: the structure of the checkpoint")
     else:
-        if _is_script(found):
+        if _is_script(records):
             archive.problem("it is a TorchScript archive: torch.jit.load reads it", Kind.NOTE)
             own = (*own, _SCRIPT)
         _read_structure(file, structure, archive, own)
-    _spans(found, archive)
+    _spans(records, archive)
     return archive
 
 
-def _is_script(found: dict[str, zips.Record]) -> bool:
-    """Tell whether `torch.jit.save` wrote an archive: its classes stand below `code/`."""
-    return "constants.pkl" in found and any(name.startswith("code/") for name in found)
+def _is_script(records: dict[str, zips.Record]) -> bool:
+    """Return whether `torch.jit.save` wrote an archive: its classes stand below `code/`."""
+    return "constants.pkl" in records and any(name.startswith("code/") for name in records)
 
 
 def _read_structure(
@@ -132,9 +142,8 @@ def _read_structure(
     try:
         tree, names = _load(file, record)
     except Malformed as error:
-        at = (record.start, record.end)
-        why = Malformed(f"data.pkl: {error}", *at)
-        archive.problems.append((Kind.DAMAGED, why, ()))
+        problem = Problem(Kind.DAMAGED, f"data.pkl: {error}", (), record.start, record.end)
+        archive.problems.append(problem)
         return
     archive.tree = tree
     for kind, text in judge_names(names, own):
@@ -176,7 +185,7 @@ def _is_holder(part: object) -> bool:
 
 
 def _children(part: Any) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401  as above
-    """Give what a part holds, with the step of the path; a call's own arguments add none."""
+    """Yield what a part holds, with the step of the path; a call's own arguments add none."""
     if is_dict(part):
         yield from (((_step(key),), value) for key, value in part.items())
     elif is_sequence(part):
@@ -195,7 +204,7 @@ def _step(key: object) -> str:
 
 
 def as_tensor(part: object) -> Made | None:
-    """Give the call that rebuilds a plain tensor, out of a subclass of one too; else None."""
+    """Return the call that rebuilds a plain tensor, out of a subclass of one too; else None."""
     if not isinstance(part, Made) or not isinstance(part.of, Name):
         return None
     if part.of in _REBUILD:
@@ -207,12 +216,12 @@ def as_tensor(part: object) -> Made | None:
     return None
 
 
-def tensor_of(name: str, made: Made, found: dict[str, zips.Record]) -> Tensor:
-    """Hold a tensor against its storage, and the storage against its record."""
+def tensor_of(name: str, made: Made, records: dict[str, zips.Record]) -> Tensor:
+    """Check a tensor against its storage, and the storage against its record."""
     args = made.args
     if not is_tuple(args) or len(args) < 4 or not isinstance(args[0], Persistent):  # noqa: PLR2004
         raise Malformed("it is rebuilt from something that no save writes")
-    record, dtype, nbytes = storage_of(args[0].id, found)
+    record, dtype, nbytes = storage_of(args[0].id, records)
     if made.of == _REBUILD_V3:
         dtype = dtype_name(args[6]) if len(args) > 6 else ""  # noqa: PLR2004  its seventh argument
     item = ITEM_SIZE.get(dtype)
@@ -226,20 +235,20 @@ def tensor_of(name: str, made: Made, found: dict[str, zips.Record]) -> Tensor:
     last = first + (extent if elements(shape) else 0)
     if last * item > nbytes:
         raise Malformed(f"it needs {last * item} bytes of {record}, which has {nbytes}")
-    start = found[record].start + first * item
+    start = records[record].start + first * item
     steps = tuple(one * item for one in stride)
     return Tensor(name, record, dtype, shape, first * item, last * item, start, steps)
 
 
-def storage_of(pid: Any, found: dict[str, zips.Record]) -> tuple[str, str, int]:  # noqa: ANN401
-    """Give record, dtype and bytes of `("storage", type, key, device, number of elements)`."""
+def storage_of(pid: Any, records: dict[str, zips.Record]) -> tuple[str, str, int]:  # noqa: ANN401
+    """Return record, dtype and bytes of `("storage", type, key, device, number of elements)`."""
     if not is_tuple(pid) or len(pid) < 5 or pid[0] != "storage":  # noqa: PLR2004
         raise Malformed("its storage is named in a way that no save uses")
     dtype = STORAGES.get(pid[1].name) if isinstance(pid[1], Name) else None
     if dtype is None:
         raise Malformed(f"its storage is a {clip(str(pid[1]))}, which torch does not have")
     nbytes = count(pid[4], "the length of its storage") * ITEM_SIZE[dtype]
-    record = found.get(f"data/{pid[2]}" if isinstance(pid[2], str) else "")
+    record = records.get(f"data/{pid[2]}" if isinstance(pid[2], str) else "")
     if record is None:
         raise Malformed(f"the record data/{clip(pid[2])} is missing")
     if record.end - record.start != nbytes:
@@ -249,28 +258,28 @@ def storage_of(pid: Any, found: dict[str, zips.Record]) -> tuple[str, str, int]:
 
 
 def dtype_name(value: object) -> str:
-    """Give `float32` for the name torch.float32."""
+    """Return `float32` for the name torch.float32."""
     return value.name if isinstance(value, Name) and value.module == "torch" else ""
 
 
 def sizes(value: object, what: str) -> tuple[int, ...]:
-    """Give a tuple of numbers of things."""
+    """Return a tuple of numbers of things."""
     if not is_tuple(value):
         raise Malformed(f"its {what} is a {type(value).__name__}")
     if len(value) > _MOST_DIMENSIONS:
         raise Malformed(f"its {what} has {len(value)} dimensions")
-    for one in value:
-        if type(one) is not int or not 0 <= one < MOST_COUNT:
-            count(one, f"a {what}")  # raises
+    for size in value:
+        if type(size) is not int or not 0 <= size < MOST_COUNT:
+            count(size, f"a {what}")  # raises
     return value
 
 
-def _spans(found: dict[str, zips.Record], archive: Archive) -> None:
+def _spans(records: dict[str, zips.Record], archive: Archive) -> None:
     """Divide the records by whether they have a CRC, with the tensors that each holds."""
     users: dict[str, list[str]] = {}
     for tensor in archive.tensors:
         users.setdefault(tensor.record, []).append(tensor.name)
-    for name, record in found.items():
+    for name, record in records.items():
         if record.packed:
             continue
         if record.crc is None:

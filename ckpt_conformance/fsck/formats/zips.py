@@ -85,7 +85,7 @@ def records(file: Readable, start: int, length: int) -> dict[str, Record]:
 
 
 def _directory(file: Readable, start: int, length: int) -> tuple[bytes, int, int]:
-    """Give the central directory, its number of records, and where it begins in the file."""
+    """Return the central directory, its number of records, and where it begins in the file."""
     end = start + length
     if length < _END.size:
         raise Malformed(f"{length} bytes are too few for a zip archive: cut short?", start, end)
@@ -119,11 +119,11 @@ _MOST_DIRECTORY = 256 << 20
 
 
 def _locator(file: Readable, start: int, tail: int) -> int | None:
-    """Give the offset of the zip64 end, relative to the archive; None where there is none."""
+    """Return the offset of the zip64 end, relative to the archive; None where there is none."""
     if tail - start < _LOCATOR.size:
         return None
-    found = exactly(file, tail - _LOCATOR.size, _LOCATOR.size)
-    signature, disk, at, disks = _LOCATOR.unpack(found)
+    data = exactly(file, tail - _LOCATOR.size, _LOCATOR.size)
+    signature, disk, at, disks = _LOCATOR.unpack(data)
     if signature != _IS_LOCATOR:
         return None
     if disk or disks != 1 or start + at + _END64.size != tail - _LOCATOR.size:
@@ -133,7 +133,7 @@ def _locator(file: Readable, start: int, tail: int) -> int | None:
 
 
 def _end64(file: Readable, start: int, at: int, tail: int) -> tuple[int, int, int]:
-    """Give count, size and offset of the directory from the zip64 end."""
+    """Return count, size and offset of the directory from the zip64 end."""
     fields = _END64.unpack(exactly(file, start + at, _END64.size))
     right = (_IS_END64, _END64.size - 12, *_WRITER, 0, 0, fields[7])
     if fields[:7] != right:
@@ -170,7 +170,7 @@ def _entries(data: bytes, count: int, place: int) -> Iterator[_Listed]:
 def _sizes64(
     extra: bytes, claimed: tuple[int, int, int], here: tuple[int, int]
 ) -> tuple[int, int, int]:
-    """Give packed size, size and offset, from the 64-bit field where the others are full."""
+    """Return packed size, size and offset, from the 64-bit field where the others are full."""
     packed, size, where = claimed
     at = 0
     while at + 4 <= len(extra):
@@ -187,27 +187,27 @@ def _sizes64(
 
 
 def _checked(file: Readable, start: int, length: int, entries: list[_Listed]) -> dict[str, Record]:
-    """Hold the local headers against the directory; records follow each other without a gap."""
-    has_sums = any(one.crc for one in entries)
-    found: dict[str, Record] = {}
-    names = [one.name.decode("utf-8", "backslashreplace") for one in entries]
+    """Check the local headers against the directory; records follow each other without a gap."""
+    has_sums = any(listed.crc for listed in entries)
+    checked: dict[str, Record] = {}
+    names = [listed.name.decode("utf-8", "backslashreplace") for listed in entries]
     prefix = names[0].partition("/")[0] + "/" if names and "/" in names[0] else ""
     behind = start
-    for one, name in zip(entries, names, strict=True):
-        if start + one.at != behind or behind + one.length > start + length:
+    for listed, name in zip(entries, names, strict=True):
+        if start + listed.at != behind or behind + listed.length > start + length:
             raise Malformed(f"the record {name} is not where the one before ends", behind)
-        data = _local(file, behind, one, name)
-        end = data + one.length
-        behind = _descriptor(file, end, one, name)
+        data = _local(file, behind, listed, name)
+        end = data + listed.length
+        behind = _descriptor(file, end, listed, name)
         short = name.removeprefix(prefix)
-        if short in found:
+        if short in checked:
             raise Malformed(f"the record {short} occurs twice", data, end)
-        packed = one.common[2] == zlib.DEFLATED
+        packed = listed.common[2] == zlib.DEFLATED
         if packed:
-            _check_packed(exactly(file, data, one.length), one, short, data)
-        crc = one.crc if has_sums and not packed else None
-        found[short] = Record(short, data, end, crc, packed)
-    return found
+            _check_packed(exactly(file, data, listed.length), listed, short, data)
+        crc = listed.crc if has_sums and not packed else None
+        checked[short] = Record(short, data, end, crc, packed)
+    return checked
 
 
 def _check_packed(data: bytes, listed: _Listed, name: str, at: int) -> None:
@@ -224,7 +224,7 @@ def _check_packed(data: bytes, listed: _Listed, name: str, at: int) -> None:
 
 
 def _local(file: Readable, at: int, listed: _Listed, name: str) -> int:
-    """Hold a local header against the directory; give where the data begin."""
+    """Check a local header against the directory; give where the data begin."""
     fields = _LOCAL.unpack(exactly(file, at, _LOCAL.size))
     end: int = at + _LOCAL.size + fields[9] + fields[10]
     late = bool(listed.flags & _HAS_DESCRIPTOR)
@@ -252,7 +252,7 @@ def _check_padding(extra: bytes, name: str, at: int, end: int) -> None:
 
 
 def _descriptor(file: Readable, at: int, listed: _Listed, name: str) -> int:
-    """Hold the descriptor behind the data against the directory; give where it ends."""
+    """Check the descriptor behind the data against the directory; give where it ends."""
     if not listed.flags & _HAS_DESCRIPTOR:
         return at
     expected = (_IS_DESCRIPTOR, listed.crc, listed.length, listed.size)

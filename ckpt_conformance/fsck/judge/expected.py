@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.fsck.formats.dtypes import clip
-from ckpt_conformance.fsck.layouts.parts import IS_BF16, IS_ZERO
-from ckpt_conformance.fsck.source.findings import Kind
+from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind
+from ckpt_conformance.fsck.source.untrusted import clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
-    from ckpt_conformance.fsck.source.findings import Report
+    from ckpt_conformance.fsck.source.findings import Facts, Report
 
-Said = tuple[Kind, str, str]
-"""What a rule says: kind, file, reason."""
+
+class Said(NamedTuple):
+    """What a rule says of a file, and why."""
+
+    kind: Kind
+    file: str
+    why: str
+
 
 _MOST_RANKS = 100_000  # a file may claim any number
 _WEIGHTS = re.compile(
@@ -40,15 +45,15 @@ _OF_DEEPSPEED = re.compile(r"[^/]*_(?:optim|model)_states\.pt")  # inside of oth
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+/|global_step\d+/|pytorch_model/")
 
 
-def judge_layout(one: Candidate, report: Report) -> None:
-    """Say what is missing of a checkpoint by the rules of its layout."""
+def judge_layout(candidate: Candidate, report: Report) -> None:
+    """Report what is missing of a checkpoint by the rules of its layout."""
     known = {finding.file for finding in report.findings}
     if report.layout == "torch":
-        _lightning(one, report)
+        _lightning(candidate, report)
     rule = _RULES.get(report.layout)
     if rule is None:
         return
-    folders = _folders(one.files)
+    folders = _folders(candidate.files)
     signed = {base for base, names in folders.items() if any(map(_SIGNS.fullmatch, names))}
     for base, names in sorted(folders.items()):
         if base not in (signed or {""}):
@@ -59,29 +64,29 @@ def judge_layout(one: Candidate, report: Report) -> None:
             if name.startswith(base)
         }
         own = _deepspeed if any(map(_OF_DEEPSPEED.fullmatch, names)) else rule
-        for kind, name, why in own(names, facts):
-            if base + name not in known:
-                report.say(kind, base + name, why)
-    _step(one, report)
+        for said in own(names, facts):
+            if base + said.file not in known:
+                report.say(said.kind, base + said.file, said.why)
+    _step(candidate, report)
 
 
 def _folders(files: Collection[str]) -> dict[str, set[str]]:
-    """Give the names below each folder that has files of its own, relative to it."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """Return the names below each folder that has files of its own, relative to it."""
+    folders: dict[str, set[str]] = defaultdict(set)
     for base in {name.rpartition("/")[0] for name in files}:
         head = f"{base}/" if base else ""
-        found[head] = {name.removeprefix(head) for name in files if name.startswith(head)}
-    return found
+        folders[head] = {name.removeprefix(head) for name in files if name.startswith(head)}
+    return folders
 
 
 def _numbered(names: Collection[str], pattern: str, first: int = 0) -> set[int]:
-    """Give the numbers in names: one group of digits; a name without them is the first."""
+    """Return the numbers in names: one group of digits; a name without them is the first."""
     matches = (re.fullmatch(pattern, name) for name in names)
     return {int(match[1]) if match[1] else first for match in matches if match}
 
 
 def _gaps(numbers: set[int], first: int = 0) -> Iterator[int]:
-    """Give the numbers that are missing below the largest."""
+    """Yield the numbers that are missing below the largest."""
     if numbers and max(numbers) < _MOST_RANKS:
         yield from sorted(set(range(first, max(numbers))) - numbers)
 
@@ -89,23 +94,24 @@ def _gaps(numbers: set[int], first: int = 0) -> Iterator[int]:
 # -- accelerate ------------------------------------------------------------------------------------
 
 
-def _accelerate(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
+def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
     """`save_state` writes models, optimizers, schedulers, then the generators of each rank."""
     ranks = _numbered(names, r"random_states_(\d+)\.pkl")
     if not ranks:
         why = "the generators of no rank are here: they are written last, so the save did not end"
-        yield Kind.MISSING, "random_states_0.pkl", why
+        yield Said(Kind.MISSING, "random_states_0.pkl", why)
     for rank in _gaps(ranks):
         why = f"the generators of rank {rank}, and those of rank {max(ranks)} are here"
-        yield Kind.MISSING, f"random_states_{rank}.pkl", why
+        yield Said(Kind.MISSING, f"random_states_{rank}.pkl", why)
     for stem, ending in (("model", "safetensors"), ("optimizer", "bin"), ("scheduler", "bin")):
-        found = _numbered(names, rf"{stem}(?:_(\d+))?\.{ending}")
-        for number in _gaps(found):
+        numbers = _numbered(names, rf"{stem}(?:_(\d+))?\.{ending}")
+        for number in _gaps(numbers):
             name = f"{stem}_{number}.{ending}" if number else f"{stem}.{ending}"
-            yield Kind.MISSING, name, f"each {stem} has a file, and number {max(found)} is here"
+            why = f"each {stem} has a file, and number {max(numbers)} is here"
+            yield Said(Kind.MISSING, name, why)
     for number in _gaps(_numbered(names, r"custom_checkpoint_(\d+)\.pkl")):
         why = "an object of register_for_checkpointing: one with a higher number is here"
-        yield Kind.MISSING, f"custom_checkpoint_{number}.pkl", why
+        yield Said(Kind.MISSING, f"custom_checkpoint_{number}.pkl", why)
     if not any(_SHARDED.match(name) for name in names):
         yield from _prepared(names)
 
@@ -113,24 +119,26 @@ def _accelerate(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
 def _prepared(names: set[str]) -> Iterator[Said]:
     """Remark what `save_state` writes only if it was prepared."""
     if not any(_WEIGHTS.fullmatch(name) for name in names):
-        yield Kind.NOTE, "model.safetensors", "there are no weights: a hook saved them elsewhere?"
+        yield Said(
+            Kind.NOTE, "model.safetensors", "there are no weights: a hook saved them elsewhere?"
+        )
     for stem in ("optimizer", "scheduler"):
         if not _numbered(names, rf"{stem}(?:_(\d+))?\.bin"):
             why = f"there is no {stem}: right only if none was prepared; a run with one starts cold"
-            yield Kind.NOTE, f"{stem}.bin", why
+            yield Said(Kind.NOTE, f"{stem}.bin", why)
 
 
 # -- transformers ----------------------------------------------------------------------------------
 
 
-def _trainer(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
+def _trainer(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
     """`Trainer` writes weights, optimizer, scheduler, generators of each rank; its state last."""
     if "trainer_state.json" not in names:
         why = "it is written last, so the save did not end; resuming needs it"
-        yield Kind.MISSING, "trainer_state.json", why
+        yield Said(Kind.MISSING, "trainer_state.json", why)
     sharded = any(_SHARDED.match(name) for name in names)
     if not sharded and not any(_WEIGHTS.fullmatch(name) for name in names):
-        yield (
+        yield Said(
             Kind.MISSING,
             "model.safetensors",
             "there are no weights under any name of transformers",
@@ -138,17 +146,17 @@ def _trainer(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
     ranks = _numbered(names, r"rng_state_(\d+)\.pth")
     for rank in _gaps(ranks):
         why = f"the generators of rank {rank}, and those of rank {max(ranks)} are here"
-        yield Kind.MISSING, f"rng_state_{rank}.pth", why
+        yield Said(Kind.MISSING, f"rng_state_{rank}.pth", why)
     has_rng = bool(ranks) or "rng_state.pth" in names
     parts = {"optimizer.pt": sharded or "optimizer.pt" in names}
     parts |= {"scheduler.pt": sharded or "scheduler.pt" in names, "rng_state.pth": has_rng}
     if not any(parts.values()):
         why = "weights only (save_only_model): a run that resumes here starts its optimizer cold"
-        yield Kind.NOTE, "optimizer.pt", why
+        yield Said(Kind.NOTE, "optimizer.pt", why)
         return
     for name, is_there in parts.items():
         if not is_there:
-            yield Kind.MISSING, name, "transformers would resume without it, and say nothing"
+            yield Said(Kind.MISSING, name, "transformers would resume without it, and say nothing")
 
 
 # -- DeepSpeed -------------------------------------------------------------------------------------
@@ -157,7 +165,7 @@ _STATES = r"(?:zero_pp_rank_\d+_)?mp_rank_(\d+)_model_states\.pt"
 _ZERO = r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt"
 
 
-def _deepspeed(names: set[str], facts: dict[str, Any]) -> Iterator[Said]:
+def _deepspeed(names: set[str], facts: dict[str, Facts]) -> Iterator[Said]:
     """ZeRO: a file of model states for each model-parallel rank, of the optimizer for each rank."""
     names = {name for name in names if "/" not in name}
     states = {name for name in names if name.endswith("_model_states.pt")}
@@ -165,12 +173,12 @@ def _deepspeed(names: set[str], facts: dict[str, Any]) -> Iterator[Said]:
     if not states | optimizers:
         return
     if not states:
-        yield Kind.MISSING, "mp_rank_00_model_states.pt", "there are no states of the model"
+        yield Said(Kind.MISSING, "mp_rank_00_model_states.pt", "there are no states of the model")
     data, model = _said(facts, "dp_world_size"), _said(facts, "mp_world_size")
     plain = _numbered(names, r"mp_rank_(\d+)_model_states\.pt")
     for rank in sorted(set(range(model or 0)) - plain) if plain else ():
         why = f"the states of model-parallel rank {rank} of {model}"
-        yield Kind.MISSING, f"mp_rank_{rank:02d}_model_states.pt", why
+        yield Said(Kind.MISSING, f"mp_rank_{rank:02d}_model_states.pt", why)
     yield from _no_optimizers(states, optimizers, facts, data or 1)
     for example in sorted(optimizers | states):
         match = re.fullmatch(_ZERO, example)
@@ -179,51 +187,51 @@ def _deepspeed(names: set[str], facts: dict[str, Any]) -> Iterator[Said]:
 
 
 def _no_optimizers(
-    states: set[str], optimizers: set[str], facts: dict[str, Any], total: int
+    states: set[str], optimizers: set[str], facts: dict[str, Facts], total: int
 ) -> Iterator[Said]:
-    """Say which files are missing where a model-parallel rank has not one of its optimizer."""
+    """Report the optimizer files that are missing where a model-parallel rank has none."""
     has = {match[2] for name in optimizers if (match := re.fullmatch(_ZERO, name))}
     head = {name.partition("zero_pp_rank_")[0] for name in optimizers}
     for name in sorted(states):
-        match, known = re.fullmatch(_STATES, name), facts.get(name, {})
-        if not match or match[1] in has or not known.get(IS_ZERO):
+        match, known = re.fullmatch(_STATES, name), facts.get(name, NO_FACTS)
+        if not match or match[1] in has or not known.has_zero_optimizer:
             continue
         has.add(match[1])
-        begin = min(head, default="bf16_" if known.get(IS_BF16) else "")
+        begin = min(head, default="bf16_" if known.is_bf16 else "")
         for rank in range(total):
             why = f"the optim states of data-parallel rank {rank} of {total}: ZeRO was on"
             gone = f"{begin}zero_pp_rank_{rank}_mp_rank_{match[1]}_optim_states.pt"
-            yield Kind.MISSING, gone, why
+            yield Said(Kind.MISSING, gone, why)
 
 
 def _firsts(names: set[str], like: re.Match[str]) -> list[str]:
-    """Give the data-parallel ranks of files like one."""
+    """Return the data-parallel ranks of the files in the same set as another."""
     matches = (re.fullmatch(_ZERO, name) for name in names)
     return [match[1] for match in matches if match and match.group(2, 3) == like.group(2, 3)]
 
 
 def _zero(names: set[str], example: str, match: re.Match[str], total: int | None) -> Iterator[Said]:
-    """Say which data-parallel ranks have no file like this one."""
+    """Report which data-parallel ranks have no file like this one."""
     there = {int(one) for one in _firsts(names, match)}
     wanted = set(range(total)) if total else set(range(max(there) + 1))
     for rank in sorted(wanted - there):
         start, end = match.span(1)
         of = f" of {total}" if total else ""
         why = f"the {match[3]} states of data-parallel rank {rank}{of}"
-        yield Kind.MISSING, f"{example[:start]}{rank}{example[end:]}", why
+        yield Said(Kind.MISSING, f"{example[:start]}{rank}{example[end:]}", why)
 
 
-def _said(facts: dict[str, Any], key: str) -> int | None:
-    """Give a number that the files agree on."""
-    found = {one[key] for one in facts.values() if type(one.get(key)) is int}
-    value = found.pop() if len(found) == 1 else None
+def _said(facts: dict[str, Facts], key: str) -> int | None:
+    """Return a number that the files agree on."""
+    numbers = {number for known in facts.values() if (number := known.number(key)) is not None}
+    value = numbers.pop() if len(numbers) == 1 else None
     return value if value is not None and 0 < value <= _MOST_RANKS else None
 
 
 # -- verl ------------------------------------------------------------------------------------------
 
 
-def _verl(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
+def _verl(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
     """FSDP of verl: model, optimizer and the rest of each rank; the world size is in each name."""
     sets: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
@@ -235,45 +243,47 @@ def _verl(names: set[str], _: dict[str, Any]) -> Iterator[Said]:
     sizes = sorted({size for found in sets.values() for size in found})
     if len(sizes) > 1:
         why = f"files of the world sizes {sizes} lie together: another save left some of them"
-        yield Kind.DAMAGED, f"model_world_size_{sizes[-1]}_rank_0.pt", why
+        yield Said(Kind.DAMAGED, f"model_world_size_{sizes[-1]}_rank_0.pt", why)
     for part in ("model", "optim", "extra_state"):
         if part not in sets:
             why = f"there is no {part} of any rank: right only if save_contents leaves it out"
-            yield Kind.NOTE, f"{part}_world_size_{sizes[-1]}_rank_0.pt", why
+            yield Said(Kind.NOTE, f"{part}_world_size_{sizes[-1]}_rank_0.pt", why)
 
 
 # -- Lightning, and steps --------------------------------------------------------------------------
 
 
-def _lightning(one: Candidate, report: Report) -> None:
+def _lightning(candidate: Candidate, report: Report) -> None:
     """One file with a version of Lightning in it: the step, and whether it can be resumed."""
     for name, facts in report.facts.items():
-        if "pytorch-lightning_version" not in facts:
+        if "pytorch-lightning_version" not in facts.values:
             continue
         report.layout = "lightning"
-        step = facts.get("global_step")
-        if type(step) is int and report.step is None:
+        step = facts.number("global_step")
+        if step is not None and report.step is None:
             report.step = step
-        elif type(step) is int and "step=" in name and step != one.step:
-            why = f"its global_step is {step}, and its name says {one.step}: renamed, or another's"
+        elif step is not None and "step=" in name and step != candidate.step:
+            name_says = f"its name says {candidate.step}: renamed, or another's"
+            why = f"its global_step is {step}, and {name_says}"
             report.say(Kind.NOTE, name, why)
-        absent = {"optimizer_states", "lr_schedulers", "loops"} - {*facts}
+        absent = {"optimizer_states", "lr_schedulers", "loops"} - {*facts.values}
         if absent:
             why = f"it has no {', '.join(sorted(absent))}: weights only, it can't be resumed from"
             report.say(Kind.NOTE, name, why)
 
 
-def _step(one: Candidate, report: Report) -> None:
-    """Hold the step that a file says against the name of the folder."""
+def _step(candidate: Candidate, report: Report) -> None:
+    """Check the step that a file says against the name of the folder."""
     for name, facts in report.facts.items():
-        step = facts.get("global_step")
-        is_said = name.endswith("trainer_state.json") and type(step) is int
-        if is_said and one.step is not None and step != one.step:
-            why = f"it is of step {clip(step)}, and the name says {one.step}: another's bytes?"
+        step = facts.number("global_step") if name.endswith("trainer_state.json") else None
+        if None not in (step, candidate.step) and step != candidate.step:
+            why = (
+                f"it is of step {clip(step)}, and the name says {candidate.step}: another's bytes?"
+            )
             report.say(Kind.DAMAGED, name, why)
 
 
-_RULES: dict[str, Callable[[set[str], dict[str, Any]], Iterator[Said]]] = {
+_RULES: dict[str, Callable[[set[str], dict[str, Facts]], Iterator[Said]]] = {
     "accelerate": _accelerate,
     "transformers-trainer": _trainer,
     "deepspeed": _deepspeed,

@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 def count(
     folder: Folder,
-    one: Candidate,
+    candidate: Candidate,
     report: Report,
     options: Options,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[NotFinite]:
-    """Give the tensors of a checkpoint that are not finite, by name.
+    """Return the tensors of a checkpoint that are not finite, by name.
 
     What cannot be read is a finding. A sample leaves tensors out.
     """
     try:
-        entries = content.read(folder, one).entries
+        entries = content.read(folder, candidate).entries
     except (OSError, Malformed) as error:
         report.say(Kind.UNKNOWN, "", f"NaNs were not counted: {error}")
         return []
     floats = [
-        (name, each)
-        for name, each in entries.items()
-        if isinstance(each, content.Tensor) and each.dtype.partition(" ")[0] in ulps.FLOATS
+        (name, tensor)
+        for name, tensor in entries.items()
+        if isinstance(tensor, content.Tensor) and tensor.dtype in ulps.FLOATS
     ]
-    floats = sample(floats, [each.nbytes for _, each in floats], options, report.path.name)
-    total, done = sum(each.nbytes for _, each in floats), 0
+    floats = sample(floats, [tensor.nbytes for _, tensor in floats], options, report.path.name)
+    total, done = sum(tensor.nbytes for _, tensor in floats), 0
     own, opened = threading.local(), list[Reader]()
 
     def run(pair: tuple[str, Tensor]) -> NotFinite | str:
@@ -56,19 +56,19 @@ def count(
         except (OSError, Malformed) as error:
             return f"NaNs of {pair[0]} were not counted: {error}"
 
-    found: list[NotFinite] = []
+    not_finite: list[NotFinite] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for (_, tensor), came in zip(floats, pool.map(run, floats), strict=True):
-            if isinstance(came, str):
-                report.say(Kind.UNKNOWN, tensor.pieces[0].file, came)
-            elif came.nan or came.infinite:
-                found.append(came)
+        for (_, tensor), outcome in zip(floats, pool.map(run, floats), strict=True):
+            if isinstance(outcome, str):
+                report.say(Kind.UNKNOWN, tensor.pieces[0].file, outcome)
+            elif outcome.nan or outcome.infinite:
+                not_finite.append(outcome)
             done += tensor.nbytes
             if progress:
                 progress(done, total)
     for reader in opened:
         reader.close()
-    return found
+    return not_finite
 
 
 def _of_tensor(reader: Reader, name: str, tensor: Tensor) -> NotFinite:
@@ -80,6 +80,6 @@ def _of_tensor(reader: Reader, name: str, tensor: Tensor) -> NotFinite:
             continue
         for box in tiles.tiles(piece.box, tensor.item):
             bits = reader.read(settled, tensor.item, box).reshape(-1)
-            more = ulps.nan_inf(tensor.dtype.partition(" ")[0], bits)
+            more = ulps.nan_inf(tensor.dtype, bits)
             nan, infinite = nan + more[0], infinite + more[1]
     return NotFinite(name, nan, infinite, math.prod(tensor.shape))

@@ -7,12 +7,12 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
 from ckpt_conformance.fsck.source.findings import SEVERITY, Finding, Kind, Report, State
 from ckpt_conformance.fsck.source.places import changed
-from ckpt_conformance.fsck.source.source import CHUNK, in_threads
+from ckpt_conformance.fsck.source.source import CHUNK, EntryKind, in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.source.findings import ReportJson
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
     from ckpt_conformance.fsck.source.sums import Sums, Work
@@ -47,6 +48,26 @@ class Options:
     sample: float = 1.0
     seed: int = 0
     nan: bool = False
+
+
+class SampleJson(TypedDict):
+    """Which share of the payload was read."""
+
+    share: float
+    seed: int
+
+
+class JudgedJson(TypedDict):
+    """The output of `fsck --json`; the schema is `report/schemas/fsck.schema.json`."""
+
+    schema: str
+    path: str
+    metadata_only: bool
+    sample: SampleJson | None
+    state: str
+    newest_whole: str | None
+    leftovers: list[str]
+    checkpoints: list[ReportJson]
 
 
 @dataclass
@@ -77,10 +98,10 @@ class Judged:
         states = [one.state for one in self.reports]
         return max(states, key=SEVERITY.index, default=State.UNKNOWN)
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types; the schema is `report/schemas/fsck.schema.json`."""
+    def to_json(self) -> JudgedJson:
+        """Return plain types."""
         newest = self.newest_whole
-        sample = {"share": self.options.sample, "seed": self.options.seed}
+        sample: SampleJson = {"share": self.options.sample, "seed": self.options.seed}
         return {
             "schema": SCHEMA,
             "path": str(self.path),
@@ -109,8 +130,8 @@ def judge_newest(path: Where, options: Options | None = None, progress: Progress
     The older ones are not read and have no report.
     """
     judging = _Judging(path, options or Options(), progress)
-    for one in judging.candidates:
-        judging.run([one])
+    for candidate in judging.candidates:
+        judging.run([candidate])
         if judging.judged.newest_whole:
             break
     return judging.judged
@@ -130,13 +151,13 @@ class _Judging:
         )
         self.candidates = [one for _, one in ordered]
 
-    def _age(self, one: Candidate) -> tuple[bool, int, float]:
+    def _age(self, candidate: Candidate) -> tuple[bool, int, float]:
         """Order checkpoints: by the step of their name or content, else by the last change."""
-        step = one.step
+        step = candidate.step
         if step is None and len(self.found.candidates) > 1:  # as last.ckpt beside others
             top = self.judged.path
-            step = examine(self.found, one, folder_of(one, top), top, NOTHING)[0].step
-        return step is not None, step or 0, changed(one.path)
+            step = examine(self.found, candidate, folder_of(candidate, top), top, NOTHING)[0].step
+        return step is not None, step or 0, changed(candidate.path)
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Judge some checkpoints and add their reports."""
@@ -145,17 +166,17 @@ class _Judging:
         top = self.judged.path
         sizes = DIVIDED if self.options.sample == 1 else SAMPLED
         sizes = NOTHING if self.options.metadata_only else replace(sizes, jobs=self.options.jobs)
-        for one in candidates:
-            folder = folder_of(one, top)
-            report, more = examine(self.found, one, folder, top, sizes)
-            judged.append((one, folder, report))
+        for candidate in candidates:
+            folder = folder_of(candidate, top)
+            report, more = examine(self.found, candidate, folder, top, sizes)
+            judged.append((candidate, folder, report))
             works += self._sampled(report, more)
         _shared(judged)
         if not self.options.metadata_only:
             _verify(works, self.options.jobs, self.progress)
-        for one, folder, report in judged:
+        for candidate, folder, report in judged:
             if self.options.nan and report.state in (State.WHOLE, State.UNKNOWN):
-                self._count_nans(one, folder, report)
+                self._count_nans(candidate, folder, report)
             report.findings = _sorted(report.findings)
         self.judged.reports += [report for _, _, report in judged]
 
@@ -165,10 +186,10 @@ class _Judging:
         report.unread = sum(one.size for one in works) - sum(one.size for one in kept)
         return [(report, one) for one in kept]
 
-    def _count_nans(self, one: Candidate, folder: Folder, report: Report) -> None:
+    def _count_nans(self, candidate: Candidate, folder: Folder, report: Report) -> None:
         from ckpt_conformance.fsck.judge import finite  # numpy: only where it is asked for
 
-        report.not_finite = finite.count(folder, one, report, self.options, self.progress)
+        report.not_finite = finite.count(folder, candidate, report, self.options, self.progress)
 
 
 def sample(
@@ -231,11 +252,11 @@ def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress)
 def _shared(judged: Sequence[tuple[Candidate, Folder, Report]]) -> None:
     """Note files that are one inode: one damage hits both."""
     seen: dict[tuple[int, int], list[tuple[Report, str, Where]]] = defaultdict(list)
-    for one, folder, report in judged:
-        for name in one.files:
+    for candidate, folder, report in judged:
+        for name in candidate.files:
             entry = folder.entry(name)
-            if entry is not None and entry.kind == "file" and entry.names > 1:
-                seen[entry.inode].append((report, name, one.root / name))
+            if entry is not None and entry.kind is EntryKind.FILE and entry.names > 1:
+                seen[entry.inode].append((report, name, candidate.root / name))
     for group in seen.values():
         for report, name, path in group:
             others = [str(other) for _, _, other in group if other != path]

@@ -7,18 +7,23 @@ its loose files, grouped by the step in their names, are checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.fsck.formats import manifest, manifest_v2
-from ckpt_conformance.fsck.layouts import links, megatron
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.fsck.formats import manifest, manifest_v2, zips
+from ckpt_conformance.fsck.formats.safetensors_file import read_index
 from ckpt_conformance.fsck.layouts import names as written
 from ckpt_conformance.fsck.source.findings import Malformed
 from ckpt_conformance.fsck.source.places import folder_at
-from ckpt_conformance.fsck.source.source import Unreachable, in_threads, whole
+from ckpt_conformance.fsck.source.remote import Url
+from ckpt_conformance.fsck.source.source import EntryKind, Unreachable, in_threads
+from ckpt_conformance.fsck.source.untrusted import MOST_JSON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -51,8 +56,34 @@ _FLAT_MANIFEST = re.compile(r"meta_(\d{6,18})\.json")
 _FLAT_DATA = re.compile(r"(?:model|extra)_(\d{6,18})\.pt|(?:optim|extra)_(\d{6,18})_rank\d+\.pt")
 _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
-_NO_DATA = ("json", "stranger", "stray")
+_TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
+_DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _OF_ONE = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
+
+
+class Format(StrEnum):
+    """How a part of a checkpoint is judged."""
+
+    TORCH = "torch"
+    SAFETENSORS = "safetensors"
+    INDEX = "index"  # of Hugging Face, with the files that it names
+    DCP = "dcp"
+    REFERENCE = "reference"
+    JSON = "json"
+    LINK = "link"  # a step that lies elsewhere, or nowhere
+    STRANGER = "stranger"  # a file in a folder of DCP that nothing refers to
+    STRAY = "stray"  # a file in a library's checkpoint under a name that it does not write
+
+
+_NO_DATA = (Format.JSON, Format.STRANGER, Format.STRAY)
+
+
+class Part(NamedTuple):
+    """One part: the folder that it is in, with a slash at its end or nothing, and its file."""
+
+    form: Format
+    base: str
+    name: str
 
 
 @dataclass
@@ -64,7 +95,7 @@ class Candidate:
         root: the folder that file names are relative to.
         layout: what it was taken for.
         step: what its name says.
-        parts: (format, base folder with its slash or nothing, file) to judge.
+        parts: what is to be judged.
         files: every file that belongs to it.
         is_alone: the user named the file, and nothing else is judged.
         is_of_more: the file is one of a set.
@@ -75,14 +106,14 @@ class Candidate:
     root: Where
     layout: str
     step: int | None
-    parts: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    parts: list[Part] = field(default_factory=list[Part])
     files: list[str] = field(default_factory=list[str])
     is_alone: bool = False
     is_of_more: bool = False
 
 
 @dataclass
-class Found:
+class Overview:
     """The checkpoints below a path, and what else lies there."""
 
     candidates: list[Candidate] = field(default_factory=list[Candidate])
@@ -92,180 +123,195 @@ class Found:
 
 
 def step_of(name: str) -> int | None:
-    """Give the step that a name says; None where it says none."""
+    """Return the step that a name says; None where it says none."""
     stem = re.sub(r"\.(?:pt|pth|ckpt|bin|safetensors|json|distcp|pkl)$", "", name)
     stem = _SHARD.sub("", stem)
     for pattern in _STEP:
-        found = pattern.findall(stem)
-        if found:
-            return int(found[-1])
+        digits = pattern.findall(stem)
+        if digits:
+            return int(digits[-1])
     return None
 
 
 def is_reference_file(path: Where) -> bool:
-    """Tell whether a name is one of the per-rank files of the reference manager."""
+    """Return whether a name is one of the per-rank files of the reference manager."""
     known = _FLAT_DATA.fullmatch(path.name) or _FLAT_MANIFEST.fullmatch(path.name)
     return known is not None and path.is_file()
 
 
 def is_leftover(name: str) -> bool:
-    """Tell whether a name is one of work in progress."""
+    """Return whether a name is one of work in progress."""
     return _LEFT.search(name) is not None
 
 
-def find(path: Where) -> Found:
+def find_below(path: Where) -> Overview:
     """Find the checkpoints at a folder: that of a checkpoint, or of a run."""
-    found = Found()
-    _folder(folder_at(path), "", found, 0)
-    return found
+    overview = Overview()
+    _folder(folder_at(path), "", overview, 0)
+    return overview
 
 
 def _name(folder: Folder, base: str) -> str:
-    """Give the name of a folder inside of another, or of that one."""
+    """Return the name of a folder below another; with an empty base, that of the other."""
     return PurePosixPath(base).name or folder.root.resolve().name
 
 
-def format_of(folder: Folder, name: str, *, by_library: bool = False) -> str:
-    """Give `torch`, `safetensors`, or nothing for a file that is no part of a checkpoint.
+def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format | None:
+    """Tell a file of torch from one of safetensors; None for one that holds no tensors.
 
     `by_library` says that a library wrote the folder: names that are common words are its own.
     """
     if name.endswith(".safetensors"):
-        return "safetensors"
+        return Format.SAFETENSORS
     last = name.rpartition("/")[2]
     if name.endswith(_TORCH) or written.is_torch(last, by_library=by_library):
-        return "torch"
+        return Format.TORCH
     if name.endswith(_MAYBE_TORCH):
         try:
             with folder.open(name) as file:
                 head = file.read(4)
         except (PermissionError, Unreachable):
-            return "torch"  # whoever judges it says that it cannot be read
+            return Format.TORCH  # the part is judged, and that it cannot be read is a finding then
         except (OSError, Malformed):
-            return ""
-        return "torch" if head[:4] == b"PK\x03\x04" or not head else ""
-    return ""
+            return None
+        return Format.TORCH if head == zips.MAGIC or not head else None
+    return None
 
 
-def _folder(folder: Folder, base: str, found: Found, level: int) -> None:
+def _folder(folder: Folder, base: str, overview: Overview, level: int) -> None:
     """Look into one folder of a run, or take it as a checkpoint."""
-    entries = _entries(folder, base, found)
+    entries = _entries(folder, base, overview)
     names = list(entries)
-    inner = [name for name, kind in entries.items() if kind == "folder"]
+    inner = [name for name, kind in entries.items() if kind is EntryKind.FOLDER]
     here = _name(folder, base)
     is_signed = written.is_signed(names)
     steps = [name for name in inner if OF_A_STEP.match(name)]
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
     is_one = is_signed or OF_A_STEP.match(here) or _is_split(folder, base, inner)
     if is_by_names(names) or (is_one and not holds_steps):
-        _add(found, _whole_folder(folder, base, found))
+        _add(overview, _whole_folder(folder, base, overview))
         return
-    before = len(found.candidates)
-    _linked_steps(folder, base, entries, found)
+    before = len(overview.candidates)
+    _linked_steps(folder, base, entries, overview)
     if level < MOST_LEVELS:
         for name in inner:
-            _folder(folder, f"{base}{name}/", found, level + 1)
+            _folder(folder, f"{base}{name}/", overview, level + 1)
     if is_signed:
-        _add(found, _whole_folder(folder, base, found, depth=1))
+        _add(overview, _whole_folder(folder, base, overview, depth=1))
         return
-    _flat(folder, base, entries, found, is_run=len(found.candidates) > before)
+    _flat(folder, base, entries, overview, is_run=len(overview.candidates) > before)
 
 
-def _linked_steps(folder: Folder, base: str, entries: Mapping[str, str], found: Found) -> None:
-    """Take links that hide a step as checkpoints: what is said of them says why."""
+def _linked_steps(
+    folder: Folder, base: str, entries: Mapping[str, EntryKind], overview: Overview
+) -> None:
+    """Take links that hide a step as checkpoints, so that a finding explains each."""
     for name, kind in entries.items():
-        is_step = kind == "link" and OF_A_STEP.match(name) and not PurePosixPath(name).suffix
-        if is_step and links.hides_a_folder(folder, base + name):
+        is_step = (
+            kind is EntryKind.LINK and OF_A_STEP.match(name) and not PurePosixPath(name).suffix
+        )
+        if is_step and _hides_a_folder(folder, base + name):
             root = folder.root / base
-            one = Candidate(root / name, root, "link", step_of(name), [("link", "", name)])
-            found.candidates.append(one)
+            part = Part(Format.LINK, "", name)
+            overview.candidates.append(Candidate(root / name, root, "link", step_of(name), [part]))
 
 
-def _add(found: Found, one: Candidate) -> None:
+def _hides_a_folder(folder: Folder, name: str) -> bool:
+    """Return whether a link leads to a folder that is not judged: it is elsewhere, or gone.
+
+    A link to a folder inside is judged where that lies.
+    """
+    where = folder.root / name
+    if isinstance(where, Path) and not where.exists():
+        return True
+    return bool(folder.strayed(name)) and (where.is_dir() or not isinstance(where, Path))
+
+
+def _add(overview: Overview, candidate: Candidate) -> None:
     """Keep a candidate that has something to judge."""
-    if one.parts:
-        found.candidates.append(one)
+    if candidate.parts:
+        overview.candidates.append(candidate)
 
 
-def _entries(folder: Folder, base: str, found: Found) -> dict[str, str]:
+def _entries(folder: Folder, base: str, overview: Overview) -> dict[str, EntryKind]:
     """List a folder: the kind of each name, less leftovers; links that lead out are noted."""
-    kept: dict[str, str] = {}
+    kept: dict[str, EntryKind] = {}
     for name, kind in folder.listing(base).items():
         if is_leftover(name):
-            found.leftovers.append(base + name)
+            overview.leftovers.append(base + name)
             continue
-        if kind == "link" and (why := folder.strayed(base + name)):
-            found.links[base + name] = why
+        if kind is EntryKind.LINK and (why := folder.strayed(base + name)):
+            overview.links[base + name] = why
         kept[name] = kind
     return kept
 
 
 def is_by_names(names: Iterable[str]) -> bool:
-    """Tell whether a folder is one checkpoint by the names in it."""
+    """Return whether a folder is one checkpoint by the names in it."""
     return any(name in _OF_ONE or name.endswith((".distcp", *_INDEX)) for name in names)
 
 
 def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
-    """Tell whether a folder is one of verl's, without a manifest, by the folders in it."""
-    parts = [name for name in inner if name in megatron.SPLIT]
-    return megatron.FOLDER in inner or any(
-        megatron.FOLDER in folder.listing(base + name) for name in parts
+    """Return whether a folder is one of verl's, without a manifest, by the folders in it."""
+    parts = [name for name in inner if name in written.SPLIT]
+    return written.FOLDER in inner or any(
+        written.FOLDER in folder.listing(base + name) for name in parts
     )
 
 
-def _whole_folder(folder: Folder, base: str, found: Found, depth: int = 8) -> Candidate:
+def _whole_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -> Candidate:
     """Take what is below a folder, so many levels, as one checkpoint; names are relative to it."""
     inner = folder.inner(base)
     root = inner.root
-    one = Candidate(root, root, "", step_of(root.resolve().name))
+    candidate = Candidate(root, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
     for name, kind in inner.walk(depth):
         at, _, last = name.rpartition("/")
-        if is_leftover(last) or any(is_leftover(each) for each in at.split("/")):
-            found.leftovers.append(base + name)
-        elif kind in ("file", "link", "other"):
-            if kind == "link" and (why := inner.strayed(name)):
-                found.links[base + name] = why
-            one.files.append(name)
+        if is_leftover(last) or any(is_leftover(step) for step in at.split("/")):
+            overview.leftovers.append(base + name)
+        elif kind is not EntryKind.FOLDER:
+            if kind is EntryKind.LINK and (why := inner.strayed(name)):
+                overview.links[base + name] = why
+            candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
-    by_library = bool(_library(one))
+    by_library = bool(_library(candidate))
     for at, names in sorted(sub.items()):
-        one.parts += _parts(inner, at, names, by_library=by_library)
-    one.layout = layout_name(one)
-    return one
+        candidate.parts += _parts(inner, at, names, by_library=by_library)
+    candidate.layout = layout_name(candidate)
+    return candidate
 
 
-def _parts(
-    folder: Folder, base: str, names: list[str], *, by_library: bool
-) -> Iterator[tuple[str, str, str]]:
-    """Say what a folder inside a checkpoint holds."""
+def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> Iterator[Part]:
+    """Yield what a folder inside a checkpoint holds."""
     is_dcp = ".metadata" in names or any(name.endswith(".distcp") for name in names)
     if _is_reference(folder, base, names):
-        yield "reference", base, _DCP_MANIFEST
+        yield Part(Format.REFERENCE, base, _DCP_MANIFEST)
         return
     if is_dcp:
-        yield "dcp", base, ".metadata"
+        yield Part(Format.DCP, base, ".metadata")
     taken = {".metadata", *(name for name in names if name.endswith((".distcp", *_INDEX)))}
     for name in names:
         if name.endswith(_INDEX):
-            yield "index", base, name
+            yield Part(Format.INDEX, base, name)
             taken.update(_of_index(folder, base, name))
     rest = sorted(set(names) - taken)
-    kinds = in_threads(lambda name: format_of(folder, base + name, by_library=by_library), rest)
-    for name, kind in zip(rest, kinds, strict=True):
-        other = "json" if name.endswith(".json") else "stranger" if is_dcp else ""
-        if by_library and name.endswith(_MAYBE_TORCH):
-            other = "stray"
-        if kind or other:
-            yield kind or other, base, name
+    forms = in_threads(lambda name: format_of(folder, base + name, by_library=by_library), rest)
+    for name, form in zip(rest, forms, strict=True):
+        if form:
+            yield Part(form, base, name)
+        elif by_library and name.endswith(_MAYBE_TORCH):
+            yield Part(Format.STRAY, base, name)
+        elif name.endswith(".json"):
+            yield Part(Format.JSON, base, name)
+        elif is_dcp:
+            yield Part(Format.STRANGER, base, name)
 
 
 def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
-    """Tell whether a folder was written by the reference manager, damaged or not."""
+    """Return whether a folder was written by the reference manager, damaged or not."""
     if _DCP_MANIFEST in names:
         try:
-            with folder.open(base + _DCP_MANIFEST) as file:
-                data = whole(file, manifest.MOST_BYTES)
+            data = folder.read(base + _DCP_MANIFEST, manifest.MOST_BYTES)
         except (OSError, Malformed):
             data = b""
         if any(sign in data for sign in manifest.SIGNS):
@@ -276,62 +322,57 @@ def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
 
 def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
     """Name the files of an index that can be read."""
-    from ckpt_conformance.fsck.formats.safetensors_file import parse_json
-    from ckpt_conformance.fsck.layouts.parts import MOST_JSON, weight_map
-
     try:
-        with folder.open(base + name) as file:
-            yield from weight_map(parse_json(whole(file, MOST_JSON)))
+        yield from read_index(folder.read(base + name, MOST_JSON)).files
     except (OSError, Malformed):
         return
 
 
 def _flat(
-    folder: Folder, base: str, entries: Mapping[str, str], found: Found, *, is_run: bool
+    folder: Folder, base: str, entries: Mapping[str, EntryKind], overview: Overview, *, is_run: bool
 ) -> None:
     """Take the manifests and the loose files of a run's folder.
 
     Files that share no step with any other are one checkpoint, if there is nothing beside them.
     """
-    before = len(found.candidates)
-    names = [name for name, kind in entries.items() if kind != "folder"]
-    rest = per_rank(folder, base, names, found)
-    groups: dict[int | None, list[str]] = defaultdict(list)
-    formats = in_threads(lambda name: format_of(folder, base + name), rest)
-    for name, known in zip(rest, formats, strict=True):
-        if known:
-            groups[step_of(name)].append(name)
+    before = len(overview.candidates)
+    names = [name for name, kind in entries.items() if kind is not EntryKind.FOLDER]
+    rest = per_rank(folder, base, names, overview)
+    groups: dict[int | None, list[Part]] = defaultdict(list)
+    forms = in_threads(lambda name: format_of(folder, base + name), rest)
+    for name, form in zip(rest, forms, strict=True):
+        if form:
+            groups[step_of(name)].append(Part(form, "", name))
     alone = groups.pop(None, [])
-    is_run = is_run or bool(groups) or len(found.candidates) > before
+    is_run = is_run or bool(groups) or len(overview.candidates) > before
     for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
-        found.candidates.append(_loose(folder, base, group, step))
+        overview.candidates.append(_loose(folder, base, group, step))
     if is_run or len(alone) == 1:
         for group in _sets(alone):
-            found.candidates.append(_loose(folder, base, group, None))
+            overview.candidates.append(_loose(folder, base, group, None))
     elif alone:
-        found.candidates.append(_loose(folder, base, alone, None))
+        overview.candidates.append(_loose(folder, base, alone, None))
 
 
-def _sets(names: list[str]) -> Iterator[list[str]]:
+def _sets(parts: list[Part]) -> Iterator[list[Part]]:
     """Keep files together that differ in the number of a rank or a part only."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        groups[_SHARD.sub("", name)].append(name)
+    groups: dict[str, list[Part]] = defaultdict(list)
+    for part in parts:
+        groups[_SHARD.sub("", part.name)].append(part)
     yield from groups.values()
 
 
-def _loose(folder: Folder, base: str, names: list[str], step: int | None) -> Candidate:
+def _loose(folder: Folder, base: str, parts: list[Part], step: int | None) -> Candidate:
     """Make a checkpoint of files that share a step."""
-    inner = folder.inner(base)
-    root = inner.root
+    root = folder.inner(base).root
+    names = [part.name for part in parts]
     path = root / names[0] if len(names) == 1 or step is not None else root
-    parts = [(format_of(inner, name), "", name) for name in names]
-    one = Candidate(path, root, "", step, parts, list(names))
-    one.layout = layout_name(one)
-    return one
+    candidate = Candidate(path, root, "", step, parts, names)
+    candidate.layout = layout_name(candidate)
+    return candidate
 
 
-def per_rank(folder: Folder, base: str, names: list[str], found: Found) -> list[str]:
+def per_rank(folder: Folder, base: str, names: list[str], overview: Overview) -> list[str]:
     """Take the per-rank checkpoints of the reference manager; give the names that are left."""
     if not any(_FLAT_MANIFEST.fullmatch(name) or name == "run_id" for name in names):
         return names
@@ -347,27 +388,89 @@ def per_rank(folder: Folder, base: str, names: list[str], found: Found) -> list[
     for digits, files in sorted(steps.items()):
         name = f"meta_{digits}.json"
         path = root / f"model_{digits}.pt"
-        one = Candidate(path, root, "reference", int(digits), [("reference", "", name)], files)
-        found.candidates.append(one)
+        parts = [Part(Format.REFERENCE, "", name)]
+        overview.candidates.append(Candidate(path, root, "reference", int(digits), parts, files))
     return rest
 
 
-def _library(one: Candidate) -> str:
+def _library(candidate: Candidate) -> str:
     """Name the library that wrote a checkpoint; nothing for none that is known."""
-    above = "/".join(one.root.resolve().parts[-2:])
-    return written.library(f"{above}/{file}" for file in one.files)
+    above = "/".join(candidate.root.resolve().parts[-2:])
+    return written.library(f"{above}/{file}" for file in candidate.files)
 
 
-def layout_name(one: Candidate) -> str:
+def layout_name(candidate: Candidate) -> str:
     """Name a layout by the library that wrote it, else by what it holds."""
-    if library := _library(one):
+    if library := _library(candidate):
         return library
-    if found := megatron.layout_of(one.files, one.root.resolve().name):
-        return found
-    kinds = [kind for kind, _, _ in one.parts if kind not in _NO_DATA]
-    for kind, name in (("reference", "reference-dcp"), ("dcp", "dcp"), ("index", "hf-index")):
-        if kind in kinds:
+    if layout := written.megatron_layout(candidate.files, candidate.root.resolve().name):
+        return layout
+    forms = [part.form for part in candidate.parts if part.form not in _NO_DATA]
+    for form, name in _LAYOUTS_OF_FORMATS.items():
+        if form in forms:
             return name
-    if len(kinds) == 1 and kinds[0]:
-        return kinds[0]
-    return "files" if kinds else "unknown"
+    if len(forms) == 1:
+        return str(forms[0])
+    return "files" if forms else "unknown"
+
+
+_LAYOUTS_OF_FORMATS = {
+    Format.REFERENCE: "reference-dcp",
+    Format.DCP: "dcp",
+    Format.INDEX: "hf-index",
+}
+
+
+# -- one file --------------------------------------------------------------------------------------
+
+
+def find_file(path: Where) -> Overview:
+    """Find the checkpoint of a file: all of the step for the reference manager, else the file."""
+    folder = folder_at(path.parent)
+    if is_reference_file(path):  # one file names all of a step
+        own = _reference(folder, path.name)
+        if own:
+            return Overview([own])
+    form = format_of(folder, path.name) or _by_name(path)
+    part = Part(form, "", path.name)
+    candidate = Candidate(path, path.parent, str(form), step_of(path.name), [part], [path.name])
+    candidate.is_alone = True
+    candidate.is_of_more = bool([*written.missing([path.name])]) or _is_of_more(folder, path)
+    return Overview([candidate])
+
+
+def _by_name(path: Where) -> Format:
+    """Return the format that a name promises, whatever the bytes are; RequestError for none."""
+    if path.name.endswith(".json") or path.suffix in _TEXT:
+        raise RequestError(f"{path} is no checkpoint; give its folder: {path.parent}")
+    return Format.SAFETENSORS if path.name.endswith(".safetensors") else Format.TORCH
+
+
+def _reference(folder: Folder, name: str) -> Candidate | None:
+    """Return the files of a step of the reference manager; None where it did not write them."""
+    overview = Overview()
+    with contextlib.suppress(OSError, Malformed):
+        there = [one for one, kind in folder.listing().items() if kind is not EntryKind.FOLDER]
+        per_rank(folder, "", there, overview)
+    return next((one for one in overview.candidates if name in one.files), None)
+
+
+def _is_of_more(folder: Folder, path: Where) -> bool:
+    """Return whether a file is one of several that make a checkpoint, by the names beside it.
+
+    A store is not asked: it may give a file to whom it refuses a listing.
+    """
+    if isinstance(path, Url):
+        return False
+    try:
+        there = [one for one in folder.listing() if not is_leftover(one)]
+    except OSError:
+        return False
+    above = "/".join(path.parent.resolve().parts[-2:])
+    if is_by_names(there) or written.library(f"{above}/{one}" for one in there):
+        return True
+    others = [one for one in there if one != path.name and one.endswith(_DATA)]
+    step = step_of(path.name)
+    is_of_step = OF_A_STEP.match(path.parent.resolve().name) is not None
+    of_same = [one for one in others if step is not None and step_of(one) == step]
+    return bool(of_same) or (is_of_step and bool(others))

@@ -1,17 +1,21 @@
-"""The names under which libraries write: they tell whose a folder is, and what a file should be.
+"""What the names of files tell: whose a folder is, what a file should be, what is missing of a set.
 
-Whatever its first bytes are: where they are none of a torch file, the file is damaged.
+Sets number themselves: `model_world_size_4_rank_2.pt` (verl, FSDP), and
+`model-00002-of-00003.safetensors` (Hugging Face, also without its index).
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+from ckpt_conformance.fsck.formats.manifest_v2 import MANIFEST
 
-# Only what no script of somebody's own would write by chance: their rules say what is missing.
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+# Only names that a script would not use by chance: the rules of the library decide what is missing.
 _LAYOUTS = (
     (
         "transformers-trainer",
@@ -36,7 +40,7 @@ _BESIDE_STATE = re.compile(
 )
 _SHARDS = re.compile(r"global_step\d+")  # DeepSpeed's
 
-# No script of somebody's own writes anything else under these.
+# Names that a script would not use for anything else.
 _ALWAYS = re.compile(
     r"(?:pytorch_model|adapter_model)(?:_\d+)?(?:-\d+-of-\d+)?\.bin|"
     r"pytorch_model_fsdp(?:_\d+)?\.bin|training_args\.bin|random_states_\d+\.pkl"
@@ -54,7 +58,7 @@ def library(paths: Iterable[str]) -> str:
 
 
 def is_signed(names: Collection[str]) -> bool:
-    """Tell whether the names in a folder are those of one checkpoint, whatever the folder's is.
+    """Return whether a folder is one checkpoint by the names in it, whatever its own name is.
 
     The Trainer writes its state into the folder of the whole run, too, without anything beside it.
     """
@@ -63,13 +67,76 @@ def is_signed(names: Collection[str]) -> bool:
 
 
 def is_sharded(folder: str) -> bool:
-    """Tell whether a folder is one of shards, inside of a library's checkpoint."""
+    """Return whether a folder is one of shards, inside of a library's checkpoint."""
     return _SHARDS.fullmatch(folder) is not None
 
 
 def is_torch(name: str, *, by_library: bool) -> bool:
-    """Tell whether a name, without its folder, is one that a library writes by `torch.save`.
+    """Return whether a name, without its folder, is one that a library writes by `torch.save`.
 
     `by_library` says that the folder is known as one that a library wrote.
     """
     return bool(_ALWAYS.fullmatch(name) or (by_library and _AMONG_OTHERS.fullmatch(name)))
+
+
+# -- files that number themselves ------------------------------------------------------------------
+
+_MOST_RANKS = 100_000  # a name may claim any number
+_RANK = re.compile(r"(?P<head>.*world_size_)(?P<all>\d+)(?P<middle>_rank_)(?P<one>\d+)(?P<tail>.*)")
+_NUMBERED = re.compile(r"(?P<head>.*-)(?P<one>\d+)(?P<middle>-of-)(?P<all>\d+)(?P<tail>\..*)")
+
+
+def world_size(names: Iterable[str]) -> int | None:
+    """Return the world size in the names of files; None where none has it, or they disagree."""
+    said = {int(match["all"]) for name in names if (match := _RANK.fullmatch(name))}
+    return said.pop() if len(said) == 1 else None
+
+
+def missing(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the names that are missing, each with how many there should be."""
+    groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for name in names:
+        for pattern, origin in ((_RANK, "0"), (_NUMBERED, "1")):
+            match = pattern.fullmatch(name)
+            if match and int(match["all"]) <= _MOST_RANKS:
+                width = len(match["one"]) if pattern is _NUMBERED else 0
+                parts = (match["head"], match["all"], match["middle"], match["tail"])
+                groups[*parts, origin, str(width)].add(name)
+    for (head, total, middle, tail, origin, digits), there in sorted(groups.items()):
+        first, count = int(origin), int(total)
+        for number in range(first, first + count):
+            own = f"{number:0{digits}d}"
+            order = (own, middle, total) if first else (total, middle, own)
+            name = "".join((head, *order, tail))
+            if name not in there:
+                yield name, count
+
+
+# -- Megatron of verl ------------------------------------------------------------------------------
+
+V2, PRE_V2 = "verl-megatron", "verl-megatron-pre-v2"
+FOLDER = "dist_ckpt"
+SPLIT = ("model", "optimizer", "extra")
+"""The folders of v2, in the order in which they are written."""
+
+_OF_V2 = re.compile(rf"((?:.*/)?)(?:{MANIFEST}|(?:model|optimizer|extra)/{FOLDER}(?:/.*)?)")
+_BEFORE_V2 = re.compile(rf"((?:.*/)?){FOLDER}/.*")
+
+
+def megatron_layout(files: Collection[str], name: str) -> str:
+    """Name the layout by the files of a checkpoint; nothing where it is none of these."""
+    v2, old = megatron_bases(files)
+    if v2:
+        return V2
+    return PRE_V2 if old - ({""} if name in SPLIT else set()) else ""
+
+
+def megatron_bases(files: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the folders with the layout v2, and those with the layout before it."""
+    v2, old = set[str](), set[str]()
+    for name in files:
+        if match := _OF_V2.fullmatch(name):
+            v2.add(match[1])
+        elif match := _BEFORE_V2.fullmatch(name):
+            old.add(match[1])
+    return v2, old - v2 - {f"{base}{one}/" for base in v2 for one in SPLIT}

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.source import Absent, Entry, Folder
+from ckpt_conformance.fsck.source.source import Absent, Entry, EntryKind, Folder
 
 lstat = os.lstat  # by a name of its own: tests put a slow disk here
 
@@ -34,7 +34,7 @@ class DiskFolder(Folder):
         return self._root
 
     def inner(self, base: str) -> DiskFolder:
-        """Give a folder below, with the same boundary."""
+        """Return a folder below, with the same boundary."""
         return DiskFolder(self.root / base, self.boundary)
 
     def _look(self, name: str) -> Entry | None:
@@ -47,13 +47,13 @@ class DiskFolder(Folder):
             return None
         return Entry(_kind(info), info.st_size, (info.st_dev, info.st_ino), info.st_nlink)
 
-    def listing(self, base: str = "") -> dict[str, str]:
+    def listing(self, base: str = "") -> dict[str, EntryKind]:
         """List a folder: the kind of each name, sorted, without a look at the files."""
         with os.scandir(self.root / base) as entries:
-            return dict(sorted((one.name, _kind_of(one)) for one in entries))
+            return dict(sorted((entry.name, _kind_of(entry)) for entry in entries))
 
     def strayed(self, name: str) -> str:
-        """Say where a link leads that is, or goes through, one out of the boundary."""
+        """Explain why a link is not followed: it leads out of the boundary; empty for others."""
         real = Path(os.path.realpath(self.root / name))
         if real.is_relative_to(self.boundary):
             return ""
@@ -61,9 +61,9 @@ class DiskFolder(Folder):
         return f"a symbolic link to {target}, out of {self.boundary}: not followed"
 
     def size(self, name: str) -> int:
-        """Give the size of a file in bytes; raises as `open` does."""
+        """Return the size of a file in bytes; raises as `open` does."""
         known = self._known.get(name)
-        if known is not None and known.kind == "file" and self._beside(name):
+        if known is not None and known.kind is EntryKind.FILE and self._beside(name):
             return known.size
         return self._real(name)[1].st_size
 
@@ -76,7 +76,7 @@ class DiskFolder(Folder):
 
         """
         known = self._known.get(name)
-        is_file = known is not None and known.kind == "file"
+        is_file = known is not None and known.kind is EntryKind.FILE
         real = self._beside(name) if is_file else self._real(name)[0]
         # Non-blocking: a FIFO would wait for a writer.
         try:
@@ -118,16 +118,18 @@ class DiskFolder(Folder):
             raise Malformed(f"it is a symbolic link out of {self.boundary}: not followed")
 
 
-def _kind(info: os.stat_result) -> str:
+def _kind(info: os.stat_result) -> EntryKind:
     mode = info.st_mode
     if stat.S_ISLNK(mode):
-        return "link"
-    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+        return EntryKind.LINK
+    if stat.S_ISREG(mode):
+        return EntryKind.FILE
+    return EntryKind.FOLDER if stat.S_ISDIR(mode) else EntryKind.OTHER
 
 
-def _kind_of(one: os.DirEntry[str]) -> str:
-    if one.is_symlink():
-        return "link"
-    if one.is_file(follow_symlinks=False):
-        return "file"
-    return "folder" if one.is_dir(follow_symlinks=False) else "other"
+def _kind_of(entry: os.DirEntry[str]) -> EntryKind:
+    if entry.is_symlink():
+        return EntryKind.LINK
+    if entry.is_file(follow_symlinks=False):
+        return EntryKind.FILE
+    return EntryKind.FOLDER if entry.is_dir(follow_symlinks=False) else EntryKind.OTHER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.sums import Sums
 
 
-class Malformed(ValueError):  # noqa: N818  said of bytes, and mostly no error of anybody
+class Malformed(ValueError):  # noqa: N818  it describes bytes; for the program it is no error
     """Bytes that no save wrote. The one exception that the parsers of this package raise.
 
     Attributes:
@@ -29,7 +29,7 @@ class Malformed(ValueError):  # noqa: N818  said of bytes, and mostly no error o
         end: int | None = None,
         tensors: tuple[str, ...] = (),
     ) -> None:
-        """Say what is wrong, and where."""
+        """Report what is wrong, and where."""
         super().__init__(what)
         self.tensors = tensors
         self.start = start
@@ -63,6 +63,52 @@ STATES = {
 SEVERITY = list(State)
 
 
+class FindingJson(TypedDict):
+    """A `Finding` in the output of `fsck --json`."""
+
+    kind: str
+    file: str
+    what: str
+    tensors: list[str]
+    start: int | None
+    end: int | None
+
+
+class NotFiniteJson(TypedDict):
+    """A `NotFinite` in the output of `fsck --json`."""
+
+    tensor: str
+    nan: int
+    infinite: int
+    elements: int
+
+
+class BytesJson(TypedDict):
+    """How many bytes of a checkpoint are protected by what."""
+
+    total: int
+    digest: int
+    crc: int
+    structure: int
+    unread: int
+    uncovered: int
+
+
+class ReportJson(TypedDict):
+    """A `Report` in the output of `fsck --json`."""
+
+    path: str
+    layout: str
+    step: int | None
+    state: str
+    tensors: int
+    bytes: BytesJson
+    world_size: int | None
+    ties: int
+    not_finite: list[NotFiniteJson] | None
+    findings: list[FindingJson]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, or worth knowing.
@@ -83,8 +129,8 @@ class Finding:
     start: int | None = None
     end: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types."""
+    def to_json(self) -> FindingJson:
+        """Return plain types."""
         return {
             "kind": str(self.kind),
             "file": self.file,
@@ -104,9 +150,41 @@ class NotFinite:
     infinite: int
     elements: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types."""
-        return vars(self).copy()
+    def to_json(self) -> NotFiniteJson:
+        """Return plain types."""
+        return {
+            "tensor": self.tensor,
+            "nan": self.nan,
+            "infinite": self.infinite,
+            "elements": self.elements,
+        }
+
+
+Plain = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the top of a file's structure says, for the rules of libraries.
+
+    Attributes:
+        values: by key; None for a value that is not plain.
+        has_zero_optimizer: of DeepSpeed's model states: its optimizer is in files of its own.
+        is_bf16: of DeepSpeed's model states: bf16 was on.
+
+    """
+
+    values: dict[str, Plain | None] = field(default_factory=dict[str, Plain | None])
+    has_zero_optimizer: bool = False
+    is_bf16: bool = False
+
+    def number(self, key: str) -> int | None:
+        """Return a whole number; None for anything else, bool too."""
+        value = self.values.get(key)
+        return value if type(value) is int else None
+
+
+NO_FACTS = Facts()
 
 
 @dataclass
@@ -125,7 +203,7 @@ class Report:
         world_size: how many ranks wrote it, where a manifest or names say so.
         ties: groups of tensors that share their bytes.
         not_finite: tensors with NaNs or infinities; None where they were not counted.
-        facts: by file: the keys at the top of its structure, with the values that are plain.
+        facts: what is known of the top of a structure, by file.
 
     """
 
@@ -142,13 +220,13 @@ class Report:
     world_size: int | None = None
     ties: int = 0
     not_finite: list[NotFinite] | None = None
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    facts: dict[str, Facts] = field(default_factory=dict[str, Facts])
 
     @property
     def state(self) -> State:
         """The worst of the findings."""
-        found = (STATES[one.kind] for one in self.findings)
-        return max(found, key=SEVERITY.index, default=State.WHOLE)
+        states = (STATES[finding.kind] for finding in self.findings)
+        return max(states, key=SEVERITY.index, default=State.WHOLE)
 
     @property
     def uncovered(self) -> int:
@@ -156,7 +234,7 @@ class Report:
         return max(self.size - self.digest - self.crc - self.structure - self.unread, 0)
 
     def take(self, part: Report) -> None:
-        """Add what was found in a part."""
+        """Add the report of a part."""
         self.findings += part.findings
         self.tensors += part.tensors
         self.digest += part.digest
@@ -168,7 +246,7 @@ class Report:
         self.world_size = part.world_size if self.world_size is None else self.world_size
 
     def add(self, sums: Sums) -> None:
-        """Add what came of work."""
+        """Add the results of some work."""
         self.findings += sums.findings
         self.digest += sums.digest
         self.crc += sums.crc
@@ -178,8 +256,9 @@ class Report:
         """Add a finding about a whole file or tensor."""
         self.findings.append(Finding(kind, file, what, tuple(tensors)))
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain types, with numbers of bytes."""
+    def to_json(self) -> ReportJson:
+        """Return plain types, with numbers of bytes."""
+        not_finite = self.not_finite
         return {
             "path": str(self.path),
             "layout": self.layout,
@@ -196,6 +275,6 @@ class Report:
             },
             "world_size": self.world_size,
             "ties": self.ties,
-            "not_finite": self.not_finite and [one.to_json() for one in self.not_finite],
-            "findings": [one.to_json() for one in self.findings],
+            "not_finite": None if not_finite is None else [one.to_json() for one in not_finite],
+            "findings": [finding.to_json() for finding in self.findings],
         }

@@ -16,32 +16,32 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
 
 
 def place(text: str) -> Where:
-    """Give what a user named; RequestError for nothing, and for a URL that nothing here reads."""
+    """Return the path or the URL in a text; RequestError for an empty one or an unknown scheme."""
     if not text.strip():
         raise RequestError(f"{text!r} is no path; is a variable of the script empty?")
     return open_url(text) if _URL.match(text) else Path(text)
 
 
 def check_there(where: Where) -> None:
-    """Raise RequestError where there is nothing, or nobody may look."""
+    """Raise RequestError where nothing exists, or where permissions hide it."""
     try:
-        found = where.exists()
+        exists = where.exists()
     except OSError as error:  # no permission above it, a name that is too long
         short = str(where) if len(str(where)) < _SHORT else f"{str(where)[:_SHORT]}..."
         raise RequestError(f"{short} cannot be looked at: {error.strerror}") from error
-    if not found:
+    if not exists:
         raise RequestError(f"{where} does not exist; give the folder of a run")
 
 
 def folder_at(root: Where, boundary: Where | None = None) -> DiskFolder | RemoteFolder:
-    """Give a folder; links of a path may lead to what is below the boundary, those of URLs not."""
+    """Return a folder; links of a path are followed below the boundary, those of a URL never."""
     if isinstance(root, Url):
         return RemoteFolder(root)
     return DiskFolder(root, boundary if isinstance(boundary, Path) else None)
 
 
 def changed(where: Where) -> float:
-    """Give when something was changed, in seconds since 1970; 0 where nobody says."""
+    """Return when something was changed, in seconds since 1970; 0 where that is unknown."""
     if isinstance(where, Url):
         return where.changed()
     try:
@@ -51,7 +51,7 @@ def changed(where: Where) -> float:
 
 
 def below(where: Where, top: Where) -> str | None:
-    """Give the name of something relative to a folder; None where it is not below it."""
+    """Return the name of something relative to a folder; None where it is not below it."""
     if isinstance(where, Url) or isinstance(top, Url):
         head = f"{top}/"
         return str(where).removeprefix(head) if str(where).startswith(head) else None

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections import Counter
+import io
+import os
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -17,16 +19,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_conformance.contract.requests import RequestError, nearest
 from ckpt_conformance.fsck.source.findings import Malformed
-from ckpt_conformance.fsck.source.ranges import RemoteFile
-from ckpt_conformance.fsck.source.source import Absent, Entry, Folder, Unreachable, in_threads
+from ckpt_conformance.fsck.source.source import (
+    Absent,
+    Entry,
+    EntryKind,
+    Folder,
+    Unreachable,
+    in_threads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ckpt_conformance.fsck.source.untrusted import Json
+
 Given = TypeVar("Given")
 
+BLOCK = 64 << 10
+"""Bytes that are fetched for a small read."""
+AHEAD = 8 << 20
+"""Bytes that are fetched at once where bytes are read in order."""
+_MOST_BLOCKS = 4
+
 _FEW = 4  # files that are asked for one by one, and not by a listing
-_KINDS = {"file": "file", "directory": "folder", "link": "link"}
+_KINDS = {"file": EntryKind.FILE, "directory": EntryKind.FOLDER, "link": EntryKind.LINK}
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
 _WHOLE_ONLY = "the store gives whole files only, and no ranges"
 _TRY = "look at the network, the credentials and the endpoint, then try again"
@@ -51,11 +67,11 @@ class Url:
     files: Files = field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        """Give the URL."""
+        """Return the URL."""
         return self.text
 
     def __truediv__(self, name: str) -> Url:
-        """Give a place below."""
+        """Return a place below."""
         inner = name.strip("/")
         return Url(f"{self.text}/{inner}", f"{self.path}/{inner}", self.files) if inner else self
 
@@ -81,35 +97,35 @@ class Url:
         return Url(*ends, self.files)
 
     def resolve(self) -> Url:
-        """Give itself: no link is followed."""
+        """Return itself: no link is followed."""
         return self
 
     def exists(self) -> bool:
-        """Tell whether there is anything."""
+        """Return whether there is anything."""
         return self._kind() is not None
 
     def is_dir(self) -> bool:
-        """Tell whether it is a folder."""
-        return self._kind() == "folder"
+        """Return whether it is a folder."""
+        return self._kind() is EntryKind.FOLDER
 
     def is_file(self) -> bool:
-        """Tell whether it is a file."""
-        return self._kind() == "file"
+        """Return whether it is a file."""
+        return self._kind() is EntryKind.FILE
 
     def changed(self) -> float:
-        """Give when it was changed, in seconds since 1970; 0 where the store does not say."""
+        """Return when it was changed, in seconds since 1970; 0 where the store does not say."""
         return self.files.changed(self.path)
 
-    def _kind(self) -> str | None:
+    def _kind(self) -> EntryKind | None:
         """Ask for it alone; RequestError where the store refuses or does not answer."""
         try:
-            found = self.files.entry(self.path)
+            entry = self.files.entry(self.path)
         except PermissionError as error:
             why = f"{str(error) or 'refused'}: use credentials that may list and read it"
             raise RequestError(f"{self} cannot be read: {why}") from error
         except OSError as error:
             raise RequestError(f"{self} cannot be read: {error}") from error
-        return found.kind if found else None
+        return entry.kind if entry else None
 
 
 def open_url(text: str) -> Url:
@@ -135,7 +151,7 @@ def open_url(text: str) -> Url:
 
 
 def _reason(text: str, error: Exception) -> str:
-    """Say why there is no filesystem for a URL."""
+    """Explain why there is no filesystem for a URL."""
     fsspec: Any = importlib.import_module("fsspec")
     scheme = text.partition("://")[0]
     known: list[str] = fsspec.available_protocols()
@@ -166,10 +182,10 @@ class Files:
         self._unranged = set[str]()
 
     def listing(self, path: str) -> dict[str, Entry]:
-        """Give what is in a folder by name; FileNotFoundError, PermissionError, Unreachable."""
+        """Return what is in a folder by name; FileNotFoundError, PermissionError, Unreachable."""
         if path not in self._listed:
-            found = self._ask("listing", path, lambda: self._files.ls(path, detail=True))
-            self._listed[path] = dict(_entries(path, found))
+            infos = self._ask("listing", path, lambda: self._files.ls(path, detail=True))
+            self._listed[path] = dict(_entries(path, infos))
             times = (one.changed for one in self._listed[path].values())
             self._note_time(path, max(times, default=0.0))
         return self._listed[path]
@@ -181,7 +197,7 @@ class Files:
             path = path.rpartition("/")[0]
 
     def entry(self, path: str) -> Entry | None:
-        """Give what is there; None for nothing. Raises as `listing` does."""
+        """Return what is there; None for nothing. Raises as `listing` does."""
         above, _, name = path.rpartition("/")
         listed = self._listed.get(above)
         known = listed.get(name) if listed is not None else None
@@ -211,11 +227,11 @@ class Files:
         return data
 
     def changed(self, path: str) -> float:
-        """Give when a file, or something in a folder, was changed; 0 where nothing said it."""
+        """Return when a file, or something in a folder, was changed; 0 where that is unknown."""
         if path not in self._times:
-            with contextlib.suppress(OSError):  # who reads it is told
-                found = self.entry(path)
-                return found.changed if found else 0.0
+            with contextlib.suppress(OSError):  # the reader of the file gets the same error
+                entry = self.entry(path)
+                return entry.changed if entry else 0.0
         return self._times.get(path, 0.0)
 
     def _ask(self, what: str, path: str, action: Callable[[], Given]) -> Given:
@@ -239,8 +255,8 @@ class Files:
         return Unreachable(self.failures[-1])
 
 
-def _entries(path: str, listed: Iterable[dict[str, Any]]) -> Iterator[tuple[str, Entry]]:
-    """Give what a listing names; a folder's own mark is no file in it."""
+def _entries(path: str, listed: Iterable[Json]) -> Iterator[tuple[str, Entry]]:
+    """Yield the names of a listing, less the object that stands for the folder itself."""
     for info in listed:
         name = str(info["name"]).rstrip("/")
         last = name.rpartition("/")[2]
@@ -248,30 +264,104 @@ def _entries(path: str, listed: Iterable[dict[str, Any]]) -> Iterator[tuple[str,
             yield last, _entry(info)
 
 
-def _time(info: dict[str, Any]) -> float:
-    """Give when a file was changed, in seconds since 1970: each store has a word for it."""
+def _time(info: Json) -> float:
+    """Return when a file was changed, in seconds since 1970; each store has its own key for it."""
     if info.get("type") == "directory":
         return 0.0  # of a folder stores have no time, or that of something else
-    found = [info[one] for one in _TIMES if info.get(one)]
-    if found and isinstance(found[0], datetime):
-        return found[0].timestamp()
+    time: Any = next((info[key] for key in _TIMES if info.get(key)), None)
+    if isinstance(time, datetime):
+        return time.timestamp()
     with contextlib.suppress(TypeError, ValueError):
-        return float(found[0]) if found else 0.0
+        return float(time)
     with contextlib.suppress(TypeError, ValueError):
-        return datetime.fromisoformat(found[0]).timestamp()
+        return datetime.fromisoformat(time).timestamp()
     return 0.0
 
 
-def _entry(info: dict[str, Any]) -> Entry:
+def _entry(info: Json) -> Entry:
     """Read what a store says of a name; a file whose size it does not say has -1."""
-    kind = "link" if info.get("islink") else _KINDS.get(str(info.get("type")), "other")
-    kind = "folder" if info.get("mimetype") == "text/html" else kind  # an index, by HTTP
+    kind = _KINDS.get(str(info.get("type")), EntryKind.OTHER)
+    if info.get("mimetype") == "text/html":  # an index, by HTTP
+        kind = EntryKind.FOLDER
+    elif info.get("islink"):
+        kind = EntryKind.LINK
     size = info.get("size")
-    size = size if isinstance(size, int) else -1 if kind == "file" else 0
+    if not isinstance(size, int):
+        size = -1 if kind is EntryKind.FILE else 0
     return Entry(kind, size, (0, 0), 1, _time(info))
 
 
 # -- reading ---------------------------------------------------------------------------------------
+
+
+class RemoteFile(io.RawIOBase):
+    """A file that is read in ranges, for one thread; at most 9 MiB of it are kept."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        """Take what reads bytes [start, end), and the size."""
+        super().__init__()
+        self._read, self._size, self._at = read, size, 0
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._expected = (0, 0)
+        self._stream = (0, b"")
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to a byte; nothing is read yet."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read at most so many bytes."""
+        return super().read(size) or b""
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401  as RawIOBase
+        """Fill a buffer from the front with what one request gives."""
+        target = memoryview(buffer)
+        length = min(len(target), self._size - self._at)
+        if length <= 0:
+            return 0
+        first, data = self._having(self._at, length)
+        piece = memoryview(data)[self._at - first :][:length]
+        target[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def expect(self, start: int, end: int) -> None:
+        """Take that bytes [start, end) will be read in their order."""
+        self._expected = (start, min(end, self._size))
+
+    def _having(self, at: int, length: int) -> tuple[int, bytes]:
+        """Return bytes that begin at or before a place and hold it, and where they begin."""
+        first, data = self._stream
+        if first <= at < first + len(data):
+            return self._stream
+        start, end = self._expected
+        if start <= at < end and end - start > BLOCK:
+            self._stream = (0, b"")  # let go of the bytes before the next come
+            self._stream = at, self._read(at, min(at + AHEAD, end))
+            return self._stream
+        if length > BLOCK:
+            return at, self._read(at, at + min(length, AHEAD))
+        return self._block(at - at % BLOCK)
+
+    def _block(self, first: int) -> tuple[int, bytes]:
+        """Return one block of those that are kept."""
+        data = self._blocks.pop(first, None)
+        if data is None:
+            data = self._read(first, min(first + BLOCK, self._size))
+        self._blocks[first] = data
+        if len(self._blocks) > _MOST_BLOCKS:
+            self._blocks.popitem(last=False)
+        return first, data
 
 
 class RemoteFolder(Folder):
@@ -289,7 +379,7 @@ class RemoteFolder(Folder):
         return self._root
 
     def inner(self, base: str) -> RemoteFolder:
-        """Give a folder below."""
+        """Return a folder below."""
         return RemoteFolder(self.root / base)
 
     def fetch(self, names: Iterable[str]) -> None:
@@ -300,7 +390,7 @@ class RemoteFolder(Folder):
         super().fetch(names)
 
     def _list(self, base: str) -> None:
-        with contextlib.suppress(OSError):  # who asks for a file of it is told
+        with contextlib.suppress(OSError):  # looking at a file of it raises the same error
             self._files.listing((self.root / base).path)
 
     def _look(self, name: str) -> Entry | None:
@@ -308,30 +398,30 @@ class RemoteFolder(Folder):
         try:
             return self._files.entry((self.root / name).path)
         except OSError:
-            return Entry("unread", 0, (0, 0), 1)
+            return Entry(EntryKind.UNREAD, 0, (0, 0), 1)
 
-    def listing(self, base: str = "") -> dict[str, str]:
+    def listing(self, base: str = "") -> dict[str, EntryKind]:
         """List a folder: the kind of each name, sorted."""
-        found = self._files.listing((self.root / base).path)
-        return {name: one.kind for name, one in sorted(found.items())}
+        entries = self._files.listing((self.root / base).path)
+        return {name: entry.kind for name, entry in sorted(entries.items())}
 
     def strayed(self, name: str) -> str:
-        """Say that a link is not followed; nothing for others."""
-        found = self.entry(name)
-        return _LINK if found is not None and found.kind == "link" else ""
+        """Explain that a link is not followed; nothing for others."""
+        entry = self.entry(name)
+        return _LINK if entry is not None and entry.kind is EntryKind.LINK else ""
 
     def size(self, name: str) -> int:
-        """Give the size of a file in bytes; raises as `open` does."""
-        found = self.entry(name)
-        if found is not None and found.kind == "unread":
-            found = self._files.entry((self.root / name).path)  # raises what it raised
-        if found is None:
+        """Return the size of a file in bytes; raises as `open` does."""
+        entry = self.entry(name)
+        if entry is not None and entry.kind is EntryKind.UNREAD:
+            entry = self._files.entry((self.root / name).path)  # raises what it raised
+        if entry is None:
             raise Absent(f"{name} is not there")
-        if found.kind != "file":
-            raise Malformed(_LINK if found.kind == "link" else "it is no regular file")
-        if found.size < 0:
+        if entry.kind is not EntryKind.FILE:
+            raise Malformed(_LINK if entry.kind is EntryKind.LINK else "it is no regular file")
+        if entry.size < 0:
             raise Unreachable(f"the store does not say how long {self.root / name} is")
-        return found.size
+        return entry.size
 
     def open(self, name: str) -> RemoteFile:
         """Open a file; the first request comes with the first read."""

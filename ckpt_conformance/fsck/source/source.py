@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -39,12 +40,21 @@ class Unreachable(OSError):  # noqa: N818  as Malformed
     """A store that does not answer: nothing is known of the bytes. The text says what to do."""
 
 
+class EntryKind(StrEnum):
+    """What stands under a name."""
+
+    FILE = "file"
+    LINK = "link"
+    FOLDER = "folder"
+    OTHER = "other"
+    UNREAD = "unread"  # the store does not say
+
+
 @dataclass(frozen=True)
 class Entry:
     """One name below a folder, by lstat or by what a store says.
 
     Attributes:
-        kind: `file`, `link`, `folder` or `other`; `unread` where a store does not say.
         size: bytes.
         inode: (device, inode), the same for hard links of one file.
         names: how many names the inode has.
@@ -52,7 +62,7 @@ class Entry:
 
     """
 
-    kind: str
+    kind: EntryKind
     size: int
     inode: tuple[int, int]
     names: int
@@ -79,7 +89,7 @@ class Readable(Protocol):
         ...
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return the file itself."""
         ...
 
     def __exit__(
@@ -124,7 +134,7 @@ class Folder(ABC):
         self._known.update(zip(missing, in_threads(self.entry, missing), strict=True))
 
     def entry(self, name: str) -> Entry | None:
-        """Give what is there under a name; None for nothing."""
+        """Return what is there under a name; None for nothing."""
         return self._known[name] if name in self._known else self._look(name)
 
     @abstractmethod
@@ -133,19 +143,19 @@ class Folder(ABC):
 
     @abstractmethod
     def inner(self, base: str) -> Folder:
-        """Give a folder below, by its name with or without a slash at its end."""
+        """Return a folder below, by its name with or without a slash at its end."""
 
     @abstractmethod
-    def listing(self, base: str = "") -> dict[str, str]:
+    def listing(self, base: str = "") -> dict[str, EntryKind]:
         """List a folder: the kind of each name, sorted, without a look at the files."""
 
     @abstractmethod
     def strayed(self, name: str) -> str:
-        """Say of a link that leads where nothing is read what is wrong; nothing for others."""
+        """Explain why a link is not followed, in words; empty for a link that is, and for files."""
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Give the size of a file in bytes; raises as `open` does."""
+        """Return the size of a file in bytes; raises as `open` does."""
 
     @abstractmethod
     def open(self, name: str) -> Readable:
@@ -157,7 +167,12 @@ class Folder(ABC):
 
         """
 
-    def walk(self, depth: int = 8) -> Iterator[tuple[str, str]]:
+    def read(self, name: str, most: int) -> bytes:
+        """Read a small file; raises as `open` does, and Malformed for more bytes than `most`."""
+        with self.open(name) as file:
+            return whole(file, most)
+
+    def walk(self, depth: int = 8) -> Iterator[tuple[str, EntryKind]]:
         """List everything below the folder with its kind; links are not followed."""
         pending = [("", depth)]
         seen = 0
@@ -168,7 +183,7 @@ class Folder(ABC):
                 seen += 1
                 if seen > _MOST_FILES:
                     raise Malformed(f"more than {_MOST_FILES} names below {self.root}")
-                if kind == "folder" and left > 1:
+                if kind is EntryKind.FOLDER and left > 1:
                     pending.append((inner, left - 1))
                 yield inner, kind
 
@@ -176,20 +191,11 @@ class Folder(ABC):
 def in_threads(
     action: Callable[[Given], Got], items: Sequence[Given], threads: int = IO_THREADS
 ) -> list[Got]:
-    """Do what waits for a disk or a network for many items at once; results in their order."""
+    """Apply an action that waits for a disk or a network to many items; results in their order."""
     if len(items) < _FEW:
         return [action(one) for one in items]
     with ThreadPoolExecutor(min(threads, len(items))) as pool:
         return list(pool.map(action, items))
-
-
-def plain(name: object) -> str:
-    """Give a name of a file inside a checkpoint; Malformed for anything that leads elsewhere."""
-    if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255:  # noqa: PLR2004  NAME_MAX
-        raise Malformed(f"{str(name)[:80]!r} is no name of a file")
-    if any(sign in name for sign in "/\\\0"):
-        raise Malformed(f"the file name {name[:80]!r} leaves the checkpoint")
-    return name
 
 
 def exactly(file: Readable, start: int, length: int) -> bytes:
@@ -214,7 +220,7 @@ def whole(file: Readable, limit: int) -> bytes:
 
 
 def expect(file: Readable, start: int, end: int) -> None:
-    """Tell a file that bytes [start, end) will be read in their order."""
+    """Announce that bytes [start, end) of a file will be read in their order."""
     if end - start <= _NEAR:
         return
     if not isinstance(file, io.FileIO):

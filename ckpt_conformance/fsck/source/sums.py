@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 import threading
+import zlib
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.fsck.source.crc import crc32, joined
 from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed
 from ckpt_conformance.fsck.source.source import Absent, Unreachable, chunks
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckpt_conformance.fsck.source.source import Folder, Readable
+
+
+_POLYNOMIAL = 0xEDB88320  # of CRC-32, with the lowest power in the highest bit
+_ONE = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,10 @@ class Span:
 
 @dataclass
 class Sums:
-    """What came of some work: findings, bytes held against a digest, a CRC or each other.
+    """The results of some work: findings, and bytes compared with a digest, a CRC or each other.
 
     Attributes:
-        more: work that was found on the way, for whoever has time.
+        more: work that was found on the way, for the next free thread.
 
     """
 
@@ -87,33 +93,33 @@ class Work:
 
 
 def check_spans(folder: Folder, name: str, spans: Sequence[Span], buffer: memoryview) -> Sums:
-    """Hold spans of a file against their CRCs; a file that cannot be read is a finding."""
-    found = Sums()
+    """Check spans of a file against their CRCs; a file that cannot be read is a finding."""
+    sums = Sums()
     try:
         with folder.open(name) as file:
             for span in spans:
                 crc = _sum(file, span.start, span.end, buffer)
-                _compare(name, span, crc, found)
+                _compare(name, span, crc, sums)
     except (OSError, Malformed) as error:
-        found.findings.append(unreadable(name, error))
-    return found
+        sums.findings.append(unreadable(name, error))
+    return sums
 
 
 def _sum(file: Readable, start: int, end: int, buffer: memoryview) -> int:
-    """Give the CRC-32 of bytes of a file."""
+    """Return the CRC-32 of bytes of a file."""
     crc, add = 0, crc32()
     for piece in chunks(file, start, end, buffer):
         crc = add(piece, crc)
     return crc
 
 
-def _compare(name: str, span: Span, crc: int, found: Sums) -> None:
-    """Hold the sum of a span against what was written."""
-    found.crc += span.size
+def _compare(name: str, span: Span, crc: int, sums: Sums) -> None:
+    """Check the sum of a span against what was written."""
+    sums.crc += span.size
     if crc != span.crc:
         what = f"{span.what} has CRC-32 {crc:08x}, and {span.crc:08x} was written"
         place = (span.start, span.end)
-        found.findings.append(Finding(Kind.DAMAGED, name, what, span.tensors, *place))
+        sums.findings.append(Finding(Kind.DAMAGED, name, what, span.tensors, *place))
 
 
 class _Divided:
@@ -127,23 +133,23 @@ class _Divided:
         self._lock = threading.Lock()
 
     def works(self) -> list[Work]:
-        """Give one work for each part."""
+        """Return one work for each part."""
         return [Work(end - start, partial(self._run, start, end)) for start, end in self.parts]
 
     def _run(self, start: int, end: int, buffer: memoryview) -> Sums:
-        found = Sums()
+        sums = Sums()
         try:
             with self.folder.open(self.name) as file:
                 crc = _sum(file, start, end, buffer)
         except (OSError, Malformed) as error:
-            found.findings.append(unreadable(self.name, error))
-            return found
+            sums.findings.append(unreadable(self.name, error))
+            return sums
         with self._lock:
             self._sums[start] = crc
             is_last = len(self._sums) == len(self.parts)
         if is_last:
-            _compare(self.name, self.span, self._joined(), found)
-        return found
+            _compare(self.name, self.span, self._joined(), sums)
+        return sums
 
     def _joined(self) -> int:
         crc = 0
@@ -179,13 +185,13 @@ def run_all(works: Sequence[Work], buffer: memoryview) -> Iterator[Sums]:
     """Do work, and what is found on the way, in this thread."""
     waiting = list(works)
     while waiting:
-        found = waiting.pop().run(buffer)
-        waiting += found.more
-        yield found
+        sums = waiting.pop().run(buffer)
+        waiting += sums.more
+        yield sums
 
 
 def unreadable(name: str, error: OSError | Malformed) -> Finding:
-    """Say why a file could not be read: missing, refused, or a failing disk."""
+    """Make a finding of why a file could not be read: missing, refused, or a failing disk."""
     if isinstance(error, Malformed):
         return Finding(Kind.DAMAGED, name, str(error), error.tensors, error.start, error.end)
     if isinstance(error, Absent):
@@ -195,3 +201,43 @@ def unreadable(name: str, error: OSError | Malformed) -> Finding:
     if isinstance(error, PermissionError):
         return Finding(Kind.UNKNOWN, name, "not readable by this user: run as one who may")
     return Finding(Kind.DAMAGED, name, f"reading fails: {error.strerror or error}")
+
+
+# -- CRC-32 ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def crc32() -> Callable[[memoryview, int], int]:
+    """Return the fastest CRC-32 function: that of isal where it is installed, else zlib's."""
+    try:
+        fastest: Callable[[memoryview, int], int] = importlib.import_module("isal.isal_zlib").crc32
+    except ImportError:
+        return zlib.crc32
+    return fastest
+
+
+def joined(first: int, second: int, length: int) -> int:
+    """Compute the CRC of two joined pieces from theirs; the second piece has `length` bytes."""
+    return _times(_power(8 * length), first) ^ second
+
+
+def _power(exponent: int) -> int:
+    """Raise x to a power, modulo the polynomial."""
+    product, base = _ONE, _ONE >> 1
+    while exponent:
+        if exponent & 1:
+            product = _times(base, product)
+        base = _times(base, base)
+        exponent >>= 1
+    return product
+
+
+def _times(left: int, right: int) -> int:
+    """Multiply two polynomials over bits, modulo the polynomial."""
+    product, bit = 0, _ONE
+    while bit:
+        if left & bit:
+            product ^= right
+        right = (right >> 1) ^ (_POLYNOMIAL if right & 1 else 0)
+        bit >>= 1
+    return product

@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.formats import manifest_v2
-from ckpt_conformance.fsck.formats.dtypes import clip
-from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST, inside
-from ckpt_conformance.fsck.formats.safetensors_file import parse_json
-from ckpt_conformance.fsck.layouts.parts import Context, json_part
-from ckpt_conformance.fsck.source.findings import Kind, Malformed
-from ckpt_conformance.fsck.source.guards import is_dict
-from ckpt_conformance.fsck.source.source import whole
+from ckpt_conformance.fsck.formats.manifest_v2 import DIST, HF, JSON, MANIFEST
+from ckpt_conformance.fsck.judge.parts import Context, json_part
+from ckpt_conformance.fsck.layouts.names import FOLDER, PRE_V2, SPLIT, V2, megatron_bases
+from ckpt_conformance.fsck.source.findings import NO_FACTS, Kind, Malformed
+from ckpt_conformance.fsck.source.source import EntryKind
+from ckpt_conformance.fsck.source.untrusted import clip, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
+    from ckpt_conformance.fsck.formats.manifest_v2 import Content, Manifest
     from ckpt_conformance.fsck.layouts.layouts import Candidate
-
-V2, PRE_V2 = "verl-megatron", "verl-megatron-pre-v2"
-FOLDER = "dist_ckpt"
-SPLIT = ("model", "optimizer", "extra")
-"""The folders of v2, in the order in which they are written."""
+    from ckpt_conformance.fsck.source.findings import Plain
 
 _MOST_BYTES = 16 << 20
-_V2 = re.compile(rf"((?:.*/)?)(?:{MANIFEST}|(?:model|optimizer|extra)/{FOLDER}(?:/.*)?)")
-_OLD = re.compile(rf"((?:.*/)?){FOLDER}/.*")
 _WEIGHTS = re.compile(r".*\.safetensors|.*\.bin|.*\.index\.json")
 _PART = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
 _TOKENS = re.compile(r".*(?:token|vocab|merges|processor|\.model$|\.tiktoken$).*")
@@ -54,18 +48,18 @@ class _Role:
             self.context.report.say(kind, self.base + name, why)
 
     def below(self, folder: str) -> set[str]:
-        """Give the names below a folder, relative to it."""
+        """Return the names below a folder, relative to it."""
         head = f"{folder}/"
         return {name.removeprefix(head) for name in self.files if name.startswith(head)}
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a file, a folder with one, or a link that leads somewhere."""
+        """Return whether there is a file, a folder with one, or a link that leads somewhere."""
         return bool(self.below(name)) or (name in self.files and self._leads(name))
 
     def _leads(self, name: str) -> bool:
         folder = self.context.folder
-        found = folder.entry(self.base + name)
-        if found is None or found.kind != "link":
+        entry = folder.entry(self.base + name)
+        if entry is None or entry.kind is not EntryKind.LINK:
             return True
         try:
             return bool(folder.listing(self.base + name))
@@ -73,49 +67,32 @@ class _Role:
             return False
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Give the sizes of the files below a folder: copies and links of one have the same."""
+        """Return the sizes of the files below a folder: copies and links of one have the same."""
         entries = {
             name: self.context.folder.entry(f"{self.base}{folder}/{name}")
             for name in self.below(folder)
         }
         return {name: one.size for name, one in entries.items() if one is not None}
 
-    def facts(self, name: str) -> dict[str, Any]:
-        """Give the keys at the top of a file that was read."""
-        return self.context.report.facts.get(self.base + name, {})
+    def facts(self, name: str) -> dict[str, Plain | None]:
+        """Return the keys at the top of a file that was read, with the values that are plain."""
+        return self.context.report.facts.get(self.base + name, NO_FACTS).values
 
 
-def layout_of(files: Collection[str], name: str) -> str:
-    """Name the layout by the files of a checkpoint; nothing where it is none of these."""
-    v2, old = _bases(files)
-    if v2:
-        return V2
-    return PRE_V2 if old - ({""} if name in SPLIT else set()) else ""
-
-
-def _bases(files: Iterable[str]) -> tuple[set[str], set[str]]:
-    """Give the folders that are of v2, and those that are of before."""
-    v2, old = set[str](), set[str]()
-    for name in files:
-        if match := _V2.fullmatch(name):
-            v2.add(match[1])
-        elif match := _OLD.fullmatch(name):
-            old.add(match[1])
-    return v2, old - v2 - {f"{base}{one}/" for base in v2 for one in SPLIT}
-
-
-def judge_megatron(context: Context, one: Candidate) -> None:
+def judge_megatron(context: Context, candidate: Candidate) -> None:
     """Judge what a checkpoint of verl should hold; nothing for any other."""
-    if one.layout not in (V2, PRE_V2):
+    if candidate.layout not in (V2, PRE_V2):
         return
-    v2, old = _bases(one.files)
+    v2, old = megatron_bases(candidate.files)
     for base in sorted(v2 | old):
-        names = frozenset(name.removeprefix(base) for name in one.files if name.startswith(base))
+        names = frozenset(
+            name.removeprefix(base) for name in candidate.files if name.startswith(base)
+        )
         role = _Role(context, base, names)
         if base in old:
             _old(role)
         elif MANIFEST in names:
-            _by_manifest(role, one)
+            _by_manifest(role, candidate)
         else:
             _without_manifest(role)
         for folder in sorted(_dist_folders(names)):
@@ -123,7 +100,7 @@ def judge_megatron(context: Context, one: Candidate) -> None:
 
 
 def _dist_folders(names: Iterable[str]) -> set[str]:
-    """Give the folders of Megatron's format."""
+    """Return the folders of Megatron's format."""
     matches = (re.fullmatch(rf"((?:.*/)?{FOLDER})/[^/]+", name) for name in names)
     return {match[1] for match in matches if match}
 
@@ -139,47 +116,42 @@ def _old(role: _Role) -> None:
 # -- by the manifest -------------------------------------------------------------------------------
 
 
-def _by_manifest(role: _Role, one: Candidate) -> None:
-    """Hold the manifest against itself, and the folder against the manifest."""
+def _by_manifest(role: _Role, candidate: Candidate) -> None:
+    """Check the manifest against itself, and the folder against the manifest."""
     report, name = role.context.report, role.base + MANIFEST
     try:
-        with role.context.folder.open(name) as file:
-            body = parse_json(whole(file, _MOST_BYTES))
+        body = parse_json(role.context.folder.read(name, _MOST_BYTES))
     except (OSError, Malformed) as error:
         role.context.refuse(name, error)
         return
-    version = body.get("schema_version")
-    if type(version) is int and version != manifest_v2.VERSION:
-        why = f"its schema version is {version}, and {manifest_v2.VERSION} is known here"
+    manifest = manifest_v2.read(body)
+    if manifest.version not in (None, manifest_v2.VERSION):
+        why = f"its schema version is {manifest.version}, and {manifest_v2.VERSION} is known here"
         report.say(Kind.UNKNOWN, name, why)
         return
-    for why in manifest_v2.contradictions(body, one.step):
+    for why in manifest_v2.contradictions(body, candidate.step):
         report.say(Kind.DAMAGED, name, why)
-    world = body.get("world_size")
-    if type(world) is int and report.world_size is None:
-        report.world_size = world
-    is_peft = is_dict(body.get("backend")) and body["backend"].get("peft") is True
-    for what, entry in manifest_v2.contents(body):
-        _content(role, what, entry, is_peft=is_peft)
-    for folder in manifest_v2.named(body):
+    if report.world_size is None:
+        report.world_size = manifest.world_size
+    for content in manifest.contents:
+        _content(role, content, is_peft=manifest.is_peft)
+    for folder in manifest.folders:
         if not role.has(folder):
             role.say(Kind.MISSING, folder, f"{MANIFEST} lists this folder: nothing is in it")
-    _strangers(role, body)
+    _strangers(role, manifest)
 
 
-def _content(role: _Role, what: str, entry: dict[str, Any], *, is_peft: bool) -> None:
+def _content(role: _Role, content: Content, *, is_peft: bool) -> None:
     """Look for one content, and for what its format demands."""
-    try:
-        path = inside(entry.get("path"))
-    except Malformed:
+    what, path, form = content.name, content.path, content.form
+    if path is None:
         return  # it is a contradiction of the manifest
-    form = entry.get("format")
     if not role.has(path):
         role.say(Kind.MISSING, path, f"{MANIFEST} says that {clip(what)} is here")
     elif form == HF:
         _huggingface(role, what, path, is_peft=is_peft)
     elif form == DIST:
-        _key(role, what, path, entry.get("key"))
+        _key(role, what, path, content.key)
     elif form == JSON and not path.endswith(".json"):
         json_part(role.context, role.base + path)
     elif form != JSON:
@@ -207,20 +179,19 @@ def _huggingface(role: _Role, what: str, path: str, *, is_peft: bool) -> None:
         role.say(Kind.MISSING, f"{path}/tokenizer.json", why)
 
 
-def _key(role: _Role, what: str, path: str, key: object) -> None:
+def _key(role: _Role, what: str, path: str, key: str | None) -> None:
     """Look for the key that a content has in its folder: another's shards lack it."""
     common, sharded = role.facts(f"{path}/common.pt"), role.facts(f"{path}/.metadata")
-    if not isinstance(key, str) or not common or not sharded or key in common or key in sharded:
+    if key is None or not common or not sharded or key in common or key in sharded:
         return
     some = ", ".join(clip(one) for one in sorted({*common, *sharded})[:5])
     why = f"{MANIFEST} says that it holds {clip(what)} as {clip(key)}; it holds {some}: another's?"
     role.say(Kind.DAMAGED, f"{path}/.metadata", why)
 
 
-def _strangers(role: _Role, body: dict[str, Any]) -> None:
+def _strangers(role: _Role, manifest: Manifest) -> None:
     """Remark folders of Megatron's format that the manifest does not name."""
-    named = set(manifest_v2.paths(body))
-    for folder in sorted(_dist_folders(role.files) - named):
+    for folder in sorted(_dist_folders(role.files) - manifest.named):
         why = f"nothing in {MANIFEST} refers to this folder: another save left it?"
         role.context.report.say(Kind.NOTE, role.base + folder, why)
 
@@ -230,19 +201,19 @@ def _strangers(role: _Role, body: dict[str, Any]) -> None:
 
 def _without_manifest(role: _Role) -> None:
     """Tell a save that did not end from a migration, which writes no manifest."""
-    trees = {one: role.sizes(f"{one}/{FOLDER}") for one in SPLIT}
-    linked = {one for one in SPLIT if f"{one}/{FOLDER}" in role.files}
+    trees = {tree: role.sizes(f"{tree}/{FOLDER}") for tree in SPLIT}
+    linked = {tree for tree in SPLIT if f"{tree}/{FOLDER}" in role.files}
     origin = role.sizes(FOLDER) or trees["model"]
-    short = [one for one in SPLIT if one not in linked and trees[one] != origin]
+    short = [tree for tree in SPLIT if tree not in linked and trees[tree] != origin]
     if not short and origin:
         why = "migrated from the layout before v2 by verl's script, which writes no manifest"
         role.context.report.say(Kind.NOTE, role.base + MANIFEST, why)
         _moved(role, linked)
     elif role.below(FOLDER):
-        for one in short:
-            lacks = _lacking({name for name in origin if trees[one].get(name) != origin[name]})
+        for tree in short:
+            lacks = _lacking({name for name in origin if trees[tree].get(name) != origin[name]})
             why = f"the migration did not end: {lacks}; migrate it again"
-            role.say(Kind.MISSING, f"{one}/{FOLDER}", why)
+            role.say(Kind.MISSING, f"{tree}/{FOLDER}", why)
     else:
         why = "it is missing, and it is written last: the save did not end"
         role.say(Kind.MISSING, MANIFEST, why)
@@ -250,9 +221,9 @@ def _without_manifest(role: _Role) -> None:
 
 def _moved(role: _Role, linked: set[str]) -> None:
     """Ask for the end of a migration: links that lead somewhere, the weights in their new place."""
-    for one in sorted(linked):
-        if not role.has(f"{one}/{FOLDER}"):
-            role.say(Kind.MISSING, f"{one}/{FOLDER}", "the link leads nowhere")
+    for tree in sorted(linked):
+        if not role.has(f"{tree}/{FOLDER}"):
+            role.say(Kind.MISSING, f"{tree}/{FOLDER}", "the link leads nowhere")
     if role.below(HF):
         why = f"the migration did not end: {HF}/ is still where it was before"
         role.say(Kind.MISSING, f"model/{HF}", why)
@@ -278,7 +249,7 @@ def _dist(role: _Role, folder: str) -> None:
 
 
 def _demanded(role: _Role, folder: str) -> Iterator[tuple[str, str]]:
-    """Give the files that the formats demand which `metadata.json` names, each with why."""
+    """Yield the files that the formats demand which `metadata.json` names, each with why."""
     facts = role.facts(f"{folder}/metadata.json")
     yield "metadata.json", "it is written last: the save did not end; Megatron refuses the folder"
     if facts.get("sharded_backend", "torch_dist") == "torch_dist":
