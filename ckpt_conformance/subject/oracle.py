@@ -1,4 +1,4 @@
-"""The two oracles (DESIGN 4): identity, and what an undamaged load of a legal step gives."""
+"""The two oracles: identity, and what an undamaged load of a legal step gives."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import Finished
 
 State = dict[str, dict[str, str]]  # component -> leaf -> digest
+OUTCOME_OF_DEATH = {  # by `ProcessResult.exit_kind`; a process that "ended" is judged by its answer
+    "hang": Outcome.HANG,
+    "memory": Outcome.OUT_OF_MEMORY,
+    "crashed": Outcome.CRASHED,
+    "killed": Outcome.CRASHED,
+}
 
 
 def held(state: Mapping[str, dict[str, str]], holds: Collection[str]) -> State:
@@ -54,14 +60,8 @@ def classify(
     `legal` maps each step that may be served to the state an undamaged load of it gives; `newest`
     is the newest step that was begun. LOST_ALL is for the caller: a refusal may be right.
     """
-    failed = {
-        "hang": Outcome.HANG,
-        "memory": Outcome.OUT_OF_MEMORY,
-        "crashed": Outcome.CRASHED,
-        "killed": Outcome.CRASHED,
-    }
-    if result.exit_kind in failed:
-        return failed[result.exit_kind]
+    if result.exit_kind in OUTCOME_OF_DEATH:
+        return OUTCOME_OF_DEATH[result.exit_kind]
     if result.error is not None:
         return Outcome.REFUSED_TYPED if result.error["typed"] else Outcome.REFUSED_UNTYPED
     step, state = arrival(result)

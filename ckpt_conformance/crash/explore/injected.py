@@ -17,8 +17,8 @@ NEWEST = 4  # the step that the workload `second` saves
 def explore(subject: Subject, fault: dict[str, Any]) -> str:
     """Explore the save of step 4 under a fault; gives the name under which `verdicts` knows it.
 
-    Every state is visited that the quick budget enumerates: the few in which the data of a failed
-    sync is gone are what it is about.
+    Every state that the quick budget enumerates is recovered from: it is about the few in which the
+    data of a failed sync is gone.
     """
     recorded = workloads.injected(subject, "second", fault, NEWEST)
     limits = replace(engine.FULL_CHECK, candidates=engine.QUICK.candidates, onward=0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.crash.explore import (
     bundles,
     engine,
-    explore_ranks,
     reproduced,
     summary,
     workloads,
@@ -59,8 +60,8 @@ def explored_of_ranks(subject: Subject, name: str) -> Explorer:
     key = f"explored {name} of ranks"
     if key not in subject.notes:
         recorded = workloads.record(subject, name, RANKS)
-        limits = explore_ranks.FULL if subject.budget == "full" else explore_ranks.QUICK
-        explorer = explore_ranks.RanksExplorer(subject, recorded, limits)
+        limits = engine.FULL_OF_RANKS if subject.budget == "full" else engine.QUICK_OF_RANKS
+        explorer = engine.RanksExplorer(subject, recorded, limits)
         engine.run(explorer, MODELS_OF_RANKS)
         explorer.confirm_worst()
         reproduced.reproduce_ranks(explorer)
@@ -130,7 +131,7 @@ def require_clean(
         others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in found})
         message = f"{worst.outcome} after {worst.case.model} in {explorer.result.workload}"
         raise Violation(
-            f"{message}: {worst.visit.told}",
+            f"{message}: {worst.recovery.summary}",
             evidence=evidence(subject, explorer, worst) | {"all": others},
             rate=(bad, total),
         )
@@ -144,15 +145,15 @@ def _order(pair: tuple[Explorer, Found]) -> tuple[int, int, str]:
     return -RANK[violation.outcome], violation.case.state.point, explorer.result.workload
 
 
-def evidence(subject: Subject, explorer: Explorer, worst: Found) -> dict[str, Any]:
+def evidence(subject: Subject, explorer: Explorer, worst: Found) -> dict[str, object]:
     """Collect what a reader needs, and lay the state itself where a bundle takes it from."""
     path = bundles.write(subject.scratch, explorer, worst)
     path.rename(subject.scratch / bundle.CRASH)  # `bundle.write` takes it along
-    told = worst.to_json()
+    record = msgspec.to_builtins(worst.record())
     wanted = ("outcome", "model", "point", "why", "operation", "source", "blame", "grade", "told")
-    audit = [finding.told for finding in explorer.result.audit[:8]]
-    some = {key: told[key] for key in wanted if told[key]}
-    return {**some, "differs": told["differs"][:4], "audit": audit}
+    audit = [finding.summary for finding in explorer.result.audit[:8]]
+    some = {key: record[key] for key in wanted if record[key]}
+    return {**some, "differs": record["differs"][:4], "audit": audit}
 
 
 def unusable(subject: Subject, models: Sequence[str]) -> list[str]:

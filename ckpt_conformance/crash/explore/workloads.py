@@ -36,14 +36,13 @@ class Workload:
     """
 
     name: str
-    told: str
+    description: str
     before: tuple[int, ...]
     runs: tuple[tuple[int, tuple[int, ...]], ...]
     resume: bool = False
     seed: int = JOB_SEED
     keep: int | None = None
     needs: tuple[Capability, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
 
 
@@ -184,7 +183,7 @@ def _ops(
     return [*ops, {"op": "close"}]
 
 
-def _options(work: Workload) -> dict[str, Any]:
+def _options(work: Workload) -> dict[str, int]:
     return {"keep_last": work.keep} if work.keep else {}
 
 
