@@ -24,7 +24,7 @@ GOAL = 0.5  # of the rate of the manager's own loads
 MODELS = ("kill", "ext4", "xfs", "btrfs")
 
 
-def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, float, float]:
+def measure(name: str, seconds: float, recoveries: int) -> tuple[int, int, int, float, float]:
     """Give operations, candidates, visited, states per second, loads per second."""
     with (
         facts.serve((name,), (name,)) as (server, infos),
@@ -33,13 +33,16 @@ def measure(name: str, seconds: float, visits: int) -> tuple[int, int, int, floa
     ):
         subject = Subject(infos[name], client, Path(folder))
         recorded = workloads.record(subject, "second")
-        probe = Probe(probe="ckpt_conformance.crash.explore.visit:loads", args={"seconds": seconds})
+        probe = Probe(
+            probe="ckpt_conformance.crash.explore.recovery:loads_per_second",
+            args={"seconds": seconds},
+        )
         rate = subject.execute(Load(), probe).of(ProbeResult).value
-        limits = engine.Limits(candidates=4000, visits=visits, alone=0, rounds=0)
+        limits = engine.Limits(candidates=4000, recoveries=recoveries, alone=0, rounds=0)
         result = engine.explore(subject, recorded, MODELS, limits)
         candidates = sum(report.candidates for report in result.models.values())
-        states = result.visited / result.batch_seconds
-        return len(recorded.recording.operations), candidates, result.visited, states, rate
+        states = result.recovered / result.batch_seconds
+        return len(recorded.recording.operations), candidates, result.recovered, states, rate
 
 
 def main() -> None:
@@ -51,10 +54,10 @@ def main() -> None:
     head = ("operations", "candidates", "visited", "states/s", "loads/s", "ratio")
     print(f"{'adapter':<28}" + "".join(f"{each:>12}" for each in head))
     for name in ADAPTERS:
-        operations, candidates, visited, states, rate = measure(name, given.seconds, given.visits)
+        operations, candidates, recovered, states, rate = measure(name, given.seconds, given.visits)
         ratio = states / rate
         note = "" if ratio >= GOAL else f"  below the goal of {GOAL}"
-        row = f"{operations:>12}{candidates:>12}{visited:>12}{states:>12.0f}{rate:>12.0f}"
+        row = f"{operations:>12}{candidates:>12}{recovered:>12}{states:>12.0f}{rate:>12.0f}"
         print(f"{name:<28}{row}{ratio:>12.2f}{note}", flush=True)
 
 

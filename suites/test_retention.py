@@ -157,8 +157,8 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     rotating(subject, 3, (1, 2, 3), 3)
     usual = len(trees.listing(subject.root))
     if entries > usual:
-        evidence = {"names": entries, "names of three saves": usual}
-        raise Violation("rotation leaves parts of what it deleted", evidence=evidence)
+        counts = {"names": entries, "names of three saves": usual}
+        raise Violation("rotation leaves parts of what it deleted", evidence=counts)
 
 
 @check("CKC-RETN-003")

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -29,22 +29,27 @@ from ckpt_conformance.report import (
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from ckpt_conformance.crash.explore.audit import Finding
-    from ckpt_conformance.crash.explore.exploration import Exploration, Violation
-    from ckpt_conformance.crash.explore.exploring import Exploring, Limits
+    from ckpt_conformance.crash.explore.exploration import (
+        BaseExplorer,
+        Exploration,
+        Limits,
+        Violation,
+    )
+    from ckpt_conformance.report.certificate import Json
     from ckpt_conformance.subject.subject import Subject
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
 # As `crash.models` has it, which imports more than --help needs.
 OF_RANKS = ("ranks", "nfs", "node-loss")
 INTERRUPTED = 130
-E = TypeVar("E", bound="Exploring")
+E = TypeVar("E", bound="BaseExplorer")
 
 
 class Progress(cli_progress.Progress):
-    """Shows how many states were visited, and how many a second."""
+    """Shows from how many states was recovered, and how many a second."""
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
         """Take the progress of one exploration."""
@@ -108,22 +113,22 @@ def explore(  # noqa: PLR0913  one parameter for each option
     preload: scripts.Preload = None,
     deadline: scripts.Deadline = 0,
 ) -> None:
-    """Visit what the disk may hold after a crash in a save; keep what violates as bundles.
+    """Recover from what the disk may hold after a crash in a save; keep what violates as bundles.
 
     With a command no adapter is needed: it is recorded once, then started again from each state.
     """
-    from ckpt_conformance.crash.explore import exploring as engine
+    from ckpt_conformance.crash.explore import exploration as engine
 
-    with_command: dict[str, Any] = {
-        "resume": resume_cmd,
-        "result_file": result_file,
-        "result_cmd": result_cmd,
-        "step_regex": step_regex,
-        "checkpoint_glob": checkpoint_glob,
-        "fork": not no_fork,
-        "preload": tuple(preload or ()),
-        "deadline": float(deadline),
-    }
+    with_command = scripts.CommandOptions(
+        resume=resume_cmd,
+        result_file=result_file,
+        result_cmd=result_cmd,
+        step_regex=step_regex,
+        checkpoint_glob=checkpoint_glob,
+        fork=not no_fork,
+        preload=tuple(preload or ()),
+        deadline=float(deadline),
+    )
     every = budget is Budget.FULL
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
@@ -135,7 +140,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
     run.ranks = ranks
-    about: Mapping[str, Any] = {}
+    about: Json = {}
     try:
         about = scripts.explore(run, script) if script else run.adapter(what[0], chosen)
     except KeyboardInterrupt:  # while it started
@@ -188,7 +193,7 @@ class Run:
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
-    def adapter(self, name: str, workloads: Sequence[str]) -> Mapping[str, Any]:
+    def adapter(self, name: str, workloads: Sequence[str]) -> Json:
         """Explore an adapter; gives what stands of it in result.json."""
         with subject_of(name, self.asked.seed, self.asked.budget) as subject:
             self.all(subject, workloads)
@@ -226,11 +231,10 @@ class Run:
     def _of_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload of several ranks."""
         from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
-        from ckpt_conformance.crash.explore.explore_ranks import RanksExplorer
 
         subject.need("ranks")
         recorded = workloads.record(subject, name, {"fsdp": self.ranks})
-        explorer = RanksExplorer(subject, recorded, self.limits, progress)
+        explorer = engine.RanksExplorer(subject, recorded, self.limits, progress)
         engine.run(explorer, self.asked.models)
         explorer.confirm_worst()
         reproduced.reproduce_ranks(explorer)
@@ -250,7 +254,7 @@ class Run:
         if self.keep:
             _keep(explorer.recording.folder, self.out / "recordings" / result.workload)
 
-    def finish(self, about: Mapping[str, Any]) -> int:
+    def finish(self, about: Json) -> int:
         """Write result.json and report.html, print what was found, give the exit status.
 
         `about` says what was explored; empty if it was stopped before that was known.
@@ -295,28 +299,28 @@ def _keep(recording: Path, target: Path) -> None:
 
 def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     """Tell an exploration in lines: models, violations with their replay command, the audit."""
-    rate = result.visited / result.batch_seconds if result.batch_seconds else 0
+    rate = result.recovered / result.batch_seconds if result.batch_seconds else 0
     count = len(result.recording.operations)
-    yield f"{result.workload}: {count} operations, {result.visited} states visited, {rate:.0f}/s"
+    yield f"{result.workload}: {count} operations, {result.recovered} states visited, {rate:.0f}/s"
     if result.recording.remark:
         yield f"  crash: {result.recording.remark}"
     width = max(map(len, (*result.models, "btrfs")))
     for name, one in result.models.items():
         clean = one.is_clean and not one.unusable
-        good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # not all were visited
+        good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # a part only
         sign = files.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in one.outcomes.most_common())
-        seen = f"{one.candidates} candidates, {one.distinct} distinct, {one.visited} visited"
+        seen = f"{one.candidates} candidates, {one.distinct} distinct, {one.recovered} visited"
         yield f"  {sign} {name:<{width}} {seen}: {ends}"
-        for told in one.unusable:
-            yield f"      after the recovery: {told}"
+        for error in one.unusable:
+            yield f"      after the recovery: {error}"
     for key, group in result.classes().items():
         violation, models = group[0], ", ".join(each.case.model for each in group)
         grades = "; ".join(result.grades(group))
-        yield f"    {models}: {violation.outcome}: {violation.visit.told}"
+        yield f"    {models}: {violation.outcome}: {violation.recovery.summary}"
         yield f"      {violation.where}; {violation.states} states so; {grades}"
         if violation.blame:
-            yield f"      audit: {violation.blame.told}"
+            yield f"      audit: {violation.blame.summary}"
         if key in kept:
             yield f"      replay: ckpt-conformance replay {kept[key]}"
     yield from _audit_lines(result)
@@ -329,48 +333,45 @@ def _audit_lines(result: Exploration) -> Iterator[str]:
         groups.setdefault((finding.rule, finding.source), []).append(finding)
     for first, *others in groups.values():
         more = f"; and {files.count(len(others), 'more path')} so" if others else ""
-        yield f"    audit {first.told}{more}"
+        yield f"    audit {first.summary}{more}"
 
 
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of bundles/.")],
 ) -> None:
     """Replay a violation from its bundle alone: 1 while it still violates, 0 when it does not."""
-    told = bundle.read(folder)
+    content = bundle.read(folder)
     inner = folder / "crash"
-    if told.get("kind") != "crash-state" and inner.is_dir():
-        folder, told = inner, bundle.read(inner)
-    if told.get("kind") == scripts.KIND:
-        raise typer.Exit(scripts.replay(folder, told))
-    status = _replay_state(folder, told) if told.get("kind") == "crash-state" else _replay(told)
+    if content.get("kind") != "crash-state" and inner.is_dir():
+        folder, content = inner, bundle.read(inner)
+    kind = content.get("kind")
+    if kind == scripts.KIND:
+        raise typer.Exit(scripts.replay(folder, content))
+    status = _replay_state(folder, content) if kind == "crash-state" else _replay(content)
     raise typer.Exit(status)
 
 
-def _replay_state(folder: Path, told: dict[str, Any]) -> int:
+def _replay_state(folder: Path, content: Json) -> int:
     """Recover from the directory of a bundle."""
     from ckpt_conformance.crash.explore import bundles
 
-    with subject_of(told["adapter"], int(told["seed"])) as subject:
-        try:
-            outcome, fine, what = bundles.replay(folder, subject)
-        except Unknown as error:
-            files.say(f"? unknown: {error}")
-            return certificate.UNDECIDED
-    return scripts.say_replayed(outcome, what, told, fine=fine)
+    origin = bundles.part_of(content, bundles.Origin)
+    with subject_of(origin.adapter, origin.seed) as subject:
+        return scripts.replayed(content, lambda: bundles.replay(folder, subject))
 
 
-def _replay(told: dict[str, Any]) -> int:
+def _replay(content: Json) -> int:
     """Run the check of a bundle again, with its seed and budget."""
     from ckpt_conformance.harness import facts
     from ckpt_conformance.plugin.session import SessionOptions, run_session  # it loads pytest
 
-    outcome = told["outcome"]
+    outcome = content["outcome"]
     name = outcome["adapter"]
     with facts.serve((name,), (name,)) as (server, _):
         options = SessionOptions(
             adapters=(name,),
             only=(outcome["invariant"],),
-            budget=told["budget"],
+            budget=content["budget"],
             seed=int(outcome["seed"]),
             server=server,
         )

@@ -6,10 +6,11 @@ import contextlib
 import shlex
 import tempfile
 import time
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from ckpt_conformance.cli.options import whole
@@ -19,11 +20,12 @@ from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, chec
 from ckpt_conformance.report import certificate, files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ckpt_conformance.cli.explore import Progress, Run
-    from ckpt_conformance.contract.verdicts import Outcome
+    from ckpt_conformance.crash.explore.bundles import Replayed
     from ckpt_conformance.crash.script.rehearsal import Rehearsal
+    from ckpt_conformance.report.certificate import Json
 
 KIND = "script-state"
 PANEL = "With a command"
@@ -84,21 +86,37 @@ Deadline = Annotated[
 ]
 
 
-def script_of(
-    what: Sequence[str], options: Mapping[str, Any], workload: object, out: Path
-) -> Script | None:
-    """Make the script of a command, None if an adapter is named; raises RequestError.
+@dataclass(frozen=True)
+class CommandOptions:
+    """What a user gave with a command; what stands after --resume-cmd is one text."""
 
-    `options` are fields of `Script`; what a user types after --resume-cmd is one text.
-    """
+    resume: str = ""
+    result_file: str = ""
+    result_cmd: str = ""
+    step_regex: str = ""
+    checkpoint_glob: str = ""
+    fork: bool = True
+    preload: tuple[str, ...] = ()
+    deadline: float = 0.0  # seconds
+
+    def given(self) -> list[str]:
+        """Name the fields that are not as they are without any option."""
+        usual = CommandOptions()
+        names = [field.name for field in fields(self)]
+        return [name for name in names if getattr(self, name) != getattr(usual, name)]
+
+
+def script_of(
+    what: Sequence[str], options: CommandOptions, workload: object, out: Path
+) -> Script | None:
+    """Make the script of a command, None if an adapter is named; raises RequestError."""
     if OUT in str(out):
         raise RequestError(
             f"--out is the folder of the reports, and it is {str(out)!r}: put -- before the "
             f"command, so that its options are its own: explore -- python train.py --out {OUT}"
         )
     if len(what) == 1 and OUT not in what[0] and not what[0].endswith((".py", ".sh")):
-        usual = {field.name: field.default for field in fields(Script)}
-        given = [name for name, value in options.items() if bool(value) != bool(usual[name])]
+        given = options.given()
         if given:
             name = OPTIONS.get(given[0], given[0].replace("_", "-"))
             raise RequestError(f"--{name} goes with a command: explore -- CMD {OUT}")
@@ -106,20 +124,33 @@ def script_of(
     if workload:
         raise RequestError("--workload goes with an adapter, not with a command")
     try:
-        resume = tuple(shlex.split(options["resume"]))
+        resume = tuple(shlex.split(options.resume))
     except ValueError as error:
-        raise RequestError(f"--resume-cmd {options['resume']!r}: {error}") from None
+        raise RequestError(f"--resume-cmd {options.resume!r}: {error}") from None
+    script = Script(
+        command=tuple(what),
+        root="",
+        cwd=str(Path.cwd()),
+        resume=resume,
+        result_file=options.result_file,
+        result_cmd=options.result_cmd,
+        step_regex=options.step_regex,
+        checkpoint_glob=options.checkpoint_glob,
+        fork=options.fork,
+        preload=options.preload,
+        deadline=options.deadline,
+    )
     try:
-        return checked(what, root="", cwd=str(Path.cwd()), **{**options, "resume": resume})
+        return checked(script)
     except ScriptError as error:
         raise RequestError(str(error)) from None
 
 
-def explore(run: Run, script: Script) -> dict[str, Any]:
+def explore(run: Run, script: Script) -> Json:
     """Explore a script; gives what stands of it in result.json."""
     from ckpt_conformance.cli.explore import Progress
 
-    about: dict[str, Any] = {"script": _told(script)}
+    about: Json = {"script": _content(script)}
     begun = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="ckc-explore-", ignore_cleanup_errors=True) as folder,
@@ -156,64 +187,67 @@ def _rehearse(
     return rehearsal.rehearse(stage)
 
 
-def _about(found: Rehearsal, run: Run) -> dict[str, Any]:
+def _about(found: Rehearsal, run: Run) -> Json:
     """Say what is compared, and what was promised."""
     meter = found.meter
     result = "what --result-cmd prints" if found.script.result_cmd else found.script.result_file
-    promised = [meter.told(v.step) for v in found.versions if found.results.get(v.number)]
+    promised = [meter.describe(v.step) for v in found.versions if found.results.get(v.number)]
     notes = run.findings.notes
     notes += found.notes
     run.findings.wrong += found.inexact
-    if meter.by == "nothing" and not meter.resumes:
+    if meter.tells_nothing:
         notes.append(
             "LOST_STEP and COLD_START can't be told: the script prints no steps; give --step-regex "
             "or --checkpoint-glob"
         )
     else:
         words = {"lines": "the steps that it prints", "numbers": "the steps that it prints"}
-        by = "the step it resumes from" if meter.resumes else words.get(meter.by, "its checkpoints")
+        by = words.get(meter.measure.by, "its checkpoints")
+        by = "the step it resumes from" if meter.measure.resumes else by
         notes.append(f"where a resume begins is told by {by}; promised: {len(promised)} times")
     notes.append(f"compared: {result or 'nothing'}")
     more = {"promised": promised, "forks": found.forks}
-    return {"script": {**_told(found.script), **more}}
+    return {"script": {**_content(found.script), **more}}
 
 
-def _told(script: Script) -> dict[str, Any]:
-    return {"name": script.name, **script.to_json()}
+def _content(script: Script) -> Json:
+    """Give what stands of a script in result.json."""
+    fields_of: Json = msgspec.to_builtins(script)
+    return {"name": script.name, **fields_of}
 
 
 def _explore(run: Run, found: Rehearsal, progress: Progress, begun: float) -> None:
-    from ckpt_conformance.crash.explore import exploring
+    from ckpt_conformance.crash.explore import exploration
     from ckpt_conformance.crash.script import bundles, explore
 
     limits = run.limits
-    if limits.visits < exploring.FULL.visits:
+    if limits.recoveries < exploration.FULL.recoveries:
         limits = found.within(limits, len(run.asked.models))
     explorer = explore.ScriptExplorer(found, limits, run.asked.seed)
     explorer.on_progress = progress
-    explorer.on_first = lambda told: progress.console.print(
-        f"first violation after {time.monotonic() - begun:.1f} s: {told}", highlight=False
+    explorer.on_first = lambda what: progress.console.print(
+        f"first violation after {time.monotonic() - begun:.1f} s: {what}", highlight=False
     )
     progress.begin(found.script.name, "recovering")
     explore.explore(explorer, run.asked.models, run.asked.real)
     run.take(explorer, bundles.write)
 
 
-def replay(folder: Path, told: Mapping[str, Any]) -> int:
+def replay(folder: Path, content: Json) -> int:
     """Start the command of a bundle in its directory again."""
     from ckpt_conformance.crash.script import bundles
 
     with tempfile.TemporaryDirectory(prefix="ckc-replay-") as scratch:
-        try:
-            outcome, fine, what = bundles.replay(folder, Path(scratch))
-        except Unknown as error:
-            files.say(f"? unknown: {error}")
-            return certificate.UNDECIDED
-    return say_replayed(outcome, what, told, fine=fine)
+        return replayed(content, lambda: bundles.replay(folder, Path(scratch)))
 
 
-def say_replayed(outcome: Outcome, what: str, told: Mapping[str, Any], *, fine: bool) -> int:
-    """Tell what a replay came to, and give the exit status."""
-    word = "as it should be" if fine else "still violates"
-    files.say(f"{outcome}: {what}: {word} (recorded: {told['outcome']})")
-    return certificate.CERTIFIED if fine else certificate.VIOLATED
+def replayed(content: Json, replay: Callable[[], Replayed]) -> int:
+    """Replay, tell what it came to, and give the exit status."""
+    try:
+        now = replay()
+    except Unknown as error:
+        files.say(f"? unknown: {error}")
+        return certificate.UNDECIDED
+    word = "as it should be" if now.fine else "still violates"
+    files.say(f"{now.outcome}: {now.summary}: {word} (recorded: {content['outcome']})")
+    return certificate.CERTIFIED if now.fine else certificate.VIOLATED

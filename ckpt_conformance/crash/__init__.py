@@ -1,5 +1,6 @@
-"""The crash-state explorer: record one save, then visit every content the disk may legally hold.
+"""The crash-state explorer: record one save, recover from every content the disk may legally hold.
 
-Reading order: `operations` (what was recorded), `recorder` (how), `states` (what a crash can
-leave), one module per persistence model, `explore` (visit and judge), `audit` (the trace itself).
+Reading order: `model.states` (what a crash can leave), one module per persistence model in `model`,
+`explore.exploration` (enumerate, recover, judge), `explore.audit` (the trace itself), `script` (the
+same for a training script that nobody changed).
 """

@@ -28,7 +28,7 @@ from ckpt_conformance.report import certificate, environment, files, map_geometr
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.crash.explore.exploring import Exploring
+    from ckpt_conformance.crash.explore.exploration import BaseExplorer
     from ckpt_conformance.report.certificate import Json
 
 SCHEMA = "ckpt-conformance/exploration/v1"
@@ -62,14 +62,14 @@ class Findings:
     wrong: list[str] = field(default_factory=list[str])  # violations that need no crash
     interrupted: bool = False
 
-    def add(self, explorer: Exploring, bundles: Mapping[str, str]) -> None:
+    def add(self, explorer: BaseExplorer, bundles: Mapping[str, str]) -> None:
         """Take one exploration; `bundles` gives the folder of each class of violation."""
         result = explorer.result
         work = WORKLOADS.get(result.workload)
-        told = result.to_json() | {"told": work.told if work else ""}
-        told["crash"] = summary.of_exploration(result)
-        told["map"] = crashmap.map_of(explorer, bundles)
-        self.explored.append(certificate.plain(told))
+        content = result.to_json() | {"told": work.description if work else ""}
+        content["crash"] = summary.of_exploration(result)
+        content["map"] = crashmap.map_of(explorer, bundles)
+        self.explored.append(certificate.plain(content))
 
     @property
     def verdict(self) -> Verdict:

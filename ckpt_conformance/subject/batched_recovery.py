@@ -1,12 +1,12 @@
 """Resuming from many directories in one child: a child costs more than the resume in it.
 
-Such a batch only screens. What is not fine in it is judged again alone, in a fresh child, and so is
-one in fifty of the rest: where the two differ the order of the batch mattered, and that is UNKNOWN.
+A batch does not judge. What is not fine in it is judged again alone, in a fresh child, and so is
+one in fifty of the rest (see `recheck`). If the two answers differ, the order of the batch
+mattered, and the verdict is UNKNOWN.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from ckpt_conformance.harness.messages import (
     Steps,
     StepsResult,
 )
+from ckpt_conformance.subject import recheck
 from ckpt_conformance.subject.subject import OTHER_SEED
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import AnyOp, Fault
     from ckpt_conformance.subject.subject import Subject
 
-AGAIN = 0.02  # of what was fine in a batch
 STEP_DEADLINE = 20.0  # seconds that each resume of a batch may take
 
 
@@ -57,16 +57,22 @@ def resume_each(
     """Resume from each directory; what `is_fine` does not accept was judged in its own child."""
     if len(cases) < 2:  # noqa: PLR2004  one needs no batch
         return [alone(subject, case) for case in cases]
-    rng = random.Random(subject.seed)  # noqa: S311
-    results: list[ProcessResult] = []
-    for case, in_batch in zip(cases, recover_in_batch(subject, cases), strict=True):
-        if in_batch is None or not is_fine(in_batch):
-            results.append(alone(subject, case))
-        elif rng.random() < AGAIN and not is_fine(alone(subject, case)):
-            raise Unknown(f"order dependence: {case.folder.name} is fine in a batch, and not alone")
-        else:
-            results.append(in_batch)
-    return results
+    in_batch = recover_in_batch(subject, cases)
+
+    def is_suspect(number: int) -> bool:
+        result = in_batch[number]
+        return result is None or not is_fine(result)
+
+    results = {number: result for number, result in enumerate(in_batch) if result is not None}
+    chosen = recheck.choose(range(len(cases)), is_suspect, seed=subject.seed)
+    for number in chosen:
+        result = alone(subject, cases[number])
+        if is_suspect(number):
+            results[number] = result
+        elif not is_fine(result):
+            name = cases[number].folder.name
+            raise Unknown(f"order dependence: {name} is fine in a batch, and not alone")
+    return [results[number] for number in range(len(cases))]
 
 
 def recover_in_batch(subject: Subject, cases: Sequence[Case]) -> list[ProcessResult | None]:

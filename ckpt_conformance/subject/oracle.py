@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     State = Mapping[str, Mapping[str, object]]  # component -> leaf -> digest
 
-DEATHS = {
+T = TypeVar("T")
+OUTCOME_OF_DEATH = {
     ExitKind.HANG: Outcome.HANG,
     ExitKind.MEMORY: Outcome.OUT_OF_MEMORY,
     ExitKind.CRASHED: Outcome.CRASHED,
@@ -24,7 +25,7 @@ DEATHS = {
 """What a resume came to that did not live to answer."""
 
 
-def held(state: State, holds: Collection[str]) -> State:
+def held(state: Mapping[str, T], holds: Collection[str]) -> dict[str, T]:
     """Keep the components that the manager saves; `optimizer.second` belongs to `optimizer`."""
     return {name: found for name, found in state.items() if name.partition(".")[0] in holds}
 
@@ -73,8 +74,8 @@ def classify(
     `legal` maps each step that may be served to the state an undamaged load of it gives; `newest`
     is the newest step that was begun. LOST_ALL is for the caller: a refusal may be right.
     """
-    if result.exit_kind in DEATHS:
-        return DEATHS[result.exit_kind]
+    if result.exit_kind in OUTCOME_OF_DEATH:
+        return OUTCOME_OF_DEATH[result.exit_kind]
     if result.error is not None:
         return Outcome.REFUSED_TYPED if result.error.typed else Outcome.REFUSED_UNTYPED
     step, state = arrival(result)

@@ -184,6 +184,6 @@ def test_a_directory_that_is_renamed_takes_its_files_along() -> None:
 def test_each_finding_can_be_told() -> None:
     for rule in RULES:
         finding = Finding(rule, 3, "4.pt", "saving.py:3")
-        assert rule in finding.told
-        assert "saving.py:3" in finding.told
-        assert replace(finding, other_source="a.py:1").told.endswith("a.py:1")
+        assert rule in finding.summary
+        assert "saving.py:3" in finding.summary
+        assert replace(finding, other_source="a.py:1").summary.endswith("a.py:1")

@@ -17,7 +17,9 @@ from ckpt_conformance.contract.verdicts import Outcome, Unknown
 from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
 from ckpt_conformance.crash.explore.engine import Explorer, Limits, Recorded
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS
+from ckpt_conformance.crash.explore.judging import Facts
 from ckpt_conformance.report import certificate
+from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 PER_STEP, IN_PLACE = "torch-save-atomic-per-step", "torch-save-inplace"
-LIMITS = Limits(candidates=300, visits=60, alone=10, rounds=2)
+LIMITS = Limits(candidates=300, recoveries=60, alone=10, rounds=2)
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +63,13 @@ def test_a_recording_that_failed_can_be_made_again(
     subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = subjects(PER_STEP)
-    live = subject.child
+    live = subject.execute
 
     def fail(*ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401
         return replace(live(*ops, **given), exit_kind="crashed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(subject, "child", fail)
+        patch.setattr(subject, "execute", fail)
         with pytest.raises(Unknown, match="nothing disturbs"):
             workloads.record(subject, "first")
     recorded = workloads.record(subject, "first")
@@ -87,7 +89,7 @@ def test_a_careful_save_passes_everything(
     syncs = {o.index + 1 for o in recorded.recording.operations if o.kind == "fsync"}
     every = set(range(len(recorded.recording.operations) + 1))
     assert set(kill.points) >= every - syncs, "a sync alone changes no content"
-    assert kill.visited == kill.distinct <= kill.candidates
+    assert kill.recovered == kill.distinct <= kill.candidates
     assert set(result.used.values()) == {""}, "the job goes on after a recovery"
 
 
@@ -100,8 +102,8 @@ def test_without_fsync_power_loss_is_found_and_blamed(
     worst = result.models["ext4"].worst
     assert set(worst) == {Outcome.REFUSED_UNTYPED}, "the newest is empty; the older one is whole"
     violation = worst[Outcome.REFUSED_UNTYPED]
-    assert violation.visit.alone
-    assert violation.visit.older == (0,)
+    assert violation.recovery.alone
+    assert violation.recovery.older == (0,)
     assert violation.guilty is not None
     assert violation.guilty.kind == "rename"
     assert violation.blame is not None
@@ -201,9 +203,9 @@ def test_several_jobs_find_the_same(
     subject = subjects(PER_STEP)
     recorded = second_save(subject, tmp_path, ["fsync"])
     monkeypatch.setattr(engine, "CHUNK", 8)
-    limits = Limits(candidates=60, visits=24, alone=4, rounds=0, jobs=2)
+    limits = Limits(candidates=60, recoveries=24, alone=4, rounds=0, jobs=2)
     one = engine.explore(subject, recorded, ["ext4"], limits)
-    assert one.visited >= 16
+    assert one.recovered >= 16
     again = engine.explore(subject, recorded, ["ext4"], Limits(60, 24, 4, rounds=0))
     assert one.models["ext4"].outcomes == again.models["ext4"].outcomes
 
@@ -231,7 +233,7 @@ def test_ctrl_c_gives_what_was_found(
 
     result = engine.explore(subject, recorded, ["kill"], LIMITS, stop)
     assert result.interrupted
-    assert result.models["kill"].visited == 6
+    assert result.models["kill"].recovered == 6
 
 
 def test_a_bundle_replays_alone(subjects: Callable[[str], Subject], tmp_path: Path) -> None:
@@ -240,13 +242,32 @@ def test_a_bundle_replays_alone(subjects: Callable[[str], Subject], tmp_path: Pa
     explorer = Explorer(subject, recorded, LIMITS)
     result = engine.run(explorer, ["ext4"])
     folder = bundles.write(tmp_path / "bundles", explorer, result.violations[0])
-    outcome, fine, told = bundles.replay(folder, subject)
-    assert outcome is Outcome.REFUSED_UNTYPED
-    assert not fine
-    assert "EOFError" in told
+    again = bundles.replay(folder, subject)
+    assert again.outcome is Outcome.REFUSED_UNTYPED
+    assert not again.fine
+    assert "EOFError" in again.summary
     text = (folder / "operations.txt").read_text()
     assert "---- crash here" in text
     assert ">>" in text
     whole = subject.golden().snapshot(4) / "checkpoint-4.pt"
     (folder / "checkpoints" / "checkpoint-4.pt").write_bytes(whole.read_bytes())
-    assert bundles.replay(folder, subject)[1], "mended, it is fine"
+    assert bundles.replay(folder, subject).fine, "mended, it is fine"
+
+
+def test_a_bundle_of_an_earlier_version_replays(
+    subjects: Callable[[str], Subject], repository: Path
+) -> None:
+    """What was written before the facts got the names that they have in the code now.
+
+    Of its recording only the operations were kept, and its root is a path that nobody can make.
+    """
+    folder = repository / "tests" / "golden" / "bundles" / "second-kill-LOST_ALL"
+    again = bundles.replay(folder, subjects(IN_PLACE))
+    assert again.outcome is Outcome.LOST_ALL
+    assert not again.fine
+    assert "EOFError" in again.summary
+    content = bundle.read(folder)
+    assert bundles.part_of(content, bundles.Promise).facts == Facts(0, (), (1,))
+    del content["facts"]["floor"]
+    with pytest.raises(bundle.BundleError, match="facts"):
+        bundles.part_of(content, bundles.Promise)

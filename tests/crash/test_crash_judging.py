@@ -11,7 +11,8 @@ from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.crash.explore.judging import (
     ORDER,
     Facts,
-    Visit,
+    LoadError,
+    Recovery,
     facts_at,
     is_fine,
     judge,
@@ -19,8 +20,8 @@ from ckpt_conformance.crash.explore.judging import (
 )
 from ckpt_conformance.trace.operations import Kind, Operation, Recording
 
-ERROR = {"typed": False, "type": "builtins.EOFError", "message": "empty"}
-TYPED = {**ERROR, "typed": True}
+ERROR = LoadError("builtins.EOFError", "empty")
+TYPED = LoadError("builtins.EOFError", "empty", typed=True)
 
 
 def recording(*marks: tuple[str, int]) -> Recording:
@@ -33,8 +34,8 @@ def recording(*marks: tuple[str, int]) -> Recording:
     return Recording("/root", Path("/none"), [], operations)
 
 
-def served(*versions: int, step: int = 4) -> Visit:
-    return Visit("ended", step, versions)
+def loaded(*versions: int, step: int = 4) -> Recovery:
+    return Recovery("ended", step, versions)
 
 
 def test_versions_follow_the_markers() -> None:
@@ -54,41 +55,41 @@ def test_versions_follow_the_markers() -> None:
 
 def test_a_step_saved_over_itself_has_two_versions() -> None:
     versions = versions_of(recording(("begun", 4), ("acknowledged", 4)), before=[4])
-    flying = facts_at(versions, 1)
-    assert judge(served(0), flying) is Outcome.PREVIOUS
-    assert judge(served(1), flying) is Outcome.NEW
+    in_flight = facts_at(versions, 1)
+    assert judge(loaded(0), in_flight) is Outcome.PREVIOUS
+    assert judge(loaded(1), in_flight) is Outcome.NEW
     done = facts_at(versions, 2)
-    assert judge(served(1), done) is Outcome.NEW
-    assert judge(served(0), done) is Outcome.LOST_STEP, "the step is there, the save of it is not"
+    assert judge(loaded(1), done) is Outcome.NEW
+    assert judge(loaded(0), done) is Outcome.LOST_STEP, "the step is there, the save of it is not"
 
 
-FLYING = Facts(floor=1, older=(0,), flying=(2,))
-NOTHING = Facts(floor=None, older=(), flying=(0,))
+IN_FLIGHT = Facts(last_acknowledged=1, older=(0,), in_flight=(2,))
+NOTHING = Facts(last_acknowledged=None, older=(), in_flight=(0,))
 
 
 @pytest.mark.parametrize(
-    ("visit", "facts", "outcome", "fine"),
+    ("recovery", "facts", "outcome", "fine"),
     [
-        (served(2), FLYING, Outcome.NEW, True),
-        (served(1), FLYING, Outcome.PREVIOUS, True),
-        (served(0), FLYING, Outcome.LOST_STEP, False),
-        (served(), FLYING, Outcome.SILENT_WRONG, False),
-        (served(1), Facts(1, (0,), ()), Outcome.NEW, True),
-        (Visit("ended", 0), FLYING, Outcome.COLD_START, False),
-        (Visit("ended", None), FLYING, Outcome.COLD_START, False),
-        (Visit("ended", 0), NOTHING, Outcome.COLD_START, True),
-        (Visit("ended", error=ERROR), FLYING, Outcome.LOST_ALL, False),
-        (Visit("ended", error=ERROR, older=(0,)), FLYING, Outcome.REFUSED_UNTYPED, False),
-        (Visit("ended", error=TYPED, older=(0,)), FLYING, Outcome.REFUSED_TYPED, False),
-        (Visit("ended", error=ERROR), NOTHING, Outcome.REFUSED_UNTYPED, True),
-        (served(), NOTHING, Outcome.SILENT_WRONG, False),
-        (Visit("hang"), NOTHING, Outcome.HANG, False),
-        (Visit("killed"), FLYING, Outcome.CRASHED, False),
-        (Visit("memory", error=ERROR), FLYING, Outcome.OUT_OF_MEMORY, False),
+        (loaded(2), IN_FLIGHT, Outcome.NEW, True),
+        (loaded(1), IN_FLIGHT, Outcome.PREVIOUS, True),
+        (loaded(0), IN_FLIGHT, Outcome.LOST_STEP, False),
+        (loaded(), IN_FLIGHT, Outcome.SILENT_WRONG, False),
+        (loaded(1), Facts(1, (0,), ()), Outcome.NEW, True),
+        (Recovery("ended", 0), IN_FLIGHT, Outcome.COLD_START, False),
+        (Recovery("ended", None), IN_FLIGHT, Outcome.COLD_START, False),
+        (Recovery("ended", 0), NOTHING, Outcome.COLD_START, True),
+        (Recovery("ended", error=ERROR), IN_FLIGHT, Outcome.LOST_ALL, False),
+        (Recovery("ended", error=ERROR, older=(0,)), IN_FLIGHT, Outcome.REFUSED_UNTYPED, False),
+        (Recovery("ended", error=TYPED, older=(0,)), IN_FLIGHT, Outcome.REFUSED_TYPED, False),
+        (Recovery("ended", error=ERROR), NOTHING, Outcome.REFUSED_UNTYPED, True),
+        (loaded(), NOTHING, Outcome.SILENT_WRONG, False),
+        (Recovery("hang"), NOTHING, Outcome.HANG, False),
+        (Recovery("killed"), IN_FLIGHT, Outcome.CRASHED, False),
+        (Recovery("memory", error=ERROR), IN_FLIGHT, Outcome.OUT_OF_MEMORY, False),
     ],
 )
-def test_outcomes(visit: Visit, facts: Facts, outcome: Outcome, fine: Any) -> None:  # noqa: ANN401
-    assert judge(visit, facts) is outcome
+def test_outcomes(recovery: Recovery, facts: Facts, outcome: Outcome, fine: Any) -> None:  # noqa: ANN401
+    assert judge(recovery, facts) is outcome
     assert is_fine(outcome, facts) is fine
 
 

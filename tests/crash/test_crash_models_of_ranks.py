@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operation_lists import Disk, operation_lists, shown
 
-from ckpt_conformance.crash.explore.exploring import complete
+from ckpt_conformance.crash.explore.exploration import complete
 from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.model.states import State

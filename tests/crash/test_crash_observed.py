@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PER_STEP, FIXED = "torch-save-atomic-per-step", "torch-save-atomic-fixed-name"
 NAMES = {PER_STEP: "checkpoint-4.pt", FIXED: "checkpoint.pt"}
-LIMITS = Limits(candidates=300, visits=60, alone=5, rounds=1, onward=0, images=4)
+LIMITS = Limits(candidates=300, recoveries=60, alone=5, rounds=1, onward=0, images=4)
 EMPTY = {PER_STEP: Outcome.REFUSED_UNTYPED, FIXED: Outcome.LOST_ALL}  # what a file of 0 bytes is
 
 
@@ -52,7 +52,7 @@ def explored(
     recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
     result = engine.run(Explorer(subject, recorded, LIMITS), [filesystem], [filesystem])
     assert not result.unknown
-    assert result.models[observed.row_of(filesystem)].visited > 0
+    assert result.models[observed.row_of(filesystem)].recovered > 0
     return result
 
 

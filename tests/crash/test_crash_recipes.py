@@ -26,7 +26,7 @@ NAMES = (
     *("dcp-per-step", "dcp-overwrite", "reference", "reference-dcp"),
 )
 MODELS = ("kill", "ext4", "xfs")
-LIMITS = engine.Limits(candidates=600, visits=40, alone=3, rounds=0, onward=0)
+LIMITS = engine.Limits(candidates=600, recoveries=40, alone=3, rounds=0, onward=0)
 REFUSED, LOST_ALL, LOST_STEP = {"REFUSED_UNTYPED"}, {"LOST_ALL"}, {"LOST_STEP"}
 
 # (recipe, workload): the classes of violation under kill, ext4 and xfs.

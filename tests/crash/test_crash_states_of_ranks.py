@@ -14,14 +14,12 @@ from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
 from ckpt_conformance.crash.explore import (
     bundles,
     engine,
-    explore_ranks,
     reproduced,
     verdicts,
     workloads,
 )
-from ckpt_conformance.crash.explore.exploration import BY_PROCESS
-from ckpt_conformance.crash.explore.explore_ranks import RanksExplorer
-from ckpt_conformance.crash.explore.exploring import complete
+from ckpt_conformance.crash.explore.engine import RanksExplorer
+from ckpt_conformance.crash.explore.exploration import BY_PROCESS, complete
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import Subject
@@ -123,7 +121,7 @@ def test_shards_of_two_saves_side_by_side_are_found(subjects: Callable[[str], Su
     assert caught.value.evidence["differs"]
     explorer = verdicts.explored_of_ranks(subject, "second")
     worst = explorer.result.models["ranks"].worst[Outcome.SILENT_WRONG]
-    assert worst.visit.alone
+    assert worst.recovery.alone
     assert len(set(worst.case.state.cut)) == 2
     assert not MODELS["ranks"].illegal(explorer.recording, worst.case.state)
 
@@ -172,8 +170,8 @@ def test_a_bundle_of_ranks_replays(subjects: Callable[[str], Subject], tmp_path:
     explorer = verdicts.explored_of_ranks(subject, "second")
     worst = explorer.result.models["ranks"].worst[Outcome.SILENT_WRONG]
     folder = bundles.write(tmp_path, explorer, worst)
-    outcome, fine, _ = bundles.replay(folder, subject)
-    assert (outcome, fine) == (Outcome.SILENT_WRONG, False)
+    again = bundles.replay(folder, subject)
+    assert (again.outcome, again.fine) == (Outcome.SILENT_WRONG, False)
     lines = (folder / "operations.txt").read_text().splitlines()
     assert any(line.startswith(("-- rank 0", "-- rank 1")) for line in lines)
 
@@ -209,7 +207,7 @@ def test_a_file_that_one_rank_does_not_sync_is_lost_but_on_an_nfs(
     """It was closed, and a close sends it there: the models tell the two apart."""
     subject = subjects("mutant:A05-ranks")
     recorded = workloads.record(subject, "second", TWO)
-    explorer = explore_ranks.RanksExplorer(subject, recorded, explore_ranks.FULL)
+    explorer = engine.RanksExplorer(subject, recorded, engine.FULL_OF_RANKS)
     models = engine.run(explorer, ("nfs", "node-loss")).models
     assert "LOST_STEP" in models["node-loss"].outcomes
     assert set(models["nfs"].outcomes) <= {"NEW", "PREVIOUS"}

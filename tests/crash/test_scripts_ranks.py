@@ -136,6 +136,6 @@ def test_no_process_outlives_the_run(how: str, place: Place) -> None:
 def test_of_a_rank_that_a_signal_ends_the_code_is_told() -> None:
     """As torchrun tells it: the rule under its table is the last line, and names nothing."""
     table = "train.py FAILED\nRoot Cause:\n  rank      : 1\n  exitcode  : -6 (pid: 7)\n======\n"
-    assert last_words({"output": table}) == "exitcode  : -6 (pid: 7)"
-    assert last_words({"output": "begins\n-----\n"}) == "begins"
-    assert last_words({"output": ""}) == "it printed nothing"
+    assert last_words(table) == "exitcode  : -6 (pid: 7)"
+    assert last_words("begins\n-----\n") == "begins"
+    assert last_words("") == "it printed nothing"

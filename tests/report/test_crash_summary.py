@@ -10,7 +10,7 @@ from test_certificate import ATOM, CORR, all_pass, build, outcome
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
 from ckpt_conformance.crash.explore import summary
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport, Violation
-from ckpt_conformance.crash.explore.judging import Visit
+from ckpt_conformance.crash.explore.judging import Recovery
 from ckpt_conformance.crash.model.states import State
 from ckpt_conformance.plugin import outcomes
 from ckpt_conformance.trace.operations import Recording
@@ -21,7 +21,7 @@ KILL |= {"outcomes": {"NEW": 4, "LOST_ALL": 1}, "grades": {"allowed by the model
 
 def test_an_exploration_sums_up_as_its_models_do() -> None:
     case = Case("kill", State(1, {}, {}), "content")
-    lost = Violation(case, Outcome.LOST_ALL, Visit("ended"), states=3)
+    lost = Violation(case, Outcome.LOST_ALL, Recovery("ended"), states=3)
     report = ModelReport("kill", 9, 7, 5, worst={Outcome.LOST_ALL: lost})
     report.outcomes.update({Outcome.NEW: 2, Outcome.LOST_ALL: 3})
     report.points = {1: report.outcomes}

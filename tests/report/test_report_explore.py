@@ -41,7 +41,7 @@ def result(
     data = (golden.snapshot(4) / "checkpoint-4.pt").read_bytes()
     atomic(trace, "checkpoint-4.pt", data, 4, ["fsync", "directory"])
     recorded = Recorded("second", trace.finish(), [(2, golden.snapshot(2))])
-    explorer = Explorer(subject, recorded, Limits(candidates=300, visits=60, alone=5, rounds=1))
+    explorer = Explorer(subject, recorded, Limits(candidates=300, recoveries=60, alone=5, rounds=1))
     explored = engine.run(explorer, MODELS)
     kept = {
         key: str(bundles.write(folder / "bundles", explorer, group[0]))

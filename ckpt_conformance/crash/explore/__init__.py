@@ -1,1 +1,1 @@
-"""Visit every legal crash state of a save: lay it out, recover, judge, shrink, keep."""
+"""Recovers from every legal crash state of a save: lay it out, load, judge, shrink, keep."""

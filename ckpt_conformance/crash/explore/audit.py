@@ -1,6 +1,6 @@
 """What the trace itself says: calls that are missing, late or wrong, each with its source line.
 
-No crash state is visited here. A finding is a habit that loses data on some file system; the
+No crash state is made here. A finding is a habit that loses data on some file system; the
 explorer says where it does.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace.operations import DATA, ROOT, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ckpt_conformance.crash.explore.exploration import Json
     from ckpt_conformance.trace.operations import Operation, Recording
 
 RULES = {
@@ -50,15 +51,15 @@ class Finding:
     other_source: str = ""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Say it in one line."""
         line = f" ({self.source})" if self.source else ""
         other = f"; see {self.other_source}" if self.other_source else ""
         return f"{self.rule}: {self.path}: {RULES[self.rule]}{line}{other}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Give plain values."""
-        return asdict(self) | {"told": self.told}
+        return asdict(self) | {"told": self.summary}
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """A crash state that violates, as a folder that replays alone: `ckpt-conformance replay BUNDLE`.
 
 `violation.json` says what was found, `checkpoints/` is the directory as the crash left it, `legal/`
-holds what may be served, one tree for each version, `recording/` the trace, `operations.txt` the
-same to read with the crash point marked, `repro.py` a script for an upstream
-report; not of several ranks, which one process can't be.
+holds what may be loaded, one tree for each version, `recording/` the trace, `operations.txt` the
+same to read with the crash point marked, `repro.py` a script for an upstream report; not of several
+ranks, which one process can't be. Bundles of scripts (`crash.script.bundles`) share the mechanism.
 """
 
 from __future__ import annotations
@@ -11,29 +11,80 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.explore import repro, visiting_ranks
-from ckpt_conformance.crash.explore.judging import Facts, Visit, is_fine, judge
+from ckpt_conformance.crash.explore import recovering, repro
+from ckpt_conformance.crash.explore.judging import Facts, Recovery, is_fine, judge
 from ckpt_conformance.crash.explore.materializer import Materializer
-from ckpt_conformance.crash.explore.visit import Item, Task
-from ckpt_conformance.crash.explore.visiting import live, visit_of
+from ckpt_conformance.crash.explore.messages import Item, Legal, Task
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.explore.engine import Explorer
-    from ckpt_conformance.crash.explore.exploration import Exploration, Violation
+    from ckpt_conformance.crash.explore.exploration import BaseExplorer, Json, Violation
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.trace.operations import Operation, Recording
 
 KIND = "crash-state"
-EMPTY = "empty"  # the name of no tree: nothing was there
+COMMAND = "ckpt-conformance replay ."
+Part = TypeVar("Part", bound=msgspec.Struct)
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The first part of `violation.json`: what was explored, and how."""
+
+    schema: str
+    kind: str
+    adapter: str
+    library: str
+    version: str
+    workload: str
+    root: str  # the recorded path of the manager's directory
+    options: dict[str, int]
+    layout: dict[str, int]
+    seed: int
+
+
+class LegalTree(msgspec.Struct, frozen=True):
+    """A version that may matter, and the name of its tree below `legal/`."""
+
+    number: int
+    step: int
+    tree: str
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """The last part of `violation.json`: what was promised when the crash came."""
+
+    facts: Facts
+    legal: tuple[LegalTree, ...]
+    replay: str = COMMAND
+
+    @property
+    def fine(self) -> list[str]:
+        """The trees that may be loaded."""
+        return [tree.tree for tree in self.legal if tree.number in self.facts.fine]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay came to: the outcome, whether it keeps the promise, and why in one line."""
+
+    outcome: Outcome
+    fine: bool
+    summary: str
+
+
+# ---- what all bundles share ----------------------------------------------------------------------
 
 
 def name_of(workload: str, violation: Violation) -> str:
@@ -41,24 +92,25 @@ def name_of(workload: str, violation: Violation) -> str:
     return bundle.safe(f"{workload}-{violation.case.model}-{violation.outcome}")
 
 
-def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
-    """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
-    result, state = explorer.result, violation.case.state
-    target = fresh(folder, name_of(result.workload, violation))
-    materialize(explorer.recording, state, target / "checkpoints")
-    facts = result.facts(state)
-    legal = _legal(explorer, facts, target / "legal")
+def write_state(
+    folder: Path, explorer: BaseExplorer, violation: Violation, *parts: msgspec.Struct
+) -> Path:
+    """Write what every bundle has, below `folder`, and give its path.
+
+    `parts` become one JSON object, `violation.json`. An older bundle of that name is replaced.
+    """
+    target = _fresh(folder, name_of(explorer.result.workload, violation))
+    materialize(explorer.recording, violation.case.state, target / "checkpoints")
     trees.copy(explorer.recording.folder, target / "recording")
-    told = _told(explorer, violation, facts, legal)
-    (target / "violation.json").write_text(json.dumps(told, indent=2, default=str))
+    merged: Json = {}
+    for part in parts:
+        merged |= msgspec.to_builtins(part)
+    (target / "violation.json").write_text(json.dumps(merged, indent=2))
     (target / "operations.txt").write_text(listing(explorer.recording, violation))
-    library = explorer.subject.info.library
-    if not told["layout"]:  # a script of one process can't show what several ranks load
-        (target / "repro.py").write_text(repro.script(library, explorer.subject.info.name, told))
     return target
 
 
-def fresh(folder: Path, name: str) -> Path:
+def _fresh(folder: Path, name: str) -> Path:
     """Make an empty folder for a bundle; an older bundle of that name goes, nothing else does."""
     target = folder / name
     if target.exists():
@@ -68,56 +120,31 @@ def fresh(folder: Path, name: str) -> Path:
     return target
 
 
+def part_of(content: Json, kind: type[Part]) -> Part:
+    """Read one part of a `violation.json`; raises BundleError if it is not as it was written."""
+    try:
+        return msgspec.convert(content, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        msg = f"violation.json does not hold what a bundle of a crash state does: {error}"
+        raise bundle.BundleError(msg) from error
+
+
+def replayed(recovery: Recovery, facts: Facts) -> Replayed:
+    """Judge what a replay came to."""
+    outcome = judge(recovery, facts)
+    return Replayed(outcome, is_fine(outcome, facts), recovery.summary)
+
+
 def materialize(recording: Recording, state: State, target: Path) -> None:
     """Lay a state out in a folder that this makes."""
     target.mkdir(parents=True)
     Materializer(recording, target).apply(state)
 
 
-def _legal(explorer: Explorer, facts: Facts, target: Path) -> dict[int, str]:
-    """Lay out the versions that matter at the crash point."""
-    wanted = {*facts.fine, *facts.older}
-    found: dict[int, str] = {}
-    for number, step, place in explorer.legal():
-        if number in wanted:
-            found[number] = f"{number}-step-{step}"
-            if isinstance(place, str):
-                trees.copy(Path(place), target / found[number])
-            else:
-                materialize(explorer.recording, place, target / found[number])
-    return found
-
-
-def _told(
-    explorer: Explorer, violation: Violation, facts: Facts, legal: dict[int, str]
-) -> dict[str, Any]:
-    info = explorer.subject.info
-    steps = {version.number: version.step for version in explorer.versions}
-    return {
-        "schema": bundle.SCHEMA,
-        "kind": KIND,
-        "adapter": info.name,
-        "library": info.library,
-        "version": info.version,
-        "workload": explorer.result.workload,
-        "root": explorer.recording.root,
-        "options": explorer.recorded.options,
-        "layout": explorer.recorded.layout,
-        "seed": explorer.subject.seed,
-        **violation.to_json(),
-        "facts": asdict(facts),
-        "legal": [
-            {"number": number, "step": steps[number], "tree": tree}
-            for number, tree in legal.items()
-        ],
-        "replay": "ckpt-conformance replay .",
-    }
-
-
 def listing(recording: Recording, violation: Violation) -> str:
     """Write the operations, one a line, with the crash point and the guilty one marked."""
     point, guilty = violation.case.state.point, violation.guilty
-    lines = [f"# {violation.outcome} under {violation.case.model}: {violation.visit.told}"]
+    lines = [f"# {violation.outcome} under {violation.case.model}: {violation.recovery.summary}"]
     for operation in recording.operations:
         if recording.ranks > 1:
             issued = "  " if violation.case.state.has(operation) else "--"
@@ -144,51 +171,98 @@ def line_of(operation: Operation) -> str:
     return f"{operation.index:>6} {operation.kind:<9} {where}{extent}{mark}{source}".rstrip()
 
 
-def replay(folder: Path, subject: Subject) -> tuple[Outcome, bool, str]:
-    """Recover from the bundle's directory again; give the outcome, whether it is fine, and why.
+# ---- bundles of adapters -------------------------------------------------------------------------
+
+
+def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
+    """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
+    info, record = explorer.subject.info, violation.record()
+    origin = Origin(
+        schema=bundle.SCHEMA,
+        kind=KIND,
+        adapter=info.name,
+        library=info.library,
+        version=info.version,
+        workload=explorer.result.workload,
+        root=explorer.recording.root,
+        options=explorer.recorded.options,
+        layout=explorer.recorded.layout,
+        seed=explorer.subject.seed,
+    )
+    facts = explorer.result.facts(violation.case.state)
+    promise = Promise(facts, tuple(_legal_trees(explorer, facts)))
+    target = write_state(folder, explorer, violation, origin, record, promise)
+    _write_legal(explorer, promise, target / "legal")
+    if not origin.layout:  # a script of one process can't show what several ranks load
+        script = repro.script(info.library, info.version, info.name, record, promise.fine)
+        (target / "repro.py").write_text(script)
+    return target
+
+
+def _legal_trees(explorer: Explorer, facts: Facts) -> list[LegalTree]:
+    """List the versions that matter at the crash point."""
+    wanted = {*facts.fine, *facts.older}
+    return [
+        LegalTree(legal.version, legal.step, f"{legal.version}-step-{legal.step}")
+        for legal in explorer.legal()
+        if legal.version in wanted
+    ]
+
+
+def _write_legal(explorer: Explorer, promise: Promise, target: Path) -> None:
+    """Lay out the versions that matter."""
+    places = {legal.version: legal.place for legal in explorer.legal()}
+    for tree in promise.legal:
+        place = places[tree.number]
+        if isinstance(place, str):
+            trees.copy(Path(place), target / tree.tree)
+        else:
+            materialize(explorer.recording, place, target / tree.tree)
+
+
+def replay(folder: Path, subject: Subject) -> Replayed:
+    """Recover from the bundle's directory again.
 
     Raises Unknown if a legal version does not load: then nothing can be said.
     """
-    told = bundle.read(folder)
-    legal = [(int(v["number"]), int(v["step"]), v["tree"]) for v in told["legal"]]
-    given = told["facts"]
-    facts = Facts(given["floor"], tuple(given["older"]), tuple(given["flying"]))
-    floor = () if facts.floor is None else (facts.floor,)
+    content = bundle.read(folder)
+    origin, promise = part_of(content, Origin), part_of(content, Promise)
+    facts, folder = promise.facts, folder.resolve()
     item = Item(
-        str((folder / "checkpoints").resolve()),
-        facts.fine,
-        facts.floor is None,
-        (*floor, *reversed(facts.older)),
+        place=str(folder / "checkpoints"),
+        fine=facts.fine,
+        empty=facts.last_acknowledged is None,
+        older=facts.acknowledged,
     )
+    legal = [
+        Legal(tree.number, tree.step, str(folder / "legal" / tree.tree)) for tree in promise.legal
+    ]
     task = Task(
-        recording=str((folder / "recording").resolve()),
-        root=_root(told["root"], subject),
-        out=str(subject.folder / "visits"),
-        legal=[(n, step, str((folder / "legal" / tree).resolve())) for n, step, tree in legal],
-        items=[item],
-        holds=subject.holds,
+        recording=str(folder / "recording"),
+        root=_root(origin.root, subject),
+        legal=tuple(legal),
+        items=(item,),
+        holds=frozenset(subject.holds),
         explicit="explicit_step" in subject.info.capabilities,
         fork=subject.info.isolation == "fork",
     )
-    if told.get("layout"):
-        visit = visiting_ranks.alone(subject, told["layout"], task, told["options"])
+    if origin.layout:
+        recovery = recovering.recover_alone(subject, origin.layout, task, origin.options)
     else:
-        visit = _alone(subject, task, told["options"])
-    outcome = judge(visit, facts)
-    return outcome, is_fine(outcome, facts), visit.told
+        recovery = _alone(subject, task, origin.options)
+    return replayed(recovery, facts)
 
 
-def _alone(subject: Subject, task: Task, options: dict[str, Any]) -> Visit:
-    """Recover in one process."""
-    lines = live(subject, task, options)
-    for line in lines:
-        if "failed" in line or ("legal" in line and line["step"] != line["wanted"]):
-            what = line.get("failed") or f"a whole step {line['wanted']} does not load"
-            raise Unknown(f"control failed: {what}")
-    answers = [line for line in lines if "item" in line and "used" not in line]
-    if not answers:
+def _alone(subject: Subject, task: Task, options: dict[str, int]) -> Recovery:
+    """Recover in one process; raises Unknown where it can't be judged."""
+    answers = recovering.recover(subject, task, options)
+    failed = [f"a whole step {c.wanted} does not load" for c in answers.controls if c.failed]
+    failed += [answers.failure] if answers.failure else []
+    if failed:
+        raise Unknown(f"control failed: {failed[0]}")
+    if not answers.recoveries:
         raise Unknown("the recovery gave no answer")
-    return replace(visit_of(answers[-1]), alone=True)
+    return replace(answers.recoveries[-1].recovery, alone=True)
 
 
 def _root(recorded: str, subject: Subject) -> str:
@@ -201,8 +275,3 @@ def _root(recorded: str, subject: Subject) -> str:
     except OSError:
         return str(subject.root)
     return str(path) if not any(path.iterdir()) else str(subject.root)
-
-
-def simplest(result: Exploration) -> list[Violation]:
-    """Give the violations that are worth a bundle: one of each outcome and model, worst first."""
-    return result.violations

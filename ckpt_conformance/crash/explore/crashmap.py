@@ -2,7 +2,7 @@
 
 A column is one crash point, or a run of neighbours that are alike; a row is a persistence model. A
 cell keeps how many states ended how, and one state: the simplest of the worst. So a map stays small
-however many states were visited.
+however many states there are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore import describe
 from ckpt_conformance.crash.explore.judging import RANK, is_fine, judge
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.contract.verdicts import Outcome
-    from ckpt_conformance.crash.explore.exploration import Case, Exploration
-    from ckpt_conformance.crash.explore.exploring import Exploring
+    from ckpt_conformance.crash.explore.exploration import (
+        BaseExplorer,
+        Case,
+        Exploration,
+        Json,
+    )
     from ckpt_conformance.trace.operations import Operation
 
 PLAIN = 64  # points up to which each has a column of its own
 MOST = 120  # columns
 FEW = 6  # names that are listed of a state that keeps the promise
 TEXT = 300  # characters of a manager's message
-
-Json = dict[str, Any]
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Cell:
             self.outcome, self.bad, self.case = outcome, bad, case
 
 
-def map_of(explorer: Exploring, replays: Mapping[str, str]) -> Json:
+def map_of(explorer: BaseExplorer, replays: Mapping[str, str]) -> Json:
     """Draw up the map of what was explored.
 
     `replays` gives the bundle of each class of violation, by the keys of `Exploration.classes`.
@@ -64,24 +66,24 @@ def map_of(explorer: Exploring, replays: Mapping[str, str]) -> Json:
         of_model = points.get(name, {})
         cells = (_merged([of_model[p] for p in column if p in of_model]) for column in columns)
         rows[name] = [states.cell(name, cell) for cell in cells]
-    told = [_column(explorer.recording.operations, column) for column in columns]
-    return {"columns": told, "rows": rows, "classes": states.classes(), "states": states.told}
+    heads = [_column(explorer.recording.operations, column) for column in columns]
+    return {"columns": heads, "rows": rows, "classes": states.classes(), "states": states.shown}
 
 
 # ---- cells ---------------------------------------------------------------------------------------
 
 
 def _cells(result: Exploration, cases: Mapping[str, Sequence[Case]]) -> dict[str, dict[int, Cell]]:
-    """Give a cell for each model and crash point of which a state was visited."""
+    """Give a cell for each model and crash point of which a state was recovered."""
     kept = {(v.case.model, v.case.state.point, v.case.content) for v in result.violations}
     found: dict[str, dict[int, Cell]] = {}
     for case in itertools.chain.from_iterable(cases.values()):
-        visit = result.visits.get(case.content)
-        if visit is None:
+        recovery = result.recoveries.get(case.content)
+        if recovery is None:
             continue
         point = case.state.point
         facts = result.facts(case.state)
-        outcome = judge(visit, facts)
+        outcome = judge(recovery, facts)
         cell = found.setdefault(case.model, {}).setdefault(point, Cell())
         first = (case.model, point, case.content) in kept
         cell.take(case, outcome, bad=not is_fine(outcome, facts), first=first)
@@ -121,7 +123,7 @@ def _folded(
 ) -> list[list[int]]:
     """Join neighbours: writes to one file by one line, none of which ends otherwise.
 
-    A point of which no state was visited goes with any.
+    A point of which no state was recovered from goes with any.
     """
     columns: list[list[int]] = []
     ends: Ends = {}
@@ -169,9 +171,9 @@ def _column(operations: Sequence[Operation], points: Sequence[int]) -> Json:
 class _States:
     """The states that cells show, each once."""
 
-    def __init__(self, explorer: Exploring, replays: Mapping[str, str]) -> None:
+    def __init__(self, explorer: BaseExplorer, replays: Mapping[str, str]) -> None:
         self.explorer, self.replays = explorer, replays
-        self.told: list[Json] = []
+        self.shown: list[Json] = []
         self._known: dict[tuple[str, int], int] = {}
         classes = explorer.result.classes()
         self._class = {
@@ -181,7 +183,7 @@ class _States:
         }
 
     def cell(self, model: str, cell: Cell | None) -> Json | None:
-        """Give one cell in plain values; None where nothing was visited."""
+        """Give one cell in plain values; None where nothing was recovered."""
         if cell is None or cell.case is None or cell.outcome is None:
             return None
         told: Json = {"worst": str(cell.outcome), "bad": cell.bad, "counts": dict(cell.counts)}
@@ -201,7 +203,7 @@ class _States:
                 "state": self._number(group[0].case, describe.LINES),
                 "where": group[0].where,
                 "source": group[0].source,
-                "blame": group[0].blame.told if group[0].blame else "",
+                "blame": group[0].blame.summary if group[0].blame else "",
                 "grades": self.explorer.result.grades(group),
                 "bundle": self.replays.get(key, ""),
             }
@@ -220,23 +222,23 @@ class _States:
     def _number(self, case: Case, lines: int) -> int:
         key = (case.content, case.state.point)
         if key not in self._known:
-            self._known[key] = len(self.told)
-            self.told.append(self._state(case, lines))
+            self._known[key] = len(self.shown)
+            self.shown.append(self._state(case, lines))
         return self._known[key]
 
     def _state(self, case: Case, most: int) -> Json:
         result, state = self.explorer.result, case.state
-        visit = result.visits[case.content]
+        recovery = result.recoveries[case.content]
         lines = describe.lines_of(state, self.explorer.complete(state.point))
         told: Json = {
             "point": state.point,
             "why": state.why or "all of it kept",
             "content": case.content,
             "promised": self.explorer.promised(state.point),
-            "gave": visit.told[:TEXT].rstrip(": "),
-            "alone": visit.alone,
+            "gave": recovery.summary[:TEXT].rstrip(": "),
+            "alone": recovery.alone,
             "files": [line.to_json() for line in lines[:most]],
         }
         more = len(lines) - most
         told |= {"more": more} if more > 0 else {}
-        return told | ({"differs": list(visit.differs[:4])} if visit.differs else {})
+        return told | ({"differs": list(recovery.differs[:4])} if recovery.differs else {})

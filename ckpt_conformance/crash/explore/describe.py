@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.model.states import ZEROS
 
@@ -23,14 +23,18 @@ class Line:
     """One name, what stands there, and whether that is less than was issued."""
 
     path: str
-    told: str
+    description: str
     lost: bool = False
     there: bool = True
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Give plain values; what is as usual is left out."""
         marks = {"lost": self.lost, "gone": not self.there}
-        return {"path": self.path, "told": self.told, **{k: v for k, v in marks.items() if v}}
+        return {
+            "path": self.path,
+            "told": self.description,
+            **{k: v for k, v in marks.items() if v},
+        }
 
 
 def lines_of(state: State, whole: State) -> list[Line]:
@@ -70,16 +74,16 @@ def difference(content: Content, full: Content) -> str:
     count = {SAME: 0, ZEROED: 0, OLDER: 0}
     for start, stop in pairwise(_edges(content, full)):
         count[_kind(content, full, start)] += stop - start
-    told: list[str] = []
+    losses: list[str] = []
     if content.size < full.size:
-        told.append(f"ends at {content.size:,} of {full.size:,} bytes")
+        losses.append(f"ends at {content.size:,} of {full.size:,} bytes")
     elif content.size > full.size:
-        told.append(f"{content.size - full.size:,} bytes longer than it should be")
+        losses.append(f"{content.size - full.size:,} bytes longer than it should be")
     if count[ZEROED]:
-        told.append(f"{count[ZEROED]:,} bytes are zeros")
+        losses.append(f"{count[ZEROED]:,} bytes are zeros")
     if count[OLDER]:
-        told.append(f"{count[OLDER]:,} bytes are older ones")
-    return ", ".join(told)
+        losses.append(f"{count[OLDER]:,} bytes are older ones")
+    return ", ".join(losses)
 
 
 def _edges(content: Content, full: Content) -> list[int]:

@@ -1,49 +1,61 @@
-"""Visit every legal content of the disk after a crash: enumerate, recover, judge, shrink.
+"""Recovers with an adapter from every legal content of the disk after a crash.
 
 One recovery serves all models and all crash points that allow the same content. Children do the
-recoveries (see `visit`); this side never imports torch.
+recoveries (see `recovery`), or worlds of as many ranks as were recorded; this side never imports
+torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.crash.explore.exploring import (
+import msgspec
+
+from ckpt_conformance.crash.explore import messages, recovering
+from ckpt_conformance.crash.explore.exploration import (
     FULL,
     FULL_CHECK,
     QUICK,
     QUICK_COMMAND,
-    Exploring,
+    BaseExplorer,
     Limits,
     complete,
     nothing,
     run,
 )
 from ckpt_conformance.crash.explore.judging import facts_at, versions_of
-from ckpt_conformance.crash.explore.visit import Item, Task
-from ckpt_conformance.crash.explore.visiting import live, told_of, visit_of, what_it_serves
+from ckpt_conformance.crash.explore.messages import Continued, Item, Legal, Recovered, Task
+from ckpt_conformance.crash.model import replay
 from ckpt_conformance.harness.client import Client
+from ckpt_conformance.subject import recheck
 from ckpt_conformance.subject.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.crash.explore.exploration import Case, Exploration
-    from ckpt_conformance.crash.explore.exploring import OnProgress
-    from ckpt_conformance.crash.model.states import State
+    from ckpt_conformance.crash.explore.exploration import Case, Exploration, OnProgress
+    from ckpt_conformance.crash.explore.judging import Recovery
+    from ckpt_conformance.crash.explore.messages import Held, Place
+    from ckpt_conformance.crash.explore.recovering import Answers, WorldAnswers
+    from ckpt_conformance.crash.model.states import Content, State
+    from ckpt_conformance.subject.worlds import WorldResult
     from ckpt_conformance.trace.operations import Recording
 
 __all__ = [
     "FULL",
     "FULL_CHECK",
+    "FULL_OF_RANKS",
     "QUICK",
     "QUICK_COMMAND",
+    "QUICK_OF_RANKS",
     "Explorer",
     "Limits",
+    "RanksExplorer",
     "Recorded",
     "complete",
     "explore",
@@ -51,6 +63,9 @@ __all__ = [
 ]
 
 CHUNK = 250  # items of one child; between two of them progress shows and Ctrl-C stops
+CHUNK_OF_RANKS = 50  # items of one world
+QUICK_OF_RANKS = Limits(candidates=500, recoveries=18, alone=2, rounds=1, onward=0)
+FULL_OF_RANKS = Limits(candidates=4000, recoveries=300, alone=24, rounds=2, onward=0)
 
 
 @dataclass
@@ -60,12 +75,20 @@ class Recorded:
     name: str
     recording: Recording
     before: list[tuple[int, Path]] = field(default_factory=list[tuple[int, "Path"]])
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, int] = field(default_factory=dict[str, int])  # of the manager
     final: Path | None = None  # the real directory after the recorded child
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
 
 
-class Explorer(Exploring):
+class LegalPlace(NamedTuple):
+    """A version that may be loaded, and where it stands undamaged: a state, or a tree on disk."""
+
+    version: int
+    step: int
+    place: State | str
+
+
+class Explorer(BaseExplorer):
     """Explores one recording with one adapter."""
 
     def __init__(
@@ -85,11 +108,11 @@ class Explorer(Exploring):
         self.folder = subject.folder / "explore"
         self.folder.mkdir(exist_ok=True)
 
-    # -- visits ------------------------------------------------------------------------------
+    # -- recoveries --------------------------------------------------------------------------
 
-    def visit(self, cases: Sequence[Case]) -> None:
-        """Recover from the contents that were not visited yet."""
-        new = {case.content: case for case in cases if case.content not in self.result.visits}
+    def recover(self, cases: Sequence[Case]) -> None:
+        """Recover from the contents from which nothing was recovered yet."""
+        new = {case.content: case for case in cases if case.content not in self.result.recoveries}
         chosen = list(new.values())
         chunks = [chosen[at : at + CHUNK] for at in range(0, len(chosen), CHUNK)]
         done = 0
@@ -126,98 +149,119 @@ class Explorer(Exploring):
 
     def _run(self, cases: Sequence[Case], subject: Subject) -> None:
         """Run one child that recovers from some contents, and take what it says."""
-        items = [self._item(case) for case in cases]
-        fork = subject.info.isolation == "fork"
-        task = Task(
+        task = self.task(cases, subject)
+        self._take(recovering.recover(subject, task, self.recorded.options), cases)
+        if not task.fork:
+            self._recover_alone(task, cases, subject)
+
+    def _recover_alone(self, task: Task, cases: Sequence[Case], subject: Subject) -> None:
+        """Judge suspects of a manager that has threads, each in a child of its own."""
+
+        def is_suspect(number: int) -> bool:
+            recovery = self.result.recoveries.get(cases[number].content)
+            return recovery is None or not task.items[number].loads_fine(recovery)
+
+        numbers, limit = range(len(cases)), self.limits.alone
+        for number in recheck.choose(numbers, is_suspect, seed=self.seed, limit=limit).suspects:
+            alone = [cases[number]]
+            answers = recovering.recover(subject, self.task(alone, subject), self.recorded.options)
+            self._take(answers, alone)
+
+    def task(self, cases: Sequence[Case], subject: Subject) -> Task:
+        """Say what a child is to do to recover from some contents."""
+        states: list[State] = []
+
+        def place_of(place: State | str) -> Place:
+            if isinstance(place, str):
+                return place
+            states.append(place)
+            return len(states) - 1
+
+        legal = [Legal(v.version, v.step, place_of(v.place)) for v in self.legal()]
+        items = [self._item(case, place_of(case.state)) for case in cases]
+        return Task(
             recording=str(self.recording.folder),
             root=self.recording.root,
-            out=str(subject.folder / "visits"),
-            legal=self.legal(),
-            items=items,
-            holds=subject.holds,
+            legal=tuple(legal),
+            items=tuple(items),
+            holds=frozenset(subject.holds),
+            states=messages.pack(states),
             seed=subject.seed,
             explicit="explicit_step" in subject.info.capabilities,
             limit=self.limits.alone,
             onward=self.limits.onward,
             control=self.result.control,
-            fork=fork,
+            fork=subject.info.isolation == "fork",
         )
-        lines = live(subject, task, self.recorded.options)
-        self._take(lines, cases)
-        if not fork:
-            self._alone(task, cases, subject)
 
-    def _alone(self, task: Task, cases: Sequence[Case], subject: Subject) -> None:
-        """Judge suspects of a manager that has threads, each in a child of its own."""
-        left = self.limits.alone
-        for case, item in zip(cases, task.items, strict=True):
-            visit = self.result.visits.get(case.content)
-            good = visit and visit.exit_kind == "ended" and set(visit.versions) & item.fine
-            if left and not good:
-                left -= 1
-                lines = live(subject, replace(task, items=[item]), self.recorded.options)
-                self._take(lines, [case])
-
-    def legal(self) -> list[tuple[int, int, State | str]]:
-        """Give what is legal to serve: trees from before, and what each recorded save completed."""
-        legal: list[tuple[int, int, State | str]] = []
+    def legal(self) -> list[LegalPlace]:
+        """Give what may be loaded: trees from before, and what each recorded save completed."""
+        legal: list[LegalPlace] = []
         for version in self.versions:
             if version.number in self.trees:
-                legal.append((version.number, version.step, self.trees[version.number]))
+                place: State | str = self.trees[version.number]
             elif version.acknowledged is not None:
-                state = self.complete(version.acknowledged + 1)
-                legal.append((version.number, version.step, state))
+                place = self.complete(version.acknowledged + 1)
+            else:
+                continue
+            legal.append(LegalPlace(version.number, version.step, place))
         return legal
 
-    def _item(self, case: Case) -> Item:
-        """Say what may be served from a content: what every point that allows it allows."""
+    def _item(self, case: Case, place: Place) -> Item:
+        """Say what may be loaded from a content: what every point that allows it allows."""
         states = [each.state for each in self.by_content().get(case.content, [case])]
-        places = {(state.point, state.cut) for state in states}
-        facts = [facts_at(self.versions, *place) for place in places]
+        points = {(state.point, state.cut) for state in states}
+        facts = [facts_at(self.versions, *point) for point in points]
         fine = frozenset(v.number for v in self.versions if all(v.number in f.fine for f in facts))
-        last = max(facts, key=lambda each: len(each.older))
-        floor = () if last.floor is None else (last.floor,)
+        last = max(facts, key=lambda promised: len(promised.older))
         newest = max((v.step for v in self.versions), default=0)
         return Item(
-            place=case.state,
+            place=place,
             fine=fine,
-            empty=all(each.floor is None for each in facts),
-            older=(*floor, *reversed(last.older)),
+            empty=all(promised.last_acknowledged is None for promised in facts),
+            older=last.acknowledged,
             group="kill" if case.model == "kill" else "power",
-            then=(newest, newest + 2),
+            saves_after=(newest, newest + 2),
         )
 
-    def _take(self, lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> None:
+    # -- what was recovered -------------------------------------------------------------------
+
+    def _take(self, answers: Answers, cases: Sequence[Case]) -> None:
         """Take the results of a child."""
         result = self.result
-        for line in lines:
-            if "legal" in line and line["step"] != line["wanted"]:
-                self.unknown(f"control failed: a whole step {line['wanted']} gives {told_of(line)}")
-            elif "control" in line:
-                result.control = line["control"]
-            elif "used" in line:
-                result.used[cases[line["item"]].content] = line["used"]
-            elif "item" in line:
-                at: int = line["item"]
-                self._take_visit(line, cases[at])
-            elif "seconds" in line:
-                result.seconds += line["seconds"]
-                result.batch_seconds += line["batch_seconds"]
-                result.private = line["private"]
-            elif "failed" in line:
-                self.unknown(line["failed"])
+        self.check_controls(answers)
+        for message in answers.messages:
+            if isinstance(message, Recovered):
+                case = cases[message.item]
+                result.recovered += not message.recovery.alone
+                self.overrule(case, message.recovery)
+            elif isinstance(message, Continued) and message.item is None:
+                result.control = message.error
+            elif isinstance(message, Continued) and message.item is not None:
+                result.used[cases[message.item].content] = message.error
+        if answers.totals:
+            result.seconds += answers.totals.seconds
+            result.batch_seconds += answers.totals.batch_seconds
+            result.private = answers.totals.private
+        if answers.failure:
+            self.unknown(answers.failure)
 
-    def _take_visit(self, line: dict[str, Any], case: Case) -> None:
-        """Keep a visit; one alone overrules the batch, and a difference is said."""
-        visit = visit_of(line)
-        known = self.result.visits.get(case.content)
-        self.result.visited += not visit.alone
-        if known and visit.alone and what_it_serves(known) != what_it_serves(visit):
+    def check_controls(self, answers: Answers | WorldAnswers) -> None:
+        """Say which undamaged loads did not give the step that they should."""
+        for learned in answers.controls:
+            if learned.failed:
+                gave = learned.recovery.summary
+                self.unknown(f"control failed: a whole step {learned.wanted} gives {gave}")
+
+    def overrule(self, case: Case, recovery: Recovery) -> None:
+        """Keep a recovery; one alone overrules the batch, and a difference is said."""
+        known = self.result.recoveries.get(case.content)
+        if known and recovery.alone and not known.agrees_with(recovery):
             self.unknown(
                 f"order dependence: {case.state.why or 'a state'} after operation "
-                f"{case.state.point} gives {known.told} in a batch, and alone {visit.told}"
+                f"{case.state.point} gives {known.summary} in a batch, and alone {recovery.summary}"
             )
-        self.result.visits[case.content] = visit
+        self.result.recoveries[case.content] = recovery
 
 
 def explore(
@@ -229,3 +273,181 @@ def explore(
 ) -> Exploration:
     """Explore a recording under some models; `subject.seed` makes every choice."""
     return run(Explorer(subject, recorded, limits, on_progress), models)
+
+
+# ---- several ranks -------------------------------------------------------------------------------
+
+
+class RanksExplorer(Explorer):
+    """Explores one recording of several ranks: every recovery is a world of as many."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        recorded: Recorded,
+        limits: Limits = FULL_OF_RANKS,
+        on_progress: OnProgress = nothing,
+    ) -> None:
+        """Read the journal's markers; nothing runs yet."""
+        super().__init__(subject, recorded, limits, on_progress)
+        self.layout = recorded.layout
+        self.known: list[dict[int, Held]] = []  # by rank: what whole steps give
+        self.left = limits.alone
+
+    # -- states ------------------------------------------------------------------------------
+
+    def choose(self, cases: Sequence[Case]) -> list[Case]:
+        """Choose distinct contents: half of them without a torn file, whoever's files are new.
+
+        A torn file is mostly refused; whole files of two saves side by side are what loads. A
+        quarter lack something of a save that was acknowledged: there a step can be lost.
+        """
+        usual, limit = super().choose(cases), self.limits.recoveries
+        if len(usual) < limit:
+            return usual
+        rng = random.Random(self.seed)  # noqa: S311
+        before = replay.initial_contents(self.recording)
+        after = self.complete(len(self.recording.operations)).contents
+        mixed = [case for case in cases if _is_whole(case.state, before, after)]
+        lacking = [case for case in cases if self._lacks_what_was_acknowledged(case.state)]
+        chosen: dict[str, Case] = {}
+        for some, most in ((mixed, limit // 2), (lacking, limit // 4), (usual, limit)):
+            new = list({c.content: c for c in some if c.content not in chosen}.values())
+            drawn = rng.sample(new, min(len(new), most, limit - len(chosen)))
+            chosen |= {case.content: case for case in drawn}
+        return sorted(chosen.values(), key=lambda case: case.state.point)
+
+    def _lacks_what_was_acknowledged(self, state: State) -> bool:
+        """Tell whether a recorded save was acknowledged, and not all that was written is there."""
+        last = self.result.facts(state).last_acknowledged
+        if last is None or self.versions[last].begun < 0:
+            return False
+        return state.contents != self.complete(state.point).contents
+
+    # -- recoveries --------------------------------------------------------------------------
+
+    def recover(self, cases: Sequence[Case]) -> None:
+        """Recover from the contents from which nothing was yet; suspects again, in new worlds."""
+        new = {case.content: case for case in cases if case.content not in self.result.recoveries}
+        chosen = list(new.values())
+        recoveries = self._recover_in_batch(chosen)
+        self.result.recovered += len(recoveries)
+        for number, recovery in recoveries.items():
+            self.result.recoveries[chosen[number].content] = recovery
+        for number in self._choose_again(chosen, recoveries):
+            self.confirm(chosen[number])
+
+    def task(self, cases: Sequence[Case], subject: Subject) -> Task:
+        """Say what a world is to do to recover from some contents."""
+        task = super().task(cases, subject)
+        return msgspec.structs.replace(task, known=tuple(self.known))
+
+    def _recover_in_batch(self, cases: Sequence[Case]) -> dict[int, Recovery]:
+        """Recover from all, in one world after the other where a load leaves ranks out of step."""
+        recoveries: dict[int, Recovery] = {}
+        left = list(range(len(cases)))
+        while left:
+            part = left[:CHUNK_OF_RANKS]
+            answers = self._in_a_world([cases[number] for number in part])
+            self._seconds(answers.result)
+            if not self.known and not self._learn(answers):
+                end = self.subject.tell(answers.result)
+                self.unknown(f"control failed: no world learns its steps: {end}")
+                return recoveries
+            of_part = answers.recoveries()
+            recoveries |= {part[at]: recovery for at, recovery in of_part.items()}
+            if not of_part:
+                end = self.subject.tell(answers.result)
+                self.unknown(f"a world that recovers begins nothing: {end}")
+                return recoveries
+            left = left[max(of_part) + 1 :]
+            self.on_progress(len(recoveries), len(cases), self.result.batch_seconds)
+        return recoveries
+
+    def _in_a_world(self, cases: Sequence[Case]) -> WorldAnswers:
+        task = self.task(cases, self.subject)
+        return recovering.recover_with_ranks(self.subject, self.layout, task, self.recorded.options)
+
+    def _learn(self, answers: WorldAnswers) -> bool:
+        """Keep what the whole steps give; False if a rank did not come to all of them."""
+        self.check_controls(answers)
+        wanted = {legal.version for legal in self.legal()}
+        by_rank = answers.known()
+        if any(learned.keys() != wanted for learned in by_rank):
+            return False
+        self.known = [recovering.held(learned) for learned in by_rank]
+        return True
+
+    def _seconds(self, result: WorldResult) -> None:
+        seconds = max(rank.seconds for rank in result.ranks)
+        self.result.seconds += seconds
+        self.result.batch_seconds += seconds
+
+    # -- alone -------------------------------------------------------------------------------
+
+    def _choose_again(
+        self, cases: Sequence[Case], recoveries: Mapping[int, Recovery]
+    ) -> recheck.Recheck:
+        """Choose what gets a world of its own: a sample of the fine, suspects of each kind."""
+
+        def is_suspect(number: int) -> bool:
+            recovery = recoveries[number]
+            item = self._item(cases[number], 0)
+            return recovery.error is not None or not item.accepts(recovery)
+
+        def kind(number: int) -> tuple[object, ...]:
+            recovery = recoveries[number]
+            error = recovery.error.type if recovery.error else ""
+            return recovery.exit_kind, recovery.step, recovery.versions, error
+
+        chosen = recheck.choose(recoveries, is_suspect, seed=self.seed, kind=kind, limit=self.left)
+        self.left -= len(chosen.suspects)
+        return chosen
+
+    def confirm(self, case: Case) -> Recovery:
+        """Judge a content in a world of its own; that overrules a batch.
+
+        A refusal on one side only is no order dependence: a batch may have left ranks out of step.
+        """
+        known = self.result.recoveries.get(case.content)
+        task = self.task([case], self.subject)
+        recovery = recovering.recover_alone(self.subject, self.layout, task, self.recorded.options)
+        if known and (known.error or recovery.error):
+            self.result.recoveries[case.content] = recovery
+        else:
+            self.overrule(case, recovery)
+        return recovery
+
+    def confirm_worst(self) -> None:
+        """Judge alone what stands for a class of violations, until all that is left was."""
+        for _ in range(self.limits.rounds + 1):
+            cases = [
+                violation.case
+                for report in self.result.models.values()
+                for violation in report.worst.values()
+                if not self.result.recoveries[violation.case.content].alone
+            ]
+            if not cases:
+                return
+            for case in cases:
+                self.confirm(case)
+            self.tally()
+        self._drop_unconfirmed()
+
+    def _drop_unconfirmed(self) -> None:
+        """Count no violation that no world of its own has shown."""
+        for report in self.result.models.values():
+            for outcome, violation in list(report.worst.items()):
+                recovery = self.result.recoveries[violation.case.content]
+                if not recovery.alone:
+                    self.unknown(f"{outcome} of a batch of states could not be judged alone")
+                    del report.worst[outcome]
+                else:
+                    report.worst[outcome] = replace(violation, recovery=recovery)
+
+
+def _is_whole(state: State, before: Mapping[int, Content], after: Mapping[int, Content]) -> bool:
+    """Tell whether every file is as it was before the recording, or as it is after it."""
+    return all(
+        content in (before.get(each), after.get(each)) for each, content in state.contents.items()
+    )

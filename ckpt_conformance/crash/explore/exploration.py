@@ -1,30 +1,48 @@
-"""What an exploration found: for each model the outcomes by crash point, and the worst states."""
+"""Exploring one recording: enumerate its crash states, choose, recover, judge, shrink and blame.
+
+`Exploration` is what was found: for each model the outcomes by crash point, and the worst states.
+`BaseExplorer` finds it, whoever recovers: `engine.Explorer` with an adapter, `ScriptExplorer` by
+starting a command anew.
+"""
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.crash.explore import real_fs
+import msgspec
+
+from ckpt_conformance.crash.explore import audit, real_fs
 from ckpt_conformance.crash.explore.judging import (
     RANK,
     Facts,
+    Recovery,
     Version,
-    Visit,
     facts_at,
     is_fine,
     judge,
 )
+from ckpt_conformance.crash.explore.materializer import digest
+from ckpt_conformance.crash.model.enumerate import Rules
+from ckpt_conformance.crash.model.kill import KillWalk
+from ckpt_conformance.crash.model.models import MODELS
+from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation, Recording
 
+    OnProgress = Callable[[int, int, float], None]  # recovered, total, seconds of recovering
+
+Json = dict[str, Any]  # plain values that go to a file
+NO_LIMIT = 1_000_000
 # Evidence grades: a state that was made and not seen, and one that a killed process left.
 BY_MODEL, BY_PROCESS = "allowed by the model only", "reproduced with a real process"
 RANKS = "ranks"  # of several ranks, each killed at a point of its own: so is that
@@ -46,11 +64,11 @@ class Violation:
 
     case: Case
     outcome: Outcome
-    visit: Visit
+    recovery: Recovery
     guilty: Operation | None = None
     shrunk: bool = False
     grade: str = BY_MODEL
-    states: int = 1  # how many visited states end so
+    states: int = 1  # how many recovered states end so
     blame: Finding | None = None  # of the audit: what is missing there
 
     @property
@@ -67,27 +85,60 @@ class Violation:
         line = f" ({self.source})" if self.source else ""
         return f"{after}, {self.case.state.why or 'all of it kept'}{guilty}{line}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain values; the state itself stands in the bundle."""
-        return {
-            "model": self.case.model,
-            "outcome": str(self.outcome),
-            "point": self.case.state.point,
-            "cut": list(self.case.state.cut),
-            "why": self.case.state.why,
-            "content": self.case.content,
-            "told": self.visit.told,
-            "differs": list(self.visit.differs),
-            "older whole": list(self.visit.older),
-            "guilty": self.guilty.index if self.guilty else None,
-            "operation": f"{self.guilty.kind} {self.guilty.path}" if self.guilty else "",
-            "source": self.source,
-            "blame": self.blame.told if self.blame else "",
-            "states": self.states,
-            "shrunk": self.shrunk,
-            "alone": self.visit.alone,
-            "grade": self.grade,
-        }
+    def record(self) -> ViolationRecord:
+        """Give what is written of it; the state itself stands in the bundle."""
+        state, guilty = self.case.state, self.guilty
+        return ViolationRecord(
+            model=self.case.model,
+            outcome=str(self.outcome),
+            point=state.point,
+            cut=state.cut,
+            why=state.why,
+            content=self.case.content,
+            summary=self.recovery.summary,
+            differs=self.recovery.differs,
+            older_whole=self.recovery.older,
+            guilty=guilty.index if guilty else None,
+            operation=f"{guilty.kind} {guilty.path}" if guilty else "",
+            source=self.source,
+            blame=self.blame.summary if self.blame else "",
+            states=self.states,
+            shrunk=self.shrunk,
+            alone=self.recovery.alone,
+            grade=self.grade,
+        )
+
+
+class ViolationRecord(
+    msgspec.Struct, frozen=True, rename={"summary": "told", "older_whole": "older whole"}
+):
+    """A violation as `result.json` and `violation.json` have it."""
+
+    model: str
+    outcome: str
+    point: int
+    cut: tuple[int, ...]  # of several ranks: where each stopped
+    why: str
+    content: str
+    summary: str
+    differs: tuple[str, ...]
+    older_whole: tuple[int, ...]  # versions that an explicit load still gives
+    guilty: int | None  # index of the operation to blame
+    operation: str
+    source: str
+    blame: str
+    states: int
+    shrunk: bool
+    alone: bool
+    grade: str
+
+    @property
+    def where(self) -> str:
+        """Say where the crash was and what is to blame, for a script that shows it."""
+        said = f"a crash after operation {self.point}: {self.why or 'all of it kept'}."
+        if self.operation:
+            said += f" To blame: {self.operation} {self.source}".rstrip()
+        return said
 
 
 @dataclass
@@ -97,26 +148,26 @@ class ModelReport:
     name: str
     candidates: int = 0
     distinct: int = 0
-    visited: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter[str])  # by visited candidate
+    recovered: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter[str])  # by recovered candidate
     points: dict[int, Counter[str]] = field(default_factory=dict[int, Counter[str]])
     worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
     unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
 
     @property
     def is_clean(self) -> bool:
-        """Tell whether no visited state violates."""
+        """Tell whether no state that was recovered from violates."""
         return not self.worst
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Give plain values; `points` is what the crash map draws."""
         return {
             "candidates": self.candidates,
             "distinct": self.distinct,
-            "visited": self.visited,
+            "visited": self.recovered,
             "outcomes": dict(self.outcomes),
-            "points": {str(point): dict(found) for point, found in sorted(self.points.items())},
-            "violations": [violation.to_json() for violation in self.worst.values()],
+            "points": {str(point): dict(ends) for point, ends in sorted(self.points.items())},
+            "violations": [msgspec.to_builtins(v.record()) for v in self.worst.values()],
             "unusable": self.unusable,
         }
 
@@ -131,7 +182,7 @@ class Exploration:
     models: dict[str, ModelReport]
     audit: list[Finding] = field(default_factory=list["Finding"])
     unknown: list[str] = field(default_factory=list[str])
-    visits: dict[str, Visit] = field(default_factory=dict[str, Visit])
+    recoveries: dict[str, Recovery] = field(default_factory=dict[str, Recovery])
     used: dict[str, str] = field(default_factory=dict[str, str])  # content -> what went wrong after
     control: str | None = None  # what goes wrong when a job goes on without a crash; "": nothing
     # On images of which file systems a content was seen, by what was promised at that moment.
@@ -140,18 +191,18 @@ class Exploration:
     )
     left: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # by real kills
     trees: Mapping[int, str] = field(default_factory=dict[int, str])  # version -> tree on disk
-    visited: int = 0  # recoveries in batches
+    recovered: int = 0  # recoveries in batches
     seconds: float = 0.0  # that the children took, alone recoveries included
-    batch_seconds: float = 0.0  # that screening alone took
+    batch_seconds: float = 0.0  # that the batches alone took
     private: bool = False  # in memory of its own
     interrupted: bool = False
     strict: bool = False  # see `Facts`
 
     def facts(self, place: int | State) -> Facts:
         """Give what was promised at a crash point; or in a state, where each rank has its own."""
-        if isinstance(place, int):
-            return replace(facts_at(self.versions, place), strict=self.strict)
-        return replace(facts_at(self.versions, place.point, place.cut), strict=self.strict)
+        point, cut = (place, ()) if isinstance(place, int) else (place.point, place.cut)
+        facts = facts_at(self.versions, point, cut)
+        return msgspec.structs.replace(facts, strict=self.strict)
 
     def grade(self, case: Case) -> str:
         """Say how good the evidence of a state is.
@@ -167,8 +218,8 @@ class Exploration:
     @property
     def violations(self) -> list[Violation]:
         """List the worst violation of each class of each model, worst first."""
-        found = [v for report in self.models.values() for v in report.worst.values()]
-        return sorted(found, key=lambda v: -RANK[v.outcome])
+        worst = [v for report in self.models.values() for v in report.worst.values()]
+        return sorted(worst, key=lambda violation: -RANK[violation.outcome])
 
     def classes(self) -> dict[str, list[Violation]]:
         """Group the violations that are one content and one outcome, whichever model allows it."""
@@ -182,31 +233,31 @@ class Exploration:
     def grades(group: Sequence[Violation]) -> list[str]:
         """List the evidence of a group of `classes`, the best first."""
         order = {BY_MODEL: 2, BY_PROCESS: 1}
-        return sorted({each.grade for each in group}, key=lambda one: (order.get(one, 0), one))
+        return sorted({v.grade for v in group}, key=lambda grade: (order.get(grade, 0), grade))
 
     def tally(self, cases: Iterable[Case]) -> None:
-        """Judge every case whose content was visited; keep the simplest violation of a class."""
+        """Judge every case with a recovery; keep the simplest violation of a class."""
         for report in self.models.values():
             report.outcomes.clear()
             report.points.clear()
             report.worst.clear()
         for case in cases:
-            visit = self.visits.get(case.content)
-            if visit is None:
+            recovery = self.recoveries.get(case.content)
+            if recovery is None:
                 continue
             report, point = self.models[case.model], case.state.point
             facts = self.facts(case.state)
-            outcome = judge(visit, facts)
+            outcome = judge(recovery, facts)
             report.outcomes[outcome] += 1
             report.points.setdefault(point, Counter())[outcome] += 1
             if not is_fine(outcome, facts):
                 first = known = report.worst.get(outcome)
                 grade = self.grade(case)
                 if first is None or (first.grade == BY_MODEL != grade):
-                    first = Violation(case, outcome, visit, grade=grade)
+                    first = Violation(case, outcome, recovery, grade=grade)
                 report.worst[outcome] = replace(first, states=known.states + 1 if known else 1)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Give plain values."""
         operations = self.recording.operations
         return {
@@ -229,7 +280,208 @@ class Exploration:
             "models": {name: report.to_json() for name, report in self.models.items()},
             "audit": [finding.to_json() for finding in self.audit],
             "unknown": self.unknown,
-            "visited": self.visited,
+            "visited": self.recovered,
             "seconds": round(self.seconds, 3),
             "interrupted": self.interrupted,
         }
+
+
+# ---- how it is found -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is done.
+
+    `candidates` are states that a model may give, `recoveries` distinct contents that are recovered
+    from for one model, `alone` suspects of one child that get a process of their own.
+    """
+
+    candidates: int = 20_000
+    recoveries: int = NO_LIMIT
+    alone: int = NO_LIMIT
+    jobs: int = 1
+    rounds: int = 3  # of shrinking
+    onward: int = 30  # recoveries of one child, beyond one of each kind, after which a job goes on
+    images: int = 400  # crash points at which an image of a real file system is copied
+
+
+QUICK = Limits(candidates=400, recoveries=14, alone=4, rounds=1, onward=2)
+QUICK_COMMAND = Limits(candidates=2000, recoveries=150, alone=20, rounds=2, onward=8, images=40)
+FULL_CHECK = Limits(candidates=2000, recoveries=300, alone=50)
+FULL = Limits()
+
+
+def nothing(*_: object) -> None:
+    """Show no progress."""
+
+
+class BaseExplorer:
+    """Explores one recording; a subclass says how a state is recovered from."""
+
+    def __init__(
+        self,
+        name: str,
+        recording: Recording,
+        versions: list[Version],
+        limits: Limits = FULL,
+        seed: int = 0,
+    ) -> None:
+        """Start with nothing recovered; every choice follows from the seed."""
+        self.recording, self.versions, self.limits = recording, versions, limits
+        self.seed = seed
+        self.on_progress: OnProgress = nothing
+        self.cases: dict[str, list[Case]] = {}
+        self.result = Exploration(name, recording, versions, {})
+        self._contents: dict[str, list[Case]] = {}
+        self._known = 0
+        self._wholes: dict[int, State] = {}
+
+    def recover(self, cases: Sequence[Case]) -> None:
+        """Recover from the contents from which nothing was recovered yet."""
+        raise NotImplementedError
+
+    # -- states ------------------------------------------------------------------------------
+
+    def enumerate(self, name: str) -> list[Case]:
+        """List the states of one model, and note what it says of itself."""
+        rng = random.Random(self.seed)  # noqa: S311
+        states = MODELS[name].states(self.recording, rng, self.limits.candidates)
+        cases = [Case(name, state, digest(self.recording, state)) for state in states]
+        report = self.result.models.setdefault(name, ModelReport(name))
+        report.candidates = len(cases)
+        report.distinct = len({case.content for case in cases})
+        self.cases[name] = cases
+        return cases
+
+    def choose(self, cases: Sequence[Case]) -> list[Case]:
+        """Choose distinct contents: of each set of names one, then a second, and so on.
+
+        Those near changes of names, syncs and markers come first, the rest by the seed.
+        """
+        rng = random.Random(self.seed)  # noqa: S311
+        first: dict[str, Case] = {}
+        for case in cases:
+            first.setdefault(case.content, case)
+        if len(first) <= self.limits.recoveries:
+            return list(first.values())
+        near = _near(self.recording)
+        order = list(first.values())
+        rng.shuffle(order)
+        order.sort(key=lambda case: _far(case.state, near))
+        turn: dict[tuple[str, ...], int] = {}
+        turns: dict[str, int] = {}
+        for case in order:
+            names = tuple(case.state.names)
+            turns[case.content] = turn[names] = turn.get(names, 0) + 1
+        order.sort(key=lambda case: turns[case.content])
+        return sorted(order[: self.limits.recoveries], key=lambda case: case.state.point)
+
+    def complete(self, point: int) -> State:
+        """Give the state in which all that had been issued at a point is kept."""
+        if point not in self._wholes:
+            self._wholes[point] = complete(self.recording, point)
+        return self._wholes[point]
+
+    def add(self, cases: Sequence[Case]) -> None:
+        """Recovery further states of models that were enumerated, and judge all anew."""
+        known = {(case.model, case.content, case.state.point) for case in self.all_cases()}
+        for case in cases:
+            if (case.model, case.content, case.state.point) not in known:
+                self.cases[case.model].append(case)
+        self.recover(cases)
+        self.tally()
+
+    def all_cases(self) -> Iterator[Case]:
+        """Give the cases of all models."""
+        return itertools.chain.from_iterable(self.cases.values())
+
+    def tally(self) -> None:
+        """Judge what was recovered."""
+        result = self.result
+        result.tally(self.all_cases())
+        for name, report in result.models.items():
+            contents = {case.content for case in self.cases[name]}
+            report.recovered = len(contents & result.recoveries.keys())
+            errors = {error for content, error in result.used.items() if content in contents}
+            report.unusable = sorted(errors - {""})
+
+    def promised(self, point: int) -> str:
+        """Say what a load may give after a crash at a point."""
+        facts = self.result.facts(point)
+        steps = {version.number: version.step for version in self.versions}
+        in_flight = [f"step {steps[number]}, which was being saved" for number in facts.in_flight]
+        if facts.last_acknowledged is None:
+            return " or ".join(["nothing was acknowledged yet: it may begin anew", *in_flight])
+        acknowledged = f"step {steps[facts.last_acknowledged]}, which was acknowledged"
+        return " or ".join([acknowledged, *in_flight])
+
+    # -- what subclasses share ------------------------------------------------------------
+
+    def by_content(self) -> Mapping[str, list[Case]]:
+        """Give the cases of each content."""
+        if self._known != sum(map(len, self.cases.values())):
+            self._contents = {}
+            for case in self.all_cases():
+                self._contents.setdefault(case.content, []).append(case)
+            self._known = sum(map(len, self.cases.values()))
+        return self._contents
+
+    def unknown(self, why: str) -> None:
+        """Note, once, why a part says nothing."""
+        if why not in self.result.unknown:
+            self.result.unknown.append(why)
+
+
+def complete(recording: Recording, point: int) -> State:
+    """Give the state in which the first `point` operations are all kept."""
+    walk = KillWalk(recording, Rules("kill"))
+    for operation in recording.operations[:point]:
+        walk.step(operation)
+    return walk.state(walk.live, {}, "everything")
+
+
+def _near(recording: Recording) -> list[set[int]]:
+    """Give, for each rank, where it stops beside what changes names, syncs or promises."""
+    wanted = NAMING | SYNCING | {Kind.MARK, Kind.TRUNCATE}
+    by_rank: list[set[int]] = []
+    for rank in range(recording.ranks):
+        lane = [operation for operation in recording.operations if operation.rank == rank]
+        pairs = itertools.pairwise([None, *lane])
+        near = [(before, after) for before, after in pairs if after and after.kind in wanted]
+        by_rank.append({one.index + 1 if one else 0 for pair in near for one in pair})
+    return by_rank
+
+
+def _far(state: State, near: Sequence[set[int]]) -> int:
+    """Count the ranks that stop elsewhere."""
+    cut = state.cut or (state.point,)
+    return sum(at not in points for at, points in zip(cut, near, strict=True))
+
+
+def run(explorer: BaseExplorer, models: Sequence[str], real: Sequence[str] = ()) -> Exploration:
+    """Enumerate, recover, judge, shrink and blame; Ctrl-C gives what was found so far.
+
+    `real` are file systems whose images are crashed, too. Raises Unknown where that does not work.
+    """
+    from ckpt_conformance.crash.explore import observed, shrink
+
+    result = explorer.result
+    result.audit = audit.audit(explorer.recording)
+    result.unknown += _not_followed(explorer.recording)
+    try:
+        chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
+        chosen += [case for name in real for case in observed.enumerate_states(explorer, name)]
+        explorer.recover(chosen)
+        explorer.tally()
+        shrink.shrink_all(explorer)
+    except KeyboardInterrupt:
+        result.interrupted = True
+        explorer.tally()
+    shrink.blame_all(explorer)
+    return result
+
+
+def _not_followed(recording: Recording) -> list[str]:
+    calls = {f"{call.call} of {call.path}: {call.why}" for call in recording.unsupported}
+    return [f"can't be followed: {call}" for call in sorted(calls)]

@@ -1,4 +1,4 @@
-"""What may be served at a crash point, and what one recovery came to.
+"""What may be loaded after a crash at a point, and what one recovery came to.
 
 A version is one save of a step: saving a step over itself makes a second version of it. Which
 versions are legal at a point follows from the journal's markers alone.
@@ -7,13 +7,17 @@ versions are legal at a point follows from the journal's markers alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.contract.verdicts import REFUSALS, Outcome
+from ckpt_conformance.harness.messages import ExitKind
+from ckpt_conformance.subject.oracle import OUTCOME_OF_DEATH
 from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ckpt_conformance.trace.operations import Operation, Recording
 
@@ -32,12 +36,6 @@ ORDER = (
     Outcome.SILENT_WRONG,
 )
 RANK = {outcome: rank for rank, outcome in enumerate(ORDER)}
-DIED = {
-    "hang": Outcome.HANG,
-    "memory": Outcome.OUT_OF_MEMORY,
-    "crashed": Outcome.CRASHED,
-    "killed": Outcome.CRASHED,
-}
 BEFORE = -1  # begun and acknowledged before the recording
 
 
@@ -66,32 +64,52 @@ class Version:
         if not cut or not self.ranks:
             return self.acknowledged is not None and self.acknowledged < point
         done = zip(self.ranks, cut, strict=True)
-        return all(told is not None and told < at for (_, told), at in done)
+        return all(index is not None and index < at for (_, index), at in done)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What was promised at a crash point.
+class Facts(
+    msgspec.Struct,
+    frozen=True,
+    rename={"last_acknowledged": "floor", "in_flight": "flying"},  # as bundles have always had it
+):
+    """What was promised at a crash point, as numbers of versions.
 
-    `floor` is the newest version that was acknowledged, None if nothing was; `older` are those
-    before it; `flying` were begun and not acknowledged. `strict`: a refusal is never fine, since
-    what restarts is a command, and nobody is there who would empty the directory.
+    `last_acknowledged` is the newest version that was acknowledged, None if nothing was; `older`
+    are those before it; `in_flight` were begun and not acknowledged. `strict`: a refusal is never
+    fine, since what restarts is a command, and nobody is there who would empty the directory.
     """
 
-    floor: int | None
+    last_acknowledged: int | None
     older: tuple[int, ...]
-    flying: tuple[int, ...]
+    in_flight: tuple[int, ...]
     strict: bool = False
 
     @property
+    def acknowledged(self) -> tuple[int, ...]:
+        """The versions that were acknowledged, newest first."""
+        if self.last_acknowledged is None:
+            return ()
+        return (self.last_acknowledged, *reversed(self.older))
+
+    @property
     def fine(self) -> frozenset[int]:
-        """The versions that may be served."""
-        floor = () if self.floor is None else (self.floor,)
-        return frozenset((*self.flying, *floor))
+        """The versions that may be loaded."""
+        return frozenset((*self.in_flight, *self.acknowledged[:1]))
 
 
-@dataclass(frozen=True)
-class Visit:
+class LoadError(msgspec.Struct, frozen=True):
+    """The exception that a recovery ended with.
+
+    `typed`: it is one that the manager documents. `memory`: it came from a lack of memory.
+    """
+
+    type: str  # dotted name of the class
+    message: str
+    typed: bool = False
+    memory: bool = False
+
+
+class Recovery(msgspec.Struct, frozen=True):
     """What one recovery gave: how it ended, the step, which versions that is, the error.
 
     `older` lists versions that an explicit load still gives although the newest one is refused.
@@ -100,51 +118,57 @@ class Visit:
     exit_kind: str  # ended, or as `ProcessResult.exit_kind`
     step: int | None = None
     versions: tuple[int, ...] = ()
-    error: Mapping[str, Any] | None = None
+    error: LoadError | None = None
     differs: tuple[str, ...] = ()
     older: tuple[int, ...] = ()
     alone: bool = False  # judged in a process of its own
-    said: str = ""  # what to tell instead of the step
+    said: str = ""  # what to say instead of the step
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Say in one line what it gave."""
         if self.exit_kind != "ended":
             return self.exit_kind
         if self.error:
-            return f"{self.error['type']}: {self.error['message'][:200]}"
+            return f"{self.error.type}: {self.error.message[:200]}"
         if self.said:
             return self.said
         return f"step {self.step}" if self.step else "no checkpoint: it began anew"
 
+    def agrees_with(self, other: Recovery) -> bool:
+        """Tell whether both came to the same: nothing recovered before may change that."""
+        mine = (self.exit_kind, self.step, self.versions, self.error is None)
+        return mine == (other.exit_kind, other.step, other.versions, other.error is None)
+
 
 def versions_of(recording: Recording, before: Sequence[int] = ()) -> list[Version]:
     """List the versions: steps that were there before, oldest first, then the recorded saves."""
-    found = [Version(number, step) for number, step in enumerate(before)]
+    versions = [Version(number, step) for number, step in enumerate(before)]
     marks = [operation for operation in recording.operations if operation.kind is Kind.MARK]
     if recording.ranks == 1:
-        found += [Version(len(before) + at, *one) for at, one in enumerate(_saves(marks))]
-        return found
-    saves = [_saves([m for m in marks if m.rank == rank]) for rank in range(recording.ranks)]
-    for same in zip(*saves, strict=False):  # the n-th save of a rank is the n-th of each
-        ranks = tuple((begun, told) for _, begun, told in same)
-        told = [at for _, at in ranks if at is not None]
-        last = max(told) if len(told) == len(ranks) else None
+        return versions + [
+            Version(len(before) + at, *save) for at, save in enumerate(_saves(marks))
+        ]
+    by_rank = [_saves([m for m in marks if m.rank == rank]) for rank in range(recording.ranks)]
+    for same in zip(*by_rank, strict=False):  # the n-th save of a rank is the n-th of each
+        ranks = tuple((begun, acknowledged) for _, begun, acknowledged in same)
+        done = [acknowledged for _, acknowledged in ranks if acknowledged is not None]
+        last = max(done) if len(done) == len(ranks) else None
         first = min(begun for begun, _ in ranks)
-        found.append(Version(len(found), same[0][0], first, last, ranks))
-    return found
+        versions.append(Version(len(versions), same[0][0], first, last, ranks))
+    return versions
 
 
 def _saves(marks: Sequence[Operation]) -> list[tuple[int, int, int | None]]:
     """Give step, begun and acknowledged of each save of one process."""
-    found: list[tuple[int, int, int | None]] = []
+    saves: list[tuple[int, int, int | None]] = []
     for mark in marks:
         if mark.mark == "begun":
             later = (m for m in marks if m.index > mark.index and m.step == mark.step)
             done = next((m for m in later if m.mark in {"acknowledged", "failed"}), None)
             index = done.index if done and done.mark == "acknowledged" else None
-            found.append((mark.step, mark.index, index))
-    return found
+            saves.append((mark.step, mark.index, index))
+    return saves
 
 
 def facts_at(versions: Sequence[Version], point: int, cut: Sequence[int] = ()) -> Facts:
@@ -156,32 +180,32 @@ def facts_at(versions: Sequence[Version], point: int, cut: Sequence[int] = ()) -
     return Facts(numbers[-1] if numbers else None, tuple(numbers[:-1]), tuple(begun))
 
 
-def judge(visit: Visit, facts: Facts) -> Outcome:
-    """Classify one recovery: what it served, against what had been acknowledged."""
-    if visit.exit_kind == "ended" and visit.error is None and visit.step:
-        return _served(set(visit.versions), facts)
-    if visit.exit_kind in DIED:
-        return DIED[visit.exit_kind]
-    if visit.error is not None:
-        if facts.floor is not None and not visit.older:
+def judge(recovery: Recovery, facts: Facts) -> Outcome:
+    """Classify one recovery, by what was promised when the crash came."""
+    if recovery.exit_kind == "ended" and recovery.error is None and recovery.step:
+        return _loaded(set(recovery.versions), facts)
+    if recovery.exit_kind in OUTCOME_OF_DEATH:
+        return OUTCOME_OF_DEATH[ExitKind(recovery.exit_kind)]
+    if recovery.error is not None:
+        if facts.last_acknowledged is not None and not recovery.older:
             return Outcome.LOST_ALL
-        return Outcome.REFUSED_TYPED if visit.error["typed"] else Outcome.REFUSED_UNTYPED
+        return Outcome.REFUSED_TYPED if recovery.error.typed else Outcome.REFUSED_UNTYPED
     return Outcome.COLD_START
 
 
-def _served(served: set[int], facts: Facts) -> Outcome:
-    """Classify what was served by its versions."""
-    if served & set(facts.flying):
+def _loaded(versions: set[int], facts: Facts) -> Outcome:
+    """Classify a load that gave a state, by the versions that this state is."""
+    if versions & set(facts.in_flight):
         return Outcome.NEW
-    if facts.floor in served:
-        return Outcome.PREVIOUS if facts.flying else Outcome.NEW
-    return Outcome.LOST_STEP if served & set(facts.older) else Outcome.SILENT_WRONG
+    if facts.last_acknowledged in versions:
+        return Outcome.PREVIOUS if facts.in_flight else Outcome.NEW
+    return Outcome.LOST_STEP if versions & set(facts.older) else Outcome.SILENT_WRONG
 
 
 def is_fine(outcome: Outcome, facts: Facts) -> bool:
     """Tell whether an outcome keeps the promise; before the first one a job may begin anew."""
-    if facts.floor is None and outcome is Outcome.COLD_START:
+    if facts.last_acknowledged is None and outcome is Outcome.COLD_START:
         return True
-    if facts.floor is None and outcome in REFUSALS:
+    if facts.last_acknowledged is None and outcome in REFUSALS:
         return not facts.strict
     return outcome in {Outcome.NEW, Outcome.PREVIOUS}

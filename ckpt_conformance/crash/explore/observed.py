@@ -22,7 +22,7 @@ from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ckpt_conformance.crash.explore.exploring import Exploring
+    from ckpt_conformance.crash.explore.exploration import BaseExplorer
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Recording
 
@@ -46,7 +46,7 @@ def require(filesystems: Sequence[str]) -> None:
             )
 
 
-def enumerate_states(explorer: Exploring, filesystem: str) -> list[Case]:
+def enumerate_states(explorer: BaseExplorer, filesystem: str) -> list[Case]:
     """Crash a real file system at points of the recording; give what was found as cases.
 
     Raises Unknown where the operations can't be replayed on an image.
@@ -76,7 +76,7 @@ def enumerate_states(explorer: Exploring, filesystem: str) -> list[Case]:
     return cases
 
 
-def _states(explorer: Exploring, filesystem: str) -> Generator[State]:
+def _states(explorer: BaseExplorer, filesystem: str) -> Generator[State]:
     """Give the states, with progress; how many there will be is not known before."""
     points = points_of(explorer.recording, explorer.limits.images)
     begun = time.monotonic()
@@ -118,12 +118,12 @@ def _strange(state: State) -> str:
     return ""
 
 
-def _doubt(explorer: Exploring, why: str) -> None:
+def _doubt(explorer: BaseExplorer, why: str) -> None:
     """Note what a model did not foresee: its other verdicts rest on a rule that is wrong."""
     explorer.unknown(why)
 
 
-def _seen(explorer: Exploring, filesystem: str, case: Case) -> Case:
+def _seen(explorer: BaseExplorer, filesystem: str, case: Case) -> Case:
     """Name the content of a case and note that it was seen."""
     found = Case(case.model, case.state, digest(explorer.recording, case.state))
     key = (found.content, explorer.result.facts(found.state.point))

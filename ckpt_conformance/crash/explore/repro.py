@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import string
+from typing import TYPE_CHECKING
 
-HEAD = '''"""{told}
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
-Library: {library} {version}. Found by ckpt-conformance under the persistence model {model!r}:
-{where}
+    from ckpt_conformance.crash.explore.exploration import ViolationRecord
+
+HEAD = '''"""$summary
+
+Library: $library $version. Found by ckpt-conformance under the persistence model $model:
+$where
 `checkpoints/` beside this script is what a crash can leave. Run: python repro.py
 Exit status: 1 while the problem is there, 0 when it is gone, 3 if this script can't tell.
 """
@@ -31,10 +37,10 @@ def tensors(state, path=""):
         yield path, hashlib.sha256(data).hexdigest()[:16]
     elif isinstance(state, dict):
         for key, value in state.items():
-            yield from tensors(value, f"{{path}}/{{key}}")
+            yield from tensors(value, f"{path}/{key}")
     elif isinstance(state, (list, tuple)):
         for at, value in enumerate(state):
-            yield from tensors(value, f"{{path}}/{{at}}")
+            yield from tensors(value, f"{path}/{at}")
 
 '''
 
@@ -110,21 +116,27 @@ if __name__ == "__main__":
 '''
 
 
-def script(library: str, adapter: str, told: dict[str, Any]) -> str:
-    """Write the script of one bundle."""
-    where = f"a crash after operation {told['point']}: {told['why'] or 'all of it kept'}."
-    if told["operation"]:
-        where += f" To blame: {told['operation']} {told['source']}".rstrip()
-    head = HEAD.format(
-        told=f"{told['outcome']} after a crash of {adapter}: {_plain(told['told'])}",
-        library=library,
-        version=told["version"],
-        model=told["model"],
-        where=_plain(where),
+def render(template: str, record: ViolationRecord, who: str = "", **values: object) -> str:
+    """Fill in a template of a script, where `$name` stands for a value.
+
+    `$summary`, `$model` and `$where` come from the violation, of which `who` did the saving.
+    """
+    after = f"a crash of {who}" if who else "a crash"
+    return string.Template(template).substitute(
+        summary=_plain(f"{record.outcome} after {after}: {record.summary}"),
+        model=repr(record.model),
+        where=_plain(record.where),
+        **values,
     )
-    flying = [*told["facts"]["flying"], told["facts"]["floor"]]
-    fine = [each["tree"] for each in told["legal"] if each["number"] in flying]
-    return f"{head}\nFINE = {fine!r}  # what may be served\n{LOAD.get(library, UNKNOWN)}{MAIN}"
+
+
+def script(
+    library: str, version: str, adapter: str, record: ViolationRecord, fine: Collection[str]
+) -> str:
+    """Write the script of one bundle; `fine` are the trees below `legal/` that may be loaded."""
+    head = render(HEAD, record, adapter, library=library, version=version)
+    load = LOAD.get(library, UNKNOWN)
+    return f"{head}\nFINE = {list(fine)!r}  # what may be served\n{load}{MAIN}"
 
 
 def _plain(text: str) -> str:

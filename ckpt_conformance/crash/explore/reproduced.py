@@ -14,6 +14,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.explore import workloads
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS, KILL, RANKS
 from ckpt_conformance.crash.explore.materializer import Materializer
+from ckpt_conformance.harness.messages import ExitKind, Fault, Stop
 from ckpt_conformance.trace.operations import Kind
 
 if TYPE_CHECKING:
@@ -65,16 +66,16 @@ def is_left_by_ranks(explorer: Explorer, state: State, tries: int = TRIES) -> bo
     stops = [_stop(explorer, done, rank) for rank in range(explorer.recording.ranks)]
     for _ in range(tries):
         result = workloads.stopped(explorer.subject, explorer.recorded, stops)
-        if result.exit_kind == "killed" and _content(explorer.subject.root) == wanted:
+        if result.exit_kind is ExitKind.KILLED and _content(explorer.subject.root) == wanted:
             return True
     return False
 
 
-def _stop(explorer: Explorer, done: Sequence[Operation], rank: int) -> dict[str, Any]:
+def _stop(explorer: Explorer, done: Sequence[Operation], rank: int) -> Stop:
     """Say how many operations a rank does, and which directories it makes."""
     made = [one for one in explorer.recording.operations if one.kind is Kind.MKDIR]
     count = sum(one.rank == rank and one.kind is not Kind.MARK for one in done)
-    return {"count": count, "makes": [one.path for one in made if one.rank == rank]}
+    return Stop(count, tuple(one.path for one in made if one.rank == rank))
 
 
 def _wanted(explorer: Explorer, state: State) -> dict[str, Any]:
@@ -103,10 +104,10 @@ def _left(explorer: Explorer, violation: Violation) -> bool:
 def _kill(explorer: Explorer, call: int) -> dict[str, bytes] | None:
     """Kill the workload before a call; give what it left, None if it was not killed."""
     subject = explorer.subject
-    fault = {"injector": INJECTOR, "args": {"at": call, "error": "kill"}}
+    fault = Fault(injector=INJECTOR, args={"at": call, "error": "kill"})
     result = workloads.again(subject, explorer.result.workload, [fault])
     fired = any(event["event"] == "fired" for event in result.events)
-    return _content(subject.root) if fired and result.exit_kind == "killed" else None
+    return _content(subject.root) if fired and result.exit_kind is ExitKind.KILLED else None
 
 
 def _content(root: Path) -> dict[str, Any]:

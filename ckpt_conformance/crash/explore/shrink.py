@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckpt_conformance.crash.explore.audit import Finding
-    from ckpt_conformance.crash.explore.exploring import Exploring
+    from ckpt_conformance.crash.explore.exploration import BaseExplorer
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation
 
 ROUNDS = 3
 OF_DATA = {"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"}
-EARLIER = 24  # unvisited states before the violating one that a round tries
+EARLIER = 24  # untried states before the violating one that a round tries
 
 
 def missing(state: State, whole: State) -> tuple[list[str], list[int]]:
@@ -39,14 +39,14 @@ def missing(state: State, whole: State) -> tuple[list[str], list[int]]:
     return names, files
 
 
-def simplicity(explorer: Exploring, case: Case) -> tuple[bool, int, int]:
+def simplicity(explorer: BaseExplorer, case: Case) -> tuple[bool, int, int]:
     """Order states: those that were observed, the earliest crash, the fewest missing pieces."""
     names, files = missing(case.state, explorer.complete(case.state.point))
     by_model = explorer.result.grade(case) == BY_MODEL
     return by_model, case.state.point, len(names) + len(files)
 
 
-def shrink_all(explorer: Exploring) -> None:
+def shrink_all(explorer: BaseExplorer) -> None:
     """Try simpler states around each violation until none of them violates in the same way."""
     tried: set[str] = set()
     for _ in range(min(ROUNDS, explorer.limits.rounds)):
@@ -66,8 +66,8 @@ def shrink_all(explorer: Exploring) -> None:
             break
 
 
-def settle(explorer: Exploring) -> None:
-    """Make the simplest visited state of each class the one that stands for it."""
+def settle(explorer: BaseExplorer) -> None:
+    """Make the simplest state that was recovered from of each class the one that stands for it."""
     result = explorer.result
     for report in result.models.values():
         for outcome, violation in report.worst.items():
@@ -75,23 +75,23 @@ def settle(explorer: Exploring) -> None:
                 case for case in explorer.cases[report.name] if _ends_so(explorer, case, outcome)
             ]
             best = min(same or [violation.case], key=lambda case: simplicity(explorer, case))
-            visit = result.visits[best.content]
+            recovery = result.recoveries[best.content]
             report.worst[outcome] = replace(
-                violation, case=best, visit=visit, shrunk=True, grade=result.grade(best)
+                violation, case=best, recovery=recovery, shrunk=True, grade=result.grade(best)
             )
 
 
-def _ends_so(explorer: Exploring, case: Case, outcome: str) -> bool:
-    visit = explorer.result.visits.get(case.content)
-    if visit is None:
+def _ends_so(explorer: BaseExplorer, case: Case, outcome: str) -> bool:
+    recovery = explorer.result.recoveries.get(case.content)
+    if recovery is None:
         return False
     facts = explorer.result.facts(case.state)
-    found = judge(visit, facts)
+    found = judge(recovery, facts)
     return found == outcome and not is_fine(found, facts)
 
 
-def simpler(explorer: Exploring, violation: Violation) -> Iterator[Case]:
-    """Give states with one piece more than the violating one, and unvisited ones before it.
+def simpler(explorer: BaseExplorer, violation: Violation) -> Iterator[Case]:
+    """Give states with one piece more than the violating one, and untried ones before it.
 
     None for what was observed on an image: only what a model allows can be made up.
     """
@@ -105,7 +105,7 @@ def simpler(explorer: Exploring, violation: Violation) -> Iterator[Case]:
     earlier = [
         each
         for each in explorer.cases[case.model]
-        if each.state.point < case.state.point and each.content not in explorer.result.visits
+        if each.state.point < case.state.point and each.content not in explorer.result.recoveries
     ]
     step = max(1, len(earlier) // EARLIER)
     yield from earlier[::-1][: EARLIER // 2]
@@ -139,7 +139,7 @@ def _parent(name: str) -> str:
 # -- blame ------------------------------------------------------------------------------------
 
 
-def blame_all(explorer: Exploring) -> None:
+def blame_all(explorer: BaseExplorer) -> None:
     """Name the guilty operation of each violation, and the finding of the audit that fits."""
     for report in explorer.result.models.values():
         for outcome, violation in report.worst.items():
@@ -148,7 +148,7 @@ def blame_all(explorer: Exploring) -> None:
             report.worst[outcome] = replace(violation, guilty=guilty, blame=finding)
 
 
-def _finding(explorer: Exploring, violation: Violation) -> Finding | None:
+def _finding(explorer: BaseExplorer, violation: Violation) -> Finding | None:
     """Choose the audit's finding about what the state lacks; about the last operation otherwise."""
     state = violation.case.state
     names, files = missing(state, explorer.complete(state.point))
@@ -160,7 +160,7 @@ def _finding(explorer: Exploring, violation: Violation) -> Finding | None:
 
 
 def guilty_of(
-    explorer: Exploring, violation: Violation, finding: Finding | None
+    explorer: BaseExplorer, violation: Violation, finding: Finding | None
 ) -> Operation | None:
     """Give the operation to blame: the audit's, what was not kept, or the last that was issued."""
     recording, state = explorer.recording, violation.case.state

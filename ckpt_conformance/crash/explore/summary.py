@@ -30,7 +30,7 @@ def of_exploration(result: Exploration) -> Summary:
         name: {
             "states": report.candidates,
             "unique": report.distinct,
-            "visited": report.visited,
+            "visited": report.recovered,
             "points": len(report.points),
             "outcomes": {str(key): number for key, number in report.outcomes.items()},
             "violating": sum(violation.states for violation in report.worst.values()),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.crash.explore import (
     bundles,
     engine,
-    explore_ranks,
     reproduced,
     summary,
     workloads,
 )
 from ckpt_conformance.subject import bundle
+from ckpt_conformance.subject.subject import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,7 +29,8 @@ MODELS = ("kill", "ext4", "xfs", "btrfs")
 MODELS_OF_RANKS = ("ranks", "node-loss")  # what `nfs` loses `node-loss` loses, too
 SAME = ("same",)
 RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
-CONTROL = "going on without a crash"  # its result, in the subject's notes
+EXPLORED: Slot[Explorer] = Slot("the exploration of a workload")
+CONTROL: Slot[list[str | None]] = Slot("what going on without a crash gives, where it is known")
 ALL = frozenset(Outcome)
 LOST = frozenset({Outcome.LOST_STEP})  # a whole step is served, and a newer one was acknowledged
 TORN = ALL - LOST  # nothing whole is served
@@ -40,44 +43,46 @@ def saves(subject: Subject) -> tuple[str, ...]:
 
 def explored(subject: Subject, name: str) -> Explorer:
     """Explore a workload under every model, once per subject; raises Unknown as it says."""
-    key = f"explored {name}"
-    if key not in subject.notes:
-        recorded = workloads.record(subject, name)
-        full = subject.budget == "full"
-        explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
-        explorer.result.control = None if full else subject.notes.get(CONTROL)
-        engine.run(explorer, MODELS)
-        reproduced.reproduce(explorer)
-        subject.notes[CONTROL] = explorer.result.control
-        subject.notes[key] = explorer
-        carry(subject, name, explorer)
-    return known(subject, key)
+    return known(subject, subject.once(EXPLORED, lambda: _explore(subject, name), name))
+
+
+def _explore(subject: Subject, name: str) -> Explorer:
+    recorded = workloads.record(subject, name)
+    full = subject.budget == "full"
+    explorer = engine.Explorer(subject, recorded, engine.FULL_CHECK if full else engine.QUICK)
+    controls = subject.once(CONTROL, lambda: [None])  # the last one found is at the end
+    explorer.result.control = None if full else controls[-1]
+    engine.run(explorer, MODELS)
+    reproduced.reproduce(explorer)
+    controls.append(explorer.result.control)
+    carry(subject, name, explorer)
+    return explorer
 
 
 def explored_of_ranks(subject: Subject, name: str) -> Explorer:
     """Explore a workload of two ranks, once per subject; raises Unknown as it says."""
-    key = f"explored {name} of ranks"
-    if key not in subject.notes:
-        recorded = workloads.record(subject, name, RANKS)
-        limits = explore_ranks.FULL if subject.budget == "full" else explore_ranks.QUICK
-        explorer = explore_ranks.RanksExplorer(subject, recorded, limits)
-        engine.run(explorer, MODELS_OF_RANKS)
-        explorer.confirm_worst()
-        reproduced.reproduce_ranks(explorer)
-        subject.notes[key] = explorer
-        carry(subject, f"{name} of ranks", explorer)
-    return known(subject, key)
+    key = f"{name} of ranks"
+    return known(subject, subject.once(EXPLORED, lambda: _explore_with_ranks(subject, name), key))
+
+
+def _explore_with_ranks(subject: Subject, name: str) -> Explorer:
+    recorded = workloads.record(subject, name, RANKS)
+    limits = engine.FULL_OF_RANKS if subject.budget == "full" else engine.QUICK_OF_RANKS
+    explorer = engine.RanksExplorer(subject, recorded, limits)
+    engine.run(explorer, MODELS_OF_RANKS)
+    explorer.confirm_worst()
+    reproduced.reproduce_ranks(explorer)
+    carry(subject, f"{name} of ranks", explorer)
+    return explorer
 
 
 def carry(subject: Subject, name: str, explorer: Explorer) -> None:
     """Have the next outcome carry what was explored to the certificate."""
-    carried = subject.notes.setdefault("crash", {})
-    carried[name] = summary.of_exploration(explorer.result)
+    subject.explored[name] = summary.of_exploration(explorer.result)
 
 
-def known(subject: Subject, key: str) -> Explorer:
+def known(subject: Subject, found: Explorer) -> Explorer:
     """Give an exploration that was made; raises Unknown as it says."""
-    found: Explorer = subject.notes[key]
     if found.recording.remark:
         subject.remarks["crash"] = found.recording.remark
     if found.result.interrupted:
@@ -130,7 +135,7 @@ def require_clean(
         others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in found})
         message = f"{worst.outcome} after {worst.case.model} in {explorer.result.workload}"
         raise Violation(
-            f"{message}: {worst.visit.told}",
+            f"{message}: {worst.recovery.summary}",
             evidence=evidence(subject, explorer, worst) | {"all": others},
             rate=(bad, total),
         )
@@ -144,15 +149,15 @@ def _order(pair: tuple[Explorer, Found]) -> tuple[int, int, str]:
     return -RANK[violation.outcome], violation.case.state.point, explorer.result.workload
 
 
-def evidence(subject: Subject, explorer: Explorer, worst: Found) -> dict[str, Any]:
+def evidence(subject: Subject, explorer: Explorer, worst: Found) -> dict[str, object]:
     """Collect what a reader needs, and lay the state itself where a bundle takes it from."""
     path = bundles.write(subject.scratch, explorer, worst)
     path.rename(subject.scratch / bundle.CRASH)  # `bundle.write` takes it along
-    told = worst.to_json()
+    record = msgspec.to_builtins(worst.record())
     wanted = ("outcome", "model", "point", "why", "operation", "source", "blame", "grade", "told")
-    audit = [finding.told for finding in explorer.result.audit[:8]]
-    some = {key: told[key] for key in wanted if told[key]}
-    return {**some, "differs": told["differs"][:4], "audit": audit}
+    audit = [finding.summary for finding in explorer.result.audit[:8]]
+    some = {key: record[key] for key in wanted if record[key]}
+    return {**some, "differs": record["differs"][:4], "audit": audit}
 
 
 def unusable(subject: Subject, models: Sequence[str]) -> list[str]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
+from ckpt_conformance.harness.messages import Close, Options, Run
 from ckpt_conformance.subject import worlds
-from ckpt_conformance.subject.subject import JOB_SEED
+from ckpt_conformance.subject.subject import JOB_SEED, Slot
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.operations import Recording
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_conformance.harness.client import Finished, ProcessResult
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Stop
     from ckpt_conformance.subject.subject import Golden, Subject
 
 STOPPED = 8.0  # seconds that ranks have to come to their stops
 OTHER = 23  # the seed of a job that saves a step which another job has saved
+RECORDED: Slot[Recorded] = Slot("the recording of a workload")
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,13 @@ class Workload:
     """
 
     name: str
-    told: str
+    description: str
     before: tuple[int, ...]
     runs: tuple[tuple[int, tuple[int, ...]], ...]
     resume: bool = False
     seed: int = JOB_SEED
     keep: int | None = None
     needs: tuple[Capability, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
     layout: dict[str, int] = field(default_factory=dict[str, int])  # of several ranks
 
 
@@ -102,28 +104,27 @@ def record(subject: Subject, name: str, layout: Mapping[str, int] | None = None)
     Raises NotApplicable where the manager does not declare what it needs or does not save a step
     twice, Unknown where a save that nothing disturbs fails.
     """
-    key = f"recorded {name} {sorted((layout or {}).items())}"
-    if key not in subject.notes:
-        subject.notes[key] = _record(subject, replace(WORKLOADS[name], layout=dict(layout or {})))
-    found: Recorded = subject.notes[key]
-    return found
+    work = replace(WORKLOADS[name], layout=dict(layout or {}))
+    return subject.once(
+        RECORDED, lambda: _record(subject, work), name, *sorted(work.layout.items())
+    )
 
 
-def injected(subject: Subject, name: str, fault: dict[str, Any], step: int) -> Recorded:
+def injected(subject: Subject, name: str, fault: Fault, step: int) -> Recorded:
     """Record a workload whose save of `step` meets a fault and goes on; Unknown if it fails."""
     work = replace(WORKLOADS[name], name=f"{name}-injected")
     return _record(subject, work, [fault], step)
 
 
 def _record(
-    subject: Subject, work: Workload, faults: Sequence[dict[str, Any]] = (), step: int | None = None
+    subject: Subject, work: Workload, faults: Sequence[Fault] = (), step: int | None = None
 ) -> Recorded:
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / (f"{work.name}-of-ranks" if work.layout else work.name)
     trees.clear(folder)  # a recording that failed before may be tried again
     before = _materialize(subject, work)
     result = _live(subject, work, faults, step, record=str(folder))
-    if result.exit_kind != "ended" or result.error:
+    if not result.went_well:
         told = subject.tell(result)
         if faults:
             raise Unknown(f"a save that went on after a fault fails when it is recorded: {told}")
@@ -134,18 +135,22 @@ def _record(
     return Recorded(work.name, recording, before, _options(work), final, work.layout)
 
 
-def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> ProcessResult:
+def again(subject: Subject, name: str, faults: Sequence[Fault]) -> ProcessResult:
     """Run a workload once more, with faults; what it leaves stands in the subject's root."""
     _materialize(subject, WORKLOADS[name])
     result: Any = _live(subject, WORKLOADS[name], faults)
     return cast("ProcessResult", result)
 
 
-def stopped(subject: Subject, recorded: Recorded, stops: Sequence[dict[str, Any]]) -> Finished:
+def stopped(subject: Subject, recorded: Recorded, stops: Sequence[Stop]) -> Finished:
     """Run a workload of ranks once more; kill all when each has done so many operations."""
     work = replace(WORKLOADS[recorded.name], layout=recorded.layout)
     _materialize(subject, work)
-    given: dict[str, Any] = {"seed": work.seed, "options": _options(work), "deadline": STOPPED}
+    given: dict[str, Any] = {
+        "seed": work.seed,
+        "options": Options(keep_last=work.keep or None),
+        "deadline": STOPPED,
+    }
     return worlds.recorded(subject, work.layout, *_ops(work), stops=stops, **given)
 
 
@@ -164,27 +169,26 @@ def _materialize(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
 def _live(
     subject: Subject,
     work: Workload,
-    faults: Sequence[dict[str, Any]],
+    faults: Sequence[Fault],
     step: int | None = None,
     record: str = "",
 ) -> Finished:
     ops = _ops(work, faults, step)
-    given: dict[str, Any] = {"seed": work.seed, "options": _options(work)}
+    given: dict[str, Any] = {"seed": work.seed, "options": Options(keep_last=work.keep or None)}
     if work.layout:
         return worlds.recorded(subject, work.layout, *ops, folder=Path(record), **given)
     return subject.execute(*ops, **given, **({"record": record} if record else {}))
 
 
-def _ops(
-    work: Workload, faults: Sequence[dict[str, Any]] = (), step: int | None = None
-) -> list[dict[str, Any]]:
-    run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": list(faults)}
-    run |= {} if step is None else {"fault_step": step}
-    ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
-    return [*ops, {"op": "close"}]
+def _ops(work: Workload, faults: Sequence[Fault] = (), step: int | None = None) -> list[AnyOp]:
+    runs = [
+        Run(until=until, save_at=saves, resume=work.resume, faults=tuple(faults), fault_step=step)
+        for until, saves in work.runs
+    ]
+    return [*runs, Close()]
 
 
-def _options(work: Workload) -> dict[str, Any]:
+def _options(work: Workload) -> dict[str, int]:
     return {"keep_last": work.keep} if work.keep else {}
 
 

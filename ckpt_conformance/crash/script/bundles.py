@@ -2,81 +2,154 @@
 
 `checkpoints/` is the directory as the crash left it, `expected.*` the result of the uninterrupted
 run, `output.txt` what the script printed when it was started there, `repro.py` a script that needs
-the user's own and torch alone. The rest is as in `bundles`.
+the user's own and torch alone. The rest is as in `crash.explore.bundles`.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Outcome, Unknown
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore import bundles
-from ckpt_conformance.crash.explore.judging import Version, is_fine, judge
-from ckpt_conformance.crash.script import progress
+from ckpt_conformance.crash.explore.exploration import Limits, ViolationRecord
+from ckpt_conformance.crash.explore.judging import Facts, Version
+from ckpt_conformance.crash.script import progress, repro
 from ckpt_conformance.crash.script.command import Script
 from ckpt_conformance.crash.script.explore import ScriptExplorer
+from ckpt_conformance.crash.script.messages import Begin, Expect, Recover, Warm
 from ckpt_conformance.crash.script.pool import Pool, WorkerProcess
+from ckpt_conformance.crash.script.progress import Measure
 from ckpt_conformance.crash.script.rehearsal import Rehearsal
-from ckpt_conformance.crash.script.repro import text_of
 from ckpt_conformance.subject import bundle
 from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
+    from ckpt_conformance.crash.explore.bundles import Replayed
     from ckpt_conformance.crash.explore.exploration import Violation
 
 KIND = "script-state"
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The first part of `violation.json`: the command, and how it was run."""
+
+    schema: str
+    kind: str
+    script: Script
+    root: str
+    expected: str  # name of the result of the uninterrupted run
+    deadline: float  # seconds
+    forks: bool
+    seed: int
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """The last part of `violation.json`: what was promised, and how it is measured.
+
+    `results` are digests of what a resume from each version's whole directory gives.
+    """
+
+    facts: Facts
+    versions: tuple[Version, ...]
+    results: dict[int, str]
+    meter: Measure
+    replay: str = bundles.COMMAND
+
+    @property
+    def last_step(self) -> int:
+        """How far the newest acknowledged version had come; 0 if there was none."""
+        steps = {version.number: version.step for version in self.versions}
+        last = self.facts.last_acknowledged
+        return 0 if last is None else steps.get(last, 0)
+
+
+@dataclass(frozen=True)
+class ScriptBundle:
+    """What `violation.json` says."""
+
+    origin: Origin
+    record: ViolationRecord
+    promise: Promise
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a bundle; raises BundleError if it is none of a script."""
+        content = bundle.read(folder)
+        return cls(
+            bundles.part_of(content, Origin),
+            bundles.part_of(content, ViolationRecord),
+            bundles.part_of(content, Promise),
+        )
+
+
 def write(folder: Path, explorer: ScriptExplorer, violation: Violation) -> Path:
     """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
-    found, state = explorer.found, violation.case.state
-    target = bundles.fresh(folder, bundles.name_of(explorer.result.workload, violation))
-    bundles.materialize(explorer.recording, state, target / "checkpoints")
-    trees.copy(explorer.recording.folder, target / "recording")
+    found = explorer.found
+    content = ScriptBundle(_origin(explorer), violation.record(), _promise(explorer, violation))
+    parts = (content.origin, content.record, content.promise)
+    target = bundles.write_state(folder, explorer, violation, *parts)
     if found.expected.is_dir():
         trees.copy(found.expected, target / found.expected.name)
     elif found.expected.is_file():
         shutil.copyfile(found.expected, target / found.expected.name)
-    told = _told(explorer, violation)
-    (target / "violation.json").write_text(json.dumps(told, indent=2, default=str))
-    (target / "operations.txt").write_text(bundles.listing(explorer.recording, violation))
     (target / "output.txt").write_text(explorer.outputs.get(violation.case.content, ""))
-    (target / "repro.py").write_text(text_of(told))
+    (target / "repro.py").write_text(script_of(content))
     return target
 
 
-def _told(explorer: ScriptExplorer, violation: Violation) -> dict[str, Any]:
+def _origin(explorer: ScriptExplorer) -> Origin:
     found = explorer.found
-    return {
-        "schema": bundle.SCHEMA,
-        "kind": KIND,
-        "script": found.script.to_json(),
-        "root": found.script.root,
-        "expected": found.expected.name,
-        "deadline": found.deadline,
-        "forks": found.forks,
-        "seed": explorer.seed,
-        **violation.to_json(),
-        "facts": asdict(explorer.result.facts(violation.case.state.point)),
-        "versions": [asdict(version) for version in found.versions],
-        "results": found.results,
-        "meter": found.meter.to_json(),
-        "replay": "ckpt-conformance replay .",
-    }
+    return Origin(
+        schema=bundle.SCHEMA,
+        kind=KIND,
+        script=found.script,
+        root=found.script.root,
+        expected=found.expected.name,
+        deadline=found.deadline,
+        forks=found.forks,
+        seed=explorer.seed,
+    )
 
 
-def replay(folder: Path, scratch: Path) -> tuple[Outcome, bool, str]:
-    """Start the command in the bundle's directory again; give the outcome, whether fine, and why.
+def _promise(explorer: ScriptExplorer, violation: Violation) -> Promise:
+    found = explorer.found
+    return Promise(
+        facts=explorer.result.facts(violation.case.state.point),
+        versions=tuple(found.versions),
+        results=found.results,
+        meter=found.meter.measure,
+    )
+
+
+def script_of(content: ScriptBundle) -> str:
+    """Write the script for whoever owns the training script."""
+    origin, promise = content.origin, content.promise
+    measure = promise.meter
+    return repro.script(
+        content.record,
+        origin.script,
+        expected=origin.expected,
+        by="resumed" if measure.resumes else measure.by,
+        reference=list(measure.reference),
+        promised=promise.last_step,
+        deadline=origin.deadline,
+    )
+
+
+def replay(folder: Path, scratch: Path) -> Replayed:
+    """Start the command in the bundle's directory again.
 
     Raises Unknown if the command can't be started: then nothing can be said.
     """
-    told, folder = bundle.read(folder), folder.resolve()
-    script = Script.from_json(told["script"])
+    folder = folder.resolve()
+    content = ScriptBundle.read(folder)
+    script = content.origin.script
     if not Path(script.cwd).is_dir():
         raise Unknown(f"the folder in which the command ran is gone: {script.cwd}")
     root = Path(script.root)
@@ -84,43 +157,36 @@ def replay(folder: Path, scratch: Path) -> tuple[Outcome, bool, str]:
     if root.exists() and any(root.iterdir()):
         script = script.at(str(scratch / "out"))
     try:
-        return _replay(folder, told, script, scratch)
+        return _replay(folder, content, script, scratch)
     finally:
         for each in made:
             if each.is_dir() and not any(each.iterdir()):
                 each.rmdir()
 
 
-def _replay(
-    folder: Path, told: dict[str, Any], script: Script, scratch: Path
-) -> tuple[Outcome, bool, str]:
+def _replay(folder: Path, content: ScriptBundle, script: Script, scratch: Path) -> Replayed:
+    origin = content.origin
     with WorkerProcess(scratch / "worker", script) as worker:
-        worker.ask("begin")
-        if told["forks"]:
-            worker.ask("warm")
-        recording, expected = str(folder / "recording"), str(folder / told["expected"])
-        known = {"recording": recording, "expected": expected}
-        worker.ask("expect", result_file=script.result_file, **known)
-        place = str(folder / "checkpoints")
-        line = worker.ask("visit", place=place, deadline=told["deadline"])
-    explorer = _explorer(folder, told, script)
-    visit = explorer.visit_of(line, tuple(told["older whole"]))
-    facts = explorer.result.facts(told["point"])
-    outcome = judge(visit, facts)
-    return outcome, is_fine(outcome, facts), visit.told
+        worker.ask(Begin())
+        if origin.forks:
+            worker.ask(Warm())
+        recording, expected = str(folder / "recording"), str(folder / origin.expected)
+        worker.ask(Expect(recording, expected, script.result_file))
+        run = worker.ask(Recover(tree=str(folder / "checkpoints"), deadline=origin.deadline))
+    explorer = _explorer(folder, content, script)
+    recovery = explorer.recovery_of(run, content.record.older_whole)
+    return bundles.replayed(recovery, explorer.result.facts(content.record.point))
 
 
-def _explorer(folder: Path, told: dict[str, Any], script: Script) -> ScriptExplorer:
+def _explorer(folder: Path, content: ScriptBundle, script: Script) -> ScriptExplorer:
     """Rebuild what judges, from the bundle alone."""
+    origin, promise = content.origin, content.promise
     recording = Recording.read(folder / "recording")
     result = "" if script.result_cmd else script.result_file
     patterns = progress.patterns(script.step_regex, script.checkpoint_glob, result)
-    meter = progress.Meter.from_json(patterns, told["meter"])
-    found = Rehearsal(
-        script, Pool([]), recording, meter, patterns, told["deadline"], folder / told["expected"]
-    )
-    found.versions = [Version(**each) for each in told["versions"]]
-    found.results = {int(number): digest for number, digest in told["results"].items()}
-    from ckpt_conformance.crash.explore.exploring import Limits
-
+    meter = progress.Meter(patterns, promise.meter)
+    expected = folder / origin.expected
+    found = Rehearsal(script, Pool([]), recording, meter, patterns, origin.deadline, expected)
+    found.versions = list(promise.versions)
+    found.results = dict(promise.results)
     return ScriptExplorer(found, Limits())

@@ -11,14 +11,14 @@ import re
 import shlex
 import shutil
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from ckpt_conformance.harness.client import FIXED_MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 OUT = "{out}"
 # A line that tells a step; what stands before the number tells "resumed from step 4" from "step 4".
@@ -81,20 +81,10 @@ class Script:
         """Give the same script with another directory."""
         return replace(self, root=root)
 
-    def to_json(self) -> dict[str, Any]:
-        """Give plain values."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave."""
-        lists = {"command", "resume", "preload"}
-        fields: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in told.items()}
-        return cls(**fields)
-
-
-def checked(command: Sequence[str], **given: Any) -> Script:  # noqa: ANN401  the fields of Script
-    """Make a script of what a user gave; raises ScriptError with what to change."""
+def checked(script: Script) -> Script:
+    """Check a script and make its paths relative; raises ScriptError with what to change."""
+    command = script.command
     if not any(OUT in word for word in command):
         raise ScriptError(
             f"the command {shlex.join(command)!r} has no {OUT}: write {OUT} where the script takes "
@@ -104,7 +94,6 @@ def checked(command: Sequence[str], **given: Any) -> Script:  # noqa: ANN401  th
         raise ScriptError(
             f"there is no program {command[0]!r} on the PATH and no file of that name"
         )
-    script = Script(tuple(command), **given)
     try:
         re.compile(script.step_regex)
     except re.error as error:

@@ -7,26 +7,27 @@ from that step's undamaged directory gives. What it may not do is begin before w
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.explore import exploring
-from ckpt_conformance.crash.explore.exploring import Exploring, Limits
-from ckpt_conformance.crash.explore.judging import Version, Visit, is_fine, judge
-from ckpt_conformance.crash.script.rehearsal import last_words, placed
+from ckpt_conformance.crash.explore import exploration
+from ckpt_conformance.crash.explore.exploration import BaseExplorer
+from ckpt_conformance.crash.explore.judging import LoadError, Recovery, Version, is_fine, judge
+from ckpt_conformance.crash.script import messages
+from ckpt_conformance.crash.script.messages import Recover
+from ckpt_conformance.crash.script.rehearsal import last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckpt_conformance.crash.explore.exploration import Case, Exploration, Violation
+    from ckpt_conformance.crash.explore.exploration import Case, Exploration, Limits, Violation
     from ckpt_conformance.crash.model.states import State
+    from ckpt_conformance.crash.script.messages import Run
     from ckpt_conformance.crash.script.rehearsal import Rehearsal
 
-    Line = dict[str, Any]
-
-HANGS = 3  # by worker; then no more states are visited
+HANGS = 3  # by worker; then the command is run in no more states
 
 
-class ScriptExplorer(Exploring):
+class ScriptExplorer(BaseExplorer):
     """Explores one rehearsed script."""
 
     def __init__(self, found: Rehearsal, limits: Limits, seed: int = 0) -> None:
@@ -39,32 +40,31 @@ class ScriptExplorer(Exploring):
         self.result.private = True
         self.outputs: dict[str, str] = {}  # of what is not fine, by content
         self.hangs = 0
-        self.on_first: Callable[[str], None] = exploring.nothing
+        self.on_first: Callable[[str], None] = exploration.nothing
         self._told_first = False
         self.begun = time.monotonic()
 
     def promised(self, point: int) -> str:
         """Say what a resume may give after a crash at a point: a script may always run further."""
-        floor = self.result.facts(point).floor
-        if floor is None:
+        last = self.result.facts(point).last_acknowledged
+        if last is None:
             return "nothing was promised yet: it may begin anew"
-        step = next(one.step for one in self.versions if one.number == floor)
-        return f"the result of a run that {self.found.meter.told(step)}, or of a later one"
+        step = next(version.step for version in self.versions if version.number == last)
+        return f"the result of a run that {self.found.meter.describe(step)}, or of a later one"
 
-    def visit(self, cases: Sequence[Case]) -> None:
-        """Run the command in every content that was not visited yet."""
+    def recover(self, cases: Sequence[Case]) -> None:
+        """Run the command in every content in which it was not run yet."""
         for case in cases:
-            line = self.found.controls.get(case.content)
-            if line is not None and case.content not in self.result.visits:
-                self._take(line, case)
-        new = {case.content: case for case in cases if case.content not in self.result.visits}
+            run = self.found.controls.get(case.content)
+            if run is not None and case.content not in self.result.recoveries:
+                self._take(run, case)
+        new = {case.content: case for case in cases if case.content not in self.result.recoveries}
         chosen = list(new.values())
         begun = time.monotonic()
-        for done, (number, line) in enumerate(
-            self.found.pool.map(len(chosen), lambda n: self._request(chosen[n]), "visit"), 1
-        ):
-            self._take(line, chosen[number])
-            self.result.visited += 1
+        runs = self.found.pool.map(len(chosen), lambda number: self._request(chosen[number]))
+        for done, (number, run) in enumerate(runs, 1):
+            self._take(run, chosen[number])
+            self.result.recovered += 1
             self.on_progress(done, len(chosen), time.monotonic() - begun)
             if self.hangs >= HANGS * len(self.found.pool.workers):
                 self.unknown(f"{self.hangs} resumes hung: the other states were not visited")
@@ -72,41 +72,42 @@ class ScriptExplorer(Exploring):
         self.result.batch_seconds += time.monotonic() - begun
         self.result.seconds += time.monotonic() - begun
 
-    def _request(self, case: Case) -> Line:
-        return {"place": placed(case.state), "deadline": self.found.deadline}
+    def _request(self, case: Case) -> Recover:
+        return Recover(self.found.deadline, state=messages.pack(case.state))
 
-    def _take(self, line: Line, case: Case) -> None:
-        visit = self.visit_of(line, self.older(case.state))
-        self.result.visits[case.content] = visit
+    def _take(self, run: Run, case: Case) -> None:
+        recovery = self.recovery_of(run, self.older(case.state))
+        self.result.recoveries[case.content] = recovery
         facts = self.result.facts(case.state.point)
-        outcome = judge(visit, facts)
+        outcome = judge(recovery, facts)
         if is_fine(outcome, facts):
             return
-        self.hangs += visit.exit_kind == "hang"
-        self.outputs[case.content] = line["output"]
+        self.hangs += recovery.exit_kind == "hang"
+        self.outputs[case.content] = run.output
         if not self._told_first:
             self._told_first = True
-            self.on_first(f"{outcome} under {case.model}: {visit.told}")
+            self.on_first(f"{outcome} under {case.model}: {recovery.summary}")
 
-    def visit_of(self, line: Line, older: tuple[int, ...]) -> Visit:
+    def recovery_of(self, run: Run, older: tuple[int, ...]) -> Recovery:
         """Say what one run came to; `older` are versions that a refusal leaves whole."""
-        exit_kind = "crashed" if line["exit_kind"] == "killed" else str(line["exit_kind"])
+        exit_kind = "crashed" if run.exit_kind == "killed" else run.exit_kind
         if exit_kind != "ended":
-            return Visit(exit_kind, alone=True)
-        if line["code"] != 0:
-            what = f"exit status {line['code']}"
-            error = {"type": what, "message": last_words(line), "typed": False}
-            return Visit(exit_kind, error=error, older=older, alone=True)
-        position = self.found.meter.position(line["output"], line["files"])
-        version, began = self._version(position), self.found.meter.told(position)
+            return Recovery(exit_kind, alone=True)
+        if run.code != 0:
+            error = LoadError(f"exit status {run.code}", last_words(run.output))
+            return Recovery(exit_kind, error=error, older=older, alone=True)
+        position = self.found.meter.position(run.output, run.files)
+        version, began = self._version(position), self.found.meter.describe(position)
         whole = self.found.results.get(version.number, "none") if version else "none"
-        if not line["same"] and line["digest"] != whole:
+        comparison = run.comparison
+        if not comparison.same and comparison.digest != whole:
+            differs = comparison.differs
             what = self.found.script.result_file or "the result"
-            said = f"{began}, and {what} is wrong: {'; '.join(line['differs'][:2])}"
-            return Visit(exit_kind, -1, (), differs=tuple(line["differs"]), alone=True, said=said)
+            said = f"{began}, and {what} is wrong: {'; '.join(differs[:2])}"
+            return Recovery(exit_kind, -1, (), differs=differs, alone=True, said=said)
         if version is None:
-            return Visit(exit_kind, None, alone=True, said=began)
-        return Visit(exit_kind, version.step, (version.number,), alone=True, said=began)
+            return Recovery(exit_kind, None, alone=True, said=began)
+        return Recovery(exit_kind, version.step, (version.number,), alone=True, said=began)
 
     def _version(self, position: int | None) -> Version | None:
         """Give the newest promise that a position keeps; None for a cold start."""
@@ -129,33 +130,38 @@ class ScriptExplorer(Exploring):
         return tuple(found)
 
     def confirm(self) -> None:
-        """Visit what stands for each class once more: a finding that comes and goes is none."""
+        """Run once more what stands for each class of violations.
+
+        A violation that does not show again is not steady, and the verdict is UNKNOWN.
+        """
         chosen = {v.case.content: v for v in self.result.violations}
         violations: list[Violation] = list(chosen.values())
-        ask = "visit"
-        for number, line in self.found.pool.map(
-            len(violations), lambda n: self._request(violations[n].case), ask
-        ):
-            one = violations[number]
-            facts = self.result.facts(one.case.state.point)
-            again = judge(self.visit_of(line, one.visit.older), facts)
-            if again is not one.outcome:
+        runs = self.found.pool.map(
+            len(violations), lambda number: self._request(violations[number].case)
+        )
+        for number, run in runs:
+            violation = violations[number]
+            state = violation.case.state
+            again = judge(
+                self.recovery_of(run, violation.recovery.older), self.result.facts(state.point)
+            )
+            if again is not violation.outcome:
                 self.unknown(
-                    f"not steady: a crash after operation {one.case.state.point} under "
-                    f"{one.case.model} gave {one.outcome}, and once more {again}"
+                    f"not steady: a crash after operation {state.point} under "
+                    f"{violation.case.model} gave {violation.outcome}, and once more {again}"
                 )
 
 
 def _same(state: State, whole: State, name: str) -> bool:
-    one, other = state.names.get(name), whole.names[name]
-    return one == other and state.contents.get(other) == whole.contents.get(other)
+    mine, wanted = state.names.get(name), whole.names[name]
+    return mine == wanted and state.contents.get(wanted) == whole.contents.get(wanted)
 
 
 def explore(
     explorer: ScriptExplorer, models: Sequence[str], real: Sequence[str] = ()
 ) -> Exploration:
     """Explore under some models and on some real file systems, and confirm what violates."""
-    result = exploring.run(explorer, models, real)
+    result = exploration.run(explorer, models, real)
     if not result.interrupted:
         try:
             explorer.confirm()

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.crash.explore.messages import from_line, to_line
 from ckpt_conformance.crash.script.command import environment_of_runs
+from ckpt_conformance.crash.script.messages import Answer, Failed, Hello
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.crash.script.command import Script
+    import msgspec
 
-    Line = dict[str, Any]
+    from ckpt_conformance.crash.script.command import Script
+    from ckpt_conformance.crash.script.messages import A, Recover, Request, Run
 
 WEEK = 7 * 86_400.0  # seconds; an uninterrupted run takes as long as it takes
 ENDING = 10.0  # seconds for a worker to end
@@ -45,26 +47,28 @@ class WorkerProcess:
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for us: what was found is told
             )
-        self._send({"folder": str(folder), "script": script.to_json()})
+        self._send(Hello(str(folder), script))
 
-    def _send(self, line: Line) -> None:
+    def _send(self, message: msgspec.Struct) -> None:
         if self.process.stdin is not None:
-            self.process.stdin.write(json.dumps(line) + "\n")
+            self.process.stdin.write(to_line(message))
             self.process.stdin.flush()
 
-    def ask(self, do: str, **given: Any) -> Line:  # noqa: ANN401  plain values
+    def ask(self, request: Request[A]) -> A:
         """Ask for one thing and wait for the answer; raises Unknown if there is none."""
         line = ""
         with contextlib.suppress(OSError):
-            self._send({"do": do, **given})
+            self._send(request)
             line = self.process.stdout.readline() if self.process.stdout else ""
         if not line:
             log = self.log.read_text(errors="replace")[-TAIL:].strip()
-            raise Unknown(f"a worker ended with {self.process.wait()} while asked to {do}: {log}")
-        answer: Line = json.loads(line)
-        if "failed" in answer:
-            raise Unknown(answer["failed"])
-        return answer
+            what = request.__struct_config__.tag
+            raise Unknown(f"a worker ended with {self.process.wait()} while asked to {what}: {log}")
+        kind: Any = Answer
+        answer = from_line(line, kind)
+        if isinstance(answer, Failed):
+            raise Unknown(answer.why)
+        return cast("A", answer)
 
     def abandon(self) -> None:
         """Ask for no more: it ends what it runs, and itself; an answer that is due is not given."""
@@ -88,7 +92,7 @@ class WorkerProcess:
 
 
 class Pool:
-    """Workers that share out what is asked."""
+    """Workers that share out the runs that are asked for."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         """Have every worker free."""
@@ -97,21 +101,19 @@ class Pool:
         for worker in workers:
             self._free.put(worker)
 
-    def map(
-        self, count: int, request: Callable[[int], Line], do: str
-    ) -> Iterator[tuple[int, Line]]:
-        """Ask for each of `count` things; give answers with their numbers as they come."""
+    def map(self, count: int, request: Callable[[int], Recover]) -> Iterator[tuple[int, Run]]:
+        """Ask for each of `count` runs; give answers with their numbers as they come."""
 
-        def one(number: int) -> tuple[int, Line]:
+        def answer(number: int) -> tuple[int, Run]:
             worker = self._free.get()
             try:
-                return number, worker.ask(do, **request(number))
+                return number, worker.ask(request(number))
             finally:
                 self._free.put(worker)
 
         threads = ThreadPoolExecutor(len(self.workers))
         try:
-            for done in as_completed([threads.submit(one, number) for number in range(count)]):
+            for done in as_completed([threads.submit(answer, number) for number in range(count)]):
                 yield done.result()
         finally:
             threads.shutdown(wait=False, cancel_futures=True)

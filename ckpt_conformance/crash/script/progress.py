@@ -13,14 +13,16 @@ import re
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from posixpath import basename
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.crash.script.command import TENSOR_FILES, USUAL_STEPS
 from ckpt_conformance.trace.events import Marked
 from ckpt_conformance.trace.operations import Kind, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ckpt_conformance.trace.operations import Recording
 
@@ -88,68 +90,82 @@ class Lines:
         return [Marked(SAID, item[1]) for item in items if item]
 
 
+class Measure(msgspec.Struct, frozen=True):
+    """By what positions are measured.
+
+    `by` names what is counted: lines, numbers (of steps), files (of checkpoints), or nothing.
+    `reference` is what uninterrupted runs have of it. `resumes`: the user's expression finds only
+    the step that is resumed from.
+    """
+
+    by: str
+    reference: tuple[str, ...]
+    resumes: bool
+
+
+def measure_of(found: Patterns, outputs: Sequence[str], files: Sequence[str]) -> Measure:
+    """Choose what to measure by: what the uninterrupted runs have in common."""
+    items_of = [found.steps(output) for output in outputs]
+    texts = [_unique(text for text, _ in items) for items in items_of]
+    numbers = [_unique(str(number) for _, number in items) for items in items_of]
+    by, reference = "nothing", list[str]()
+    if len(texts[0]) > 1 and _all_same(texts):
+        by, reference = "lines", texts[0]
+    elif len(numbers[0]) > 1 and _all_same(numbers):
+        by, reference = "numbers", numbers[0]
+    elif names := _checkpoints(found, files):
+        by, reference = "files", names
+    resumes = by in {"files", "nothing"} and found.step.pattern != USUAL_STEPS
+    return Measure(by, tuple(reference), resumes)
+
+
+def _checkpoints(found: Patterns, files: Iterable[str]) -> list[str]:
+    """Choose the names of checkpoints; one that is written again counts again."""
+    return [name for name in files if found.is_checkpoint(name)]
+
+
 class Meter:
-    """Measures positions against two uninterrupted runs."""
+    """Measures positions against uninterrupted runs."""
 
-    def __init__(self, found: Patterns, outputs: Sequence[str], files: Sequence[str]) -> None:
-        """Choose what to measure by: what both uninterrupted runs have in common."""
-        self.patterns = found
-        told = [found.steps(output) for output in outputs]
-        texts = [_unique(text for text, _ in items) for items in told]
-        numbers = [_unique(str(number) for _, number in items) for items in told]
-        self.reference: list[str] = []
-        self.by = "nothing"
-        if len(texts[0]) > 1 and _all_same(texts):
-            self.by, self.reference = "lines", texts[0]
-        elif len(numbers[0]) > 1 and _all_same(numbers):
-            self.by, self.reference = "numbers", numbers[0]
-        elif names := self.checkpoints(files):
-            self.by, self.reference = "files", names
-        self.resumes = self.by in {"files", "nothing"} and found.step.pattern != USUAL_STEPS
+    def __init__(self, found: Patterns, measure: Measure) -> None:
+        """Take what to measure by."""
+        self.patterns, self.measure = found, measure
 
-    def to_json(self) -> dict[str, object]:
-        """Give plain values: what a replay measures by."""
-        return {"by": self.by, "reference": self.reference, "resumes": self.resumes}
-
-    @classmethod
-    def from_json(cls, found: Patterns, told: Mapping[str, Any]) -> Self:
-        """Measure as another one did."""
-        made = cls(found, ["", ""], [])
-        made.by, made.reference, made.resumes = told["by"], told["reference"], told["resumes"]
-        return made
-
-    def checkpoints(self, files: Iterable[str]) -> list[str]:
-        """Choose the names of checkpoints; one that is written again counts again."""
-        return [name for name in files if self.patterns.is_checkpoint(name)]
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether no position can be told."""
+        return self.measure.by == "nothing" and not self.measure.resumes
 
     def position(self, output: str, files: Sequence[str]) -> int | None:
         """Give how many items were not done again; 0 is a cold start, None can't be told."""
         items = self.patterns.steps(output)
-        if self.resumes:  # the expression finds nothing but the step that is resumed from
+        by, reference = self.measure.by, self.measure.reference
+        if self.measure.resumes:  # the expression finds nothing but the step that is resumed from
             return items[0][1] if items else 0
-        if self.by == "nothing":
+        if by == "nothing":
             return None
-        if self.by == "lines":
+        if by == "lines":
             found = _unique(text for text, _ in items)
-        elif self.by == "numbers":
+        elif by == "numbers":
             found = _unique(str(number) for _, number in items)
         else:
-            found = self.checkpoints(files)
-        pairs = zip(reversed(found), reversed(self.reference), strict=False)
+            found = _checkpoints(self.patterns, files)
+        pairs = zip(reversed(found), reversed(reference), strict=False)
         again = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return len(self.reference) - again
+        return len(reference) - again
 
-    def told(self, position: int | None) -> str:
+    def describe(self, position: int | None) -> str:
         """Say in words where a run began."""
         if position is None:
             return "it ran to its end"
         if position == 0:
             return "it began anew"
-        if self.resumes:
+        if self.measure.resumes:
             return f"resumed from step {position}"
-        if self.by == "numbers":
-            return f"resumed after step {self.reference[position - 1]}"
-        return f"resumed after {self.reference[position - 1].rpartition('#')[2].strip()!r}"
+        last = self.measure.reference[position - 1]
+        if self.measure.by == "numbers":
+            return f"resumed after step {last}"
+        return f"resumed after {last.rpartition('#')[2].strip()!r}"
 
 
 def _unique(items: Iterable[str]) -> list[str]:

@@ -6,22 +6,21 @@ a resume from an undamaged directory gives. Raises Unknown with the reason and t
 
 from __future__ import annotations
 
-import base64
-import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.explore.exploring import complete
+from ckpt_conformance.crash.explore.exploration import complete
 from ckpt_conformance.crash.explore.judging import BEFORE, Version
 from ckpt_conformance.crash.explore.materializer import digest
-from ckpt_conformance.crash.script import progress
+from ckpt_conformance.crash.script import messages, progress
 from ckpt_conformance.crash.script.child import GENERATORS
 from ckpt_conformance.crash.script.command import start_of
+from ckpt_conformance.crash.script.messages import Begin, Compare, Expect, Record, Recover, Warm
 from ckpt_conformance.crash.script.pool import WEEK, Pool, WorkerProcess
 from ckpt_conformance.trace.operations import Kind, Recording
 
@@ -29,20 +28,21 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Collection, Sequence
 
-    from ckpt_conformance.crash.explore.exploring import Limits
+    from ckpt_conformance.crash.explore.exploration import Limits
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.crash.script.command import Script
+    from ckpt_conformance.crash.script.messages import Comparison, Recorded, Run
     from ckpt_conformance.crash.script.progress import Meter, Patterns
     from ckpt_conformance.trace.operations import Operation
 
-    Line = dict[str, Any]
-
-PATIENCE, FEWEST = 90.0, 12  # seconds of visiting with a quick budget; states for one model
+PATIENCE, FEWEST = 90.0, 12  # seconds of recovering with a quick budget; states for one model
 CONTROLS = 40  # whole directories that are resumed from, at most
 SHORTEST, FACTOR = 30.0, 10  # of a deadline: seconds, and times the uninterrupted run
 _ERROR = re.compile(r"(?:\[\w+\]:\s*)?[\w.]*(?:Error|Exception|Interrupt)\b")
 LAUNCHER = "ChildFailedError"  # of torchrun
 LAST_WORDS = 300  # characters of an output that are told
+SECOND_RUN = "a second uninterrupted run"
+AS_A_USER = Recover(WEEK, first=True, fork=False)  # in an empty directory, started anew
 
 
 @dataclass
@@ -62,25 +62,25 @@ class Rehearsal:
     expected: Path
     versions: list[Version] = field(default_factory=list[Version])
     results: dict[int, str] = field(default_factory=dict[int, str])
-    controls: dict[str, Line] = field(default_factory=dict[str, "Line"])  # by content
+    controls: dict[str, Run] = field(default_factory=dict[str, "Run"])  # by content
     inexact: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     forks: bool = True
     seconds: float = 0.0  # of one resume
 
     def within(self, limits: Limits, models: int) -> Limits:
-        """Visit fewer states where a resume takes long; what is left out is said."""
-        each = limits.visits * self.seconds / max(1, len(self.pool.workers))
-        if each * models <= PATIENCE:
+        """Recovery fewer states where a resume takes long; what is left out is said."""
+        of_model = limits.recoveries * self.seconds / max(1, len(self.pool.workers))
+        if of_model * models <= PATIENCE:
             return limits
-        count = max(FEWEST, int(limits.visits * PATIENCE / (each * models)))
-        if count >= limits.visits:
+        count = max(FEWEST, int(limits.recoveries * PATIENCE / (of_model * models)))
+        if count >= limits.recoveries:
             return limits
         self.notes.append(
             f"a resume takes {self.seconds:.1f} s: {count} states are visited for each model; "
             "--budget full visits all of them"
         )
-        return replace(limits, visits=count, rounds=0)
+        return replace(limits, recoveries=count, rounds=0)
 
 
 @dataclass
@@ -110,17 +110,16 @@ class Stage:
         return str(self.folder / "recording")
 
 
-def last_words(line: Line) -> str:
+def last_words(output: str) -> str:
     """Give the last line that names an error, or the last line; a launcher's own says nothing.
 
     A rank that a signal ends names none: there torchrun's `exitcode` is the most there is.
     """
-    text = str(line.get("output", "")).splitlines()
-    lines = [one.strip() for one in text if any(map(str.isalnum, one))]
-    errors = [one for one in lines if _ERROR.match(one) and LAUNCHER not in one]
-    if errors and any(LAUNCHER in one for one in lines):
+    lines = [line.strip() for line in output.splitlines() if any(map(str.isalnum, line))]
+    errors = [line for line in lines if _ERROR.match(line) and LAUNCHER not in line]
+    if errors and any(LAUNCHER in line for line in lines):
         return errors[0][:LAST_WORDS]  # what ended the others
-    codes = [one for one in lines if one.startswith("exitcode")]
+    codes = [line for line in lines if line.startswith("exitcode")]
     return (errors or codes or lines or ["it printed nothing"])[-1][:LAST_WORDS]
 
 
@@ -149,21 +148,23 @@ def rehearse(stage: Stage) -> Rehearsal:
 def _rehearse(stage: Stage) -> Rehearsal:
     stage.tell("recording an uninterrupted run")
     first, second = stage.worker(), stage.worker()
-    stage.private = second.ask("begin")["private"]
+    stage.private = second.ask(Begin()).private
     others = [stage.worker() for _ in range(stage.jobs)] if stage.private else []
     recorded, plain = _both(stage, first, second, others)
-    _check_end(recorded, "the uninterrupted run")
-    stage.script = replace(stage.script, result_file=recorded["result_file"])
-    stage.expected = recorded["expected"]
+    _check_recorded(recorded)
+    stage.script = replace(stage.script, result_file=recorded.result_file)
+    stage.expected = recorded.expected
     _expect(stage, [second])
-    plain |= second.ask("compare")
-    _check_end(plain, "a second uninterrupted run")
-    if not plain["same"]:
-        _tell_apart(stage, second, plain)
+    comparison = second.ask(Compare())
+    if plain.exit_kind == "hang":
+        raise Unknown(f"{SECOND_RUN} did not end")
+    _check_status(plain.code, plain.output, SECOND_RUN)
+    if not comparison.same:
+        _tell_apart(stage, second, comparison)
     found = _prepare(stage, recorded, plain)
     ready = others or [second]  # the second one imported nothing, so that its start was a real one
     _expect(stage, ready)
-    if not stage.why_not and not others and (why := second.ask("warm")["why"]):
+    if not stage.why_not and not others and (why := second.ask(Warm()).why):
         raise Unknown(f"the script can't be forked: {why}; run it with --no-fork")
     found.pool = Pool(ready)
     _resume_from_whole(found)
@@ -172,83 +173,86 @@ def _rehearse(stage: Stage) -> Rehearsal:
 
 def _both(
     stage: Stage, first: WorkerProcess, second: WorkerProcess, others: Sequence[WorkerProcess]
-) -> tuple[Line, Line]:
+) -> tuple[Recorded, Run]:
     """Record a run, and run the command as a user would, at the same time if that is possible."""
 
-    def record() -> Line:
+    def record() -> Recorded:
         if not stage.why_not:
-            stage.why_not = first.ask("warm")["why"]
-        return first.ask("record", folder=str(stage.folder))
+            stage.why_not = first.ask(Warm()).why
+        return first.ask(Record(str(stage.folder)))
 
-    def plain() -> Line:
-        return second.ask("visit", place="", deadline=WEEK, first=True, fork=False)
+    def plain() -> Run:
+        return second.ask(AS_A_USER)
 
     def prepare(worker: WorkerProcess) -> None:
-        worker.ask("begin")
+        worker.ask(Begin())
         if not stage.why_not:
-            worker.ask("warm")
+            worker.ask(Warm())
 
     if not stage.private:
         return record(), plain()
     with ThreadPoolExecutor(2 + len(others)) as threads:
-        one, other = threads.submit(record), threads.submit(plain)
+        recorded, as_a_user = threads.submit(record), threads.submit(plain)
         try:
             _ = list(threads.map(prepare, others))
-            return one.result(), other.result()
+            return recorded.result(), as_a_user.result()
         except BaseException:  # the threads have to end first, and they wait for answers
             for worker in stage.workers:
                 worker.abandon()
             raise
 
 
-def _check_end(line: Line, what: str) -> None:
-    if line.get("exit_kind") == "hang":
-        raise Unknown(f"{what} did not end")
-    if line["code"] != 0:
+def _check_recorded(recorded: Recorded) -> None:
+    """Raise Unknown if the recorded run did not end well, or left no result."""
+    _check_status(recorded.code, recorded.output, "the uninterrupted run")
+    if recorded.result_code:
+        raise Unknown(f"--result-cmd ends with exit status {recorded.result_code}")
+    if recorded.absent:
+        raise Unknown(f"--result-file {recorded.absent!r} is not there after the uninterrupted run")
+
+
+def _check_status(code: int, output: str, what: str) -> None:
+    if code != 0:
         raise Unknown(
-            f"{what} ends with exit status {line['code']}: {last_words(line)}; it has to end well "
+            f"{what} ends with exit status {code}: {last_words(output)}; it has to end well "
             "before anything can be said about crashes"
         )
-    if line.get("result_code"):
-        raise Unknown(f"--result-cmd ends with exit status {line['result_code']}")
-    if line.get("absent"):
-        raise Unknown(f"--result-file {line['absent']!r} is not there after the uninterrupted run")
 
 
 def _expect(stage: Stage, workers: Sequence[WorkerProcess]) -> None:
     """Tell workers what was recorded and what it produced."""
-    known = {"recording": stage.recording, "expected": stage.expected}
     for worker in workers:
-        worker.ask("expect", result_file=stage.script.result_file, **known)
+        worker.ask(Expect(stage.recording, stage.expected, stage.script.result_file))
 
 
-def _tell_apart(stage: Stage, second: WorkerProcess, plain: Line) -> None:
+def _tell_apart(stage: Stage, second: WorkerProcess, plain: Comparison) -> None:
     """Tell an unseeded script from one that a forked interpreter runs in another way."""
-    again = second.ask("visit", place="", deadline=WEEK, first=True, fork=False)
-    if stage.why_not or again["digest"] != plain["digest"]:
+    again = second.ask(AS_A_USER)
+    if stage.why_not or again.comparison.digest != plain.digest:
         raise Unknown(_unseeded(stage, second, plain))
     raise _UnlikeError("forked, it gives another result than started anew")
 
 
-def _unseeded(stage: Stage, second: WorkerProcess, plain: Line) -> str:
+def _unseeded(stage: Stage, second: WorkerProcess, plain: Comparison) -> str:
     """Say that two runs differ, where, and what has to be seeded."""
     what = stage.script.result_file or "what --result-cmd prints"
-    told = f"two uninterrupted runs differ in {what}: {'; '.join(plain['differs'][:3])}. "
-    told += "A resumed run can't be compared with anything then. "
-    return told + _what_to_seed(stage, second)
+    return (
+        f"two uninterrupted runs differ in {what}: {'; '.join(plain.differs[:3])}. "
+        f"A resumed run can't be compared with anything then. {_what_to_seed(stage, second)}"
+    )
 
 
 def _what_to_seed(stage: Stage, worker: WorkerProcess) -> str:
     usual = "torch.manual_seed(...), random.seed(...), numpy.random.seed(...)"
     advice = f"Seed what it draws from ({usual}), or leave what differs out with --result-cmd"
     start = start_of(stage.script.filled(resume=False))
-    if stage.why_not or isinstance(start, str) or worker.ask("warm")["why"]:
+    if stage.why_not or isinstance(start, str) or worker.ask(Warm()).why:
         return advice
 
     def steady(seeded: Collection[str]) -> bool:
-        ask = {"place": "", "deadline": WEEK, "first": True, "seeded": list(seeded)}
-        one, other = worker.ask("visit", **ask), worker.ask("visit", **ask)
-        return bool(one["digest"]) and one["digest"] == other["digest"]
+        request = Recover(WEEK, first=True, seeded=tuple(seeded))
+        digests = [worker.ask(request).comparison.digest for _ in range(2)]
+        return bool(digests[0]) and digests[0] == digests[1]
 
     stage.tell("two runs differ: looking for the generator that is not seeded")
     if not steady(GENERATORS):
@@ -265,7 +269,7 @@ def _what_to_seed(stage: Stage, worker: WorkerProcess) -> str:
     return f"Seed it: call {', '.join(guilty) or usual} at its start"
 
 
-def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
+def _prepare(stage: Stage, recorded: Recorded, plain: Run) -> Rehearsal:
     """Choose how positions are measured, and put marks into the recording."""
     script = stage.script
     recording = Recording.read(Path(stage.recording))
@@ -274,12 +278,12 @@ def _prepare(stage: Stage, recorded: Line, plain: Line) -> Rehearsal:
             f"the uninterrupted run wrote nothing below {script.root}: does the script use {{out}}?"
         )
     patterns = _patterns(script, recording)
-    outputs = [recorded["output"], plain["output"]]
-    meter = progress.Meter(patterns, outputs, plain["files"])
+    outputs = [recorded.output, plain.output]
+    meter = progress.Meter(patterns, progress.measure_of(patterns, outputs, plain.files))
     recording.operations = progress.with_marks(recording, patterns)
     recording.save()
     forks = not stage.why_not
-    seconds = (recorded if forks else plain)["seconds"]
+    seconds = recorded.seconds if forks else plain.seconds
     deadline = script.deadline or max(SHORTEST, FACTOR * seconds)
     expected = Path(stage.expected)
     found = Rehearsal(script, Pool([]), recording, meter, patterns, deadline, expected)
@@ -316,11 +320,6 @@ def _names(recording: Recording) -> list[str]:
 # -- resuming from whole directories --------------------------------------------------------------
 
 
-def placed(state: State) -> str:
-    """Give a state as a request takes it."""
-    return base64.b64encode(pickle.dumps(state)).decode()
-
-
 def _resume_from_whole(found: Rehearsal) -> None:
     """Find out where a resume begins at each mark, and what it gives: that is the promise."""
     marks = [one for one in found.recording.operations if one.kind is Kind.MARK]
@@ -329,19 +328,20 @@ def _resume_from_whole(found: Rehearsal) -> None:
     first = {content: index for index, content in reversed(contents.items())}
     room = int(PATIENCE * len(found.pool.workers) / found.seconds)
     chosen = _evenly(sorted(first.values()), min(CONTROLS, max(FEWEST, room)))
-    ask = {"deadline": found.deadline}
-    for number, line in found.pool.map(
-        len(chosen), lambda n: {"place": placed(wholes[chosen[n]]), **ask}, "visit"
-    ):
-        line["position"] = found.meter.position(line["output"], line["files"])
-        found.controls[contents[chosen[number]]] = line
-    found.seconds = median(line["seconds"] for line in found.controls.values())
+
+    def request(number: int) -> Recover:
+        return Recover(found.deadline, state=messages.pack(wholes[chosen[number]]))
+
+    for number, run in found.pool.map(len(chosen), request):
+        found.controls[contents[chosen[number]]] = run
+    found.seconds = median(run.seconds for run in found.controls.values())
     _check_regex(found)
     best = 0
     for mark in marks:
-        line = found.controls.get(contents[mark.index], {})
-        best = _promise(found, mark, line, best)
-    if best == 0 and found.meter.by != "nothing":
+        control = found.controls.get(contents[mark.index])
+        if control is not None and control.is_good:
+            best = _promise(found, mark, control, best)
+    if best == 0 and found.meter.measure.by != "nothing":
         _never_resumes(found, marks[-1], wholes[marks[-1].index])
 
 
@@ -354,7 +354,7 @@ def _evenly(items: list[int], count: int) -> list[int]:
 
 def _check_regex(found: Rehearsal) -> None:
     """Refuse an expression of the user's that finds nothing at all."""
-    said = [line for line in found.controls.values() if found.patterns.steps(line["output"])]
+    said = [run for run in found.controls.values() if found.patterns.steps(run.output)]
     marked = any(o.kind is Kind.MARK and o.step >= 0 for o in found.recording.operations)
     if found.script.step_regex and not said and not marked:
         raise Unknown(
@@ -363,21 +363,19 @@ def _check_regex(found: Rehearsal) -> None:
         )
 
 
-def _promise(found: Rehearsal, mark: Operation, line: Line, best: int) -> int:
+def _promise(found: Rehearsal, mark: Operation, run: Run, best: int) -> int:
     """Take what a resume at a mark came to as what is promised from there on."""
-    if line.get("exit_kind") != "ended" or line.get("code") != 0:
+    position, comparison = found.meter.position(run.output, run.files), run.comparison
+    if not position or position <= best:
         return best
-    position = line["position"]
-    if position and position > best:
-        number = len(found.versions)
-        found.versions.append(Version(number, position, BEFORE, mark.index))
-        found.results[number] = line["digest"]
-        _acknowledge(found.recording, mark)
-        best = position
-        if not line["same"]:
-            where = found.meter.told(position)
-            found.inexact.append(f"{where}, nothing damaged: {'; '.join(line['differs'][:3])}")
-    return best
+    number = len(found.versions)
+    found.versions.append(Version(number, position, BEFORE, mark.index))
+    found.results[number] = comparison.digest
+    _acknowledge(found.recording, mark)
+    if not comparison.same:
+        where = found.meter.describe(position)
+        found.inexact.append(f"{where}, nothing damaged: {'; '.join(comparison.differs[:3])}")
+    return position
 
 
 def _acknowledge(recording: Recording, mark: Operation) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from ckpt_conformance.crash.explore import repro
 from ckpt_conformance.crash.script.command import FIXED, USUAL_STEPS
 
-TEXT = '''"""{told}
+if TYPE_CHECKING:
+    from ckpt_conformance.crash.explore.exploration import ViolationRecord
+    from ckpt_conformance.crash.script.command import Script
 
-Found by ckpt-conformance under the persistence model {model!r}: {where}
+TEXT = '''"""$summary
+
+Found by ckpt-conformance under the persistence model $model: $where
 `checkpoints/` beside this script is what a crash can leave, `output.txt` is what the training
 script printed there. Run: python repro.py
 Exit status: 1 while the problem is there, 0 when it is gone, 3 if this script can't tell.
@@ -24,18 +29,18 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-COMMAND = {command!r}
-CWD = {cwd!r}
-ROOT = {root!r}  # where {{out}} was; paths inside of checkpoints may name it
-RESULT_FILE, RESULT_COMMAND, EXPECTED = {result_file!r}, {result_cmd!r}, {expected!r}
-STEPS = {regex!r}
-BY, ALL, PROMISED = {by!r}, {reference!r}, {promised!r}  # how far a run must have come
-SECONDS = {deadline!r}
-ENVIRONMENT = {{**{environment!r}, **os.environ}}  # one thread: runs are compared to the bit
+COMMAND = $command
+CWD = $cwd
+ROOT = $root  # where {out} was; paths inside of checkpoints may name it
+RESULT_FILE, RESULT_COMMAND, EXPECTED = $result_file, $result_cmd, $expected
+STEPS = $regex
+BY, ALL, PROMISED = $by, $reference, $promised  # how far a run must have come
+SECONDS = $deadline
+ENVIRONMENT = {**$environment, **os.environ}  # one thread: runs are compared to the bit
 
 
 def filled(words, root):
-    return [word.replace("{{out}}", str(root)) for word in words]
+    return [word.replace("{out}", str(root)) for word in words]
 
 
 def leaves(path):
@@ -45,7 +50,7 @@ def leaves(path):
         loaded = torch.load(path, map_location="cpu", weights_only=False)
     except Exception:
         return Path(path).read_bytes()
-    found = {{}}
+    found = {}
 
     def walk(state, name):
         if isinstance(state, torch.Tensor):
@@ -54,10 +59,10 @@ def leaves(path):
             found[name] = (str(state.dtype), tuple(state.shape), data)
         elif isinstance(state, dict):
             for key, value in state.items():
-                walk(value, f"{{name}}.{{key}}")
+                walk(value, f"{name}.{key}")
         elif isinstance(state, (list, tuple)):
             for at, value in enumerate(state):
-                walk(value, f"{{name}}.{{at}}")
+                walk(value, f"{name}.{at}")
         else:
             found[name] = repr(state)
 
@@ -120,16 +125,16 @@ def main():
 
 def judge(root):
     words = filled(COMMAND, root)
-    print("$", shlex.join(words), flush=True)
-    streams = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": ENVIRONMENT}}
+    print("$$", shlex.join(words), flush=True)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": ENVIRONMENT}
     try:
         done = subprocess.run(words, cwd=CWD, text=True, timeout=SECONDS, **streams)
     except subprocess.TimeoutExpired:
-        print(f"after the crash: no end after {{SECONDS:.0f}} s")
+        print(f"after the crash: no end after {SECONDS:.0f} s")
         return 1
     print(done.stdout[-2000:])
     if done.returncode:
-        print(f"after the crash: exit status {{done.returncode}}")
+        print(f"after the crash: exit status {done.returncode}")
         return 1
     if not is_right(root):
         print("after the crash: it ends well, with another result than the uninterrupted run")
@@ -139,7 +144,7 @@ def judge(root):
         print("after the crash: the result is right; the output does not tell where it began")
         return 3
     if PROMISED and at < PROMISED:
-        print(f"after the crash: {{PROMISED - at}} steps were done again that had been saved")
+        print(f"after the crash: {PROMISED - at} steps were done again that had been saved")
         return 1
     print("after the crash: as it should be")
     return 0
@@ -150,33 +155,16 @@ if __name__ == "__main__":
 '''
 
 
-def text_of(told: dict[str, Any]) -> str:
-    """Write the script of one bundle."""
-    script, meter = told["script"], told["meter"]
-    where = f"a crash after operation {told['point']}: {told['why'] or 'all of it kept'}."
-    if told["operation"]:
-        where += f" To blame: {told['operation']} {told['source']}".rstrip()
-    floor = told["facts"]["floor"]
-    promised = next((v["step"] for v in told["versions"] if v["number"] == floor), 0)
-    return TEXT.format(
-        told=_plain(f"{told['outcome']} after a crash: {told['told']}"),
-        model=told["model"],
-        where=_plain(where),
-        command=list(script["resume"] or script["command"]),
-        cwd=script["cwd"],
-        root=script["root"],
-        result_file=script["result_file"],
-        result_cmd=script["result_cmd"],
-        expected=told["expected"],
-        regex=script["step_regex"] or USUAL_STEPS,
-        by="resumed" if meter["resumes"] else meter["by"],
-        reference=meter["reference"],
-        promised=promised,
-        deadline=told["deadline"],
-        environment=FIXED,
-    )
-
-
-def _plain(text: str) -> str:
-    """Keep foreign text from ending the docstring."""
-    return text.replace("\\", "/").replace('"""', "'''").strip()
+def script(record: ViolationRecord, command: Script, **values: object) -> str:
+    """Write the script of one bundle; `values` are Python values that the template names."""
+    values |= {
+        "command": list(command.resume or command.command),
+        "cwd": command.cwd,
+        "root": command.root,
+        "result_file": command.result_file,
+        "result_cmd": command.result_cmd,
+        "regex": command.step_regex or USUAL_STEPS,
+        "environment": FIXED,
+    }
+    literals = {name: repr(value) for name, value in values.items()}
+    return repro.render(TEXT, record, **literals)

@@ -1,16 +1,13 @@
-"""A process that runs a script from one state after the other: `python -m ...script_worker`.
+"""A process that runs a script from one state after the other.
 
-It reads one request a line and answers each with one line. From `begin` on the directory is memory
-of its own at the recorded path, where the kernel allows that. It has one thread, and it ends when
-nobody asks any more.
+`python -m ckpt_conformance.crash.script.worker` reads one request a line and answers each with one
+line (see `messages`). From `Begin` on the directory is memory of its own at the recorded path,
+where the kernel allows that. It has one thread, and it ends when nobody asks any more.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import pickle
 import shutil
 import time
 import traceback
@@ -20,14 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.explore.materializer import Materializer
-from ckpt_conformance.crash.script import (
-    child,
-    progress,
-    ranks,
-    results,
+from ckpt_conformance.crash.explore.messages import from_line, to_line
+from ckpt_conformance.crash.script import child, messages, progress, ranks, results
+from ckpt_conformance.crash.script.command import TENSOR_FILES, Start, start_of
+from ckpt_conformance.crash.script.host import Host, tail
+from ckpt_conformance.crash.script.messages import (
+    AnyRequest,
+    Begin,
+    Begun,
+    Compare,
+    Comparison,
+    Done,
+    Expect,
+    Failed,
+    Hello,
+    Record,
+    Recorded,
+    Recover,
+    Run,
+    Warm,
+    Warmed,
 )
-from ckpt_conformance.crash.script.command import TENSOR_FILES, Script, Start, start_of
-from ckpt_conformance.crash.script.host import Host, Ran, tail
 from ckpt_conformance.crash.script.pool import WEEK
 from ckpt_conformance.processes.memory import mount_place, use_temporary
 from ckpt_conformance.trace import notify
@@ -35,9 +45,9 @@ from ckpt_conformance.trace.operations import Kind, Recording
 from ckpt_conformance.trace.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ckpt_conformance.crash.model.states import State
-
-    Line = dict[str, Any]
+    from ckpt_conformance.crash.script.command import Script
+    from ckpt_conformance.crash.script.host import Ran
+    from ckpt_conformance.crash.script.messages import Answer
 
 
 class Worker:
@@ -56,24 +66,30 @@ class Worker:
         self.results: dict[str, results.Result] = {}
         self.ran: Ran | None = None  # the last one
 
-    def answer(self, request: Line) -> Line:
+    def answer(self, request: AnyRequest) -> Answer:
         """Do what is asked."""
-        work = getattr(self, f"do_{request.pop('do')}")
-        found: Line = work(**request)
-        return found
+        match request:
+            case Warm():
+                return Warmed(self.host.warm(self.script.preload))
+            case Record():
+                return self.record(Path(request.folder))
+            case Begin():
+                return self.begin()
+            case Expect():
+                return self.expect(request)
+            case Recover():
+                return self.recover(request)
+            case Compare():
+                return self.compare(self.ran, WEEK)
 
     # -- the uninterrupted run --------------------------------------------------------------
 
-    def do_warm(self) -> Line:
-        """Import what runs need, so that they can be forked."""
-        return {"why": self.host.warm(self.script.preload)}
-
-    def do_record(self, folder: str) -> Line:
+    def record(self, folder: Path) -> Recorded | Failed:
         """Record a run in `folder`, and keep what it produced beside it."""
         output = self.folder / "output"
         output.write_bytes(b"")
         use_temporary(self.root)
-        recorder = Recorder(self.root, Path(folder) / "recording", journal=output)
+        recorder = Recorder(self.root, folder / "recording", journal=output)
         words = self.script.filled(resume=False)
         patterns = progress.patterns(self.script.step_regex, self.script.checkpoint_glob)
         start = start_of(words) if self.host.forks else ""
@@ -94,105 +110,103 @@ class Worker:
                 work, deadline=WEEK, prepare=prepare, is_wanted=self.host.is_wanted
             )
         except notify.NotAvailableError as error:
-            return {"failed": f"system calls can't be recorded here: {error}"}
-        told: Line = {"code": recorder.code, "output": tail(output)}
-        told["seconds"] = time.monotonic() - begun
-        told["result_file"] = self.script.result_file or last_written(found, self.root)
-        expected = Path(folder) / f"expected{Path(told['result_file']).suffix}"
-        return told | {"expected": str(expected)} | self._keep(told["result_file"], expected)
+            return Failed(f"system calls can't be recorded here: {error}")
+        seconds = time.monotonic() - begun
+        name = self.script.result_file or last_written(found, self.root)
+        expected = folder / f"expected{Path(name).suffix}"
+        result_code, absent = self._keep(name, expected)
+        return Recorded(
+            code=recorder.code,
+            output=tail(output),
+            seconds=seconds,
+            result_file=name,
+            expected=str(expected),
+            result_code=result_code,
+            absent=absent,
+        )
 
-    def _keep(self, result_file: str, expected: Path) -> Line:
-        """Copy the result of the uninterrupted run to where every worker finds it."""
+    def _keep(self, result_file: str, expected: Path) -> tuple[int, str]:
+        """Copy the result of the uninterrupted run to where every worker finds it.
+
+        Gives the exit status of --result-cmd, and the name of a result that is not there.
+        """
         if self.script.result_cmd:
             code, text = self.host.output_of(self.script.result_words(), WEEK)
             expected.write_text(text)
-            return {"result_code": code}
+            return code, ""
         path = self.root / result_file
         if result_file and path.is_dir():
             trees.copy(path, expected)
         elif result_file and path.is_file():
             shutil.copyfile(path, expected)
         else:
-            return {"absent": result_file}
-        return {}
+            return 0, result_file
+        return 0, ""
 
     # -- runs from states ---------------------------------------------------------------------
 
-    def do_begin(self) -> Line:
+    def begin(self) -> Begun:
         """Have the directory in memory of its own."""
         private = mount_place(self.root)
         if private:
             self.root.chmod(0o755)
             self.temporary = use_temporary(self.root)
-        return {"private": private}
+        return Begun(private)
 
-    def do_expect(self, recording: str, expected: str, result_file: str) -> Line:
+    def expect(self, request: Expect) -> Done:
         """Learn what was recorded and what it produced."""
-        self.recording = Recording.read(Path(recording))
-        self.materializer, self.expected_at = None, Path(expected)
-        self.script = replace(self.script, result_file=result_file)
+        self.recording = Recording.read(Path(request.recording))
+        self.materializer, self.expected_at = None, Path(request.expected)
+        self.script = replace(self.script, result_file=request.result_file)
         if self.script.result_cmd:
             self.expected = results.of_text(self.expected_at.read_text())
         else:
             self.expected = results.Result(results.bytes_of(self.expected_at))
-        return {}
+        return Done()
 
-    def do_visit(
-        self,
-        place: str,
-        deadline: float,
-        *,
-        first: bool = False,
-        fork: bool = True,
-        seeded: list[str] | None = None,
-    ) -> Line:
-        """Lay a state or a tree out, run the command there, and compare what it produces.
-
-        `place` is a state in base64, the path of a tree, or "": nothing is there.
-        """
-        self._materialize(place)
-        forks, self.host.forks = self.host.forks, self.host.forks and fork
-        words = self.script.filled(resume=not first)
-        self.ran = self.host.run(words, deadline, watch=str(self.root), seeded=seeded or ())
-        told = vars(self.ran) | self.do_compare(deadline)
+    def recover(self, request: Recover) -> Run:
+        """Lay a state or a tree out, run the command there, and compare what it produces."""
+        self._materialize(request)
+        forks, self.host.forks = self.host.forks, self.host.forks and request.fork
+        words = self.script.filled(resume=not request.first)
+        deadline = request.deadline
+        ran = self.host.run(words, deadline, watch=str(self.root), seeded=request.seeded)
+        self.ran = ran
+        comparison = self.compare(ran, deadline)
         self.host.forks = forks
-        return told
+        return Run(ran.exit_kind, ran.code, ran.output, ran.seconds, tuple(ran.files), comparison)
 
-    def do_compare(self, deadline: float = WEEK) -> Line:
-        """Compare what the last run left with what is expected."""
-        return self._compare(self.ran, deadline) if self.ran else {}
-
-    def _materialize(self, place: str) -> None:
+    def _materialize(self, request: Recover) -> None:
         if self.temporary is not None:
             trees.empty(self.temporary)
-        if place and not place.startswith("/") and self.recording is not None:
-            state: State = pickle.loads(base64.b64decode(place))  # noqa: S301  our own
+        if request.state and self.recording is not None:
             if self.materializer is None:
                 self.materializer = Materializer(self.recording, self.root)
-            self.materializer.apply(state)
+            self.materializer.apply(messages.unpack(request.state))
             return
         self.materializer = None
         trees.empty(self.root)
-        if place:
-            trees.copy(Path(place), self.root, into=True)
+        if request.tree:
+            trees.copy(Path(request.tree), self.root, into=True)
 
-    def _compare(self, ran: Ran, deadline: float) -> Line:
+    def compare(self, ran: Ran | None, deadline: float) -> Comparison:
         """Compare the result with the expected one; only a run that ended well has one."""
-        if ran.exit_kind != "ended" or ran.code != 0 or self.expected_at is None:
-            return {"same": False, "digest": "", "differs": []}
+        ended_well = ran is not None and ran.exit_kind == "ended" and ran.code == 0
+        if not ended_well or self.expected_at is None:
+            return Comparison(same=False, digest="")
         if not (self.script.result_cmd or self.script.result_file):
-            return {"same": True, "digest": "", "differs": []}  # nothing to compare: it is said
+            return Comparison(same=True, digest="")  # nothing to compare: it is said
         if self.script.result_cmd:
             code, text = self.host.output_of(self.script.result_words(), deadline)
             found = results.of_text(text if code == 0 else f"exit status {code}\n{text}")
         else:
             found = self._result(self.root / self.script.result_file)
         if found.bytes == self.expected.bytes:
-            return {"same": True, "digest": found.bytes, "differs": []}
+            return Comparison(same=True, digest=found.bytes)
         expected = self._expected_leaves()
         same = found.digest == expected.digest
-        differs = [] if same else results.differences(found, expected)
-        return {"same": same, "digest": found.digest, "differs": differs}
+        differs = () if same else tuple(results.differences(found, expected))
+        return Comparison(same, found.digest, differs)
 
     def _result(self, path: Path) -> results.Result:
         """Read a result; its tensors only if its bytes are new."""
@@ -226,15 +240,16 @@ def main() -> None:
     requests = os.fdopen(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    first = json.loads(requests.readline())
-    worker = Worker(Path(first["folder"]), Script.from_json(first["script"]), requests.fileno())
+    hello = from_line(requests.readline(), Hello)
+    worker = Worker(Path(hello.folder), hello.script, requests.fileno())
+    kind: Any = AnyRequest
     for line in iter(requests.readline, ""):
         try:
-            answer = worker.answer(json.loads(line))
+            answer = worker.answer(from_line(line, kind))
         except Exception as error:  # noqa: BLE001  the other end makes it UNKNOWN
             traceback.print_exc()
-            answer = {"failed": f"the harness failed: {type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=channel, flush=True)
+            answer = Failed(f"the harness failed: {type(error).__name__}: {error}")
+        print(to_line(answer), end="", file=channel, flush=True)
 
 
 if __name__ == "__main__":
