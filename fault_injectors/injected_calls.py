@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
-    POINTS,
     REFUSALS,
+    Cause,
     NotApplicable,
     Outcome,
     Unknown,
     Violation,
+    control_failed,
 )
 from ckpt_conformance.fault_injectors.advancing import DEADLINE, KINDS, Task, digest_of
 from ckpt_conformance.subject import oracle
@@ -138,7 +139,7 @@ def trials(subject: Subject, what: str) -> list[Trial]:
         subject.notes[f"control {what}"] = control
         if what != "load":
             subject.notes[key] = resumed(subject, what, fired)
-    subject.remarks[f"{POINTS}{what}"] = subject.notes[f"remark {what}"]
+    subject.remarks.io_points[what] = subject.notes[f"remark {what}"]
     found: list[Trial] = subject.notes[key]
     return found
 
@@ -167,8 +168,7 @@ def require_control(subject: Subject, operation: Operation, control: Mapping[str
     """Raise Unknown unless the operation goes well with the supervisor there and no fault."""
     if control["exit_kind"] != "ended" or control.get("error"):
         told = control.get("error") or control["exit_kind"]
-        msg = f"control failed: a {operation.what} that is watched and not hit ends: {told}"
-        raise Unknown(msg)
+        raise control_failed(f"a {operation.what} that is watched and not hit ends: {told}")
     if operation.what != "load":
         foreign = [f"{one['call']} of {one['path']}" for one in control.get("unsupported", [])]
         if foreign:
@@ -177,8 +177,8 @@ def require_control(subject: Subject, operation: Operation, control: Mapping[str
     golden = subject.golden()
     newest = digest_of(subject.legal(golden)[operation.step], sorted(subject.holds))
     if (control["step"], control["state"]) != (operation.step, newest):
-        msg = "control failed: a load that is watched and not hit gives another state"
-        raise Unknown(f"{msg} (step {control['step']})")
+        msg = "a load that is watched and not hit gives another state"
+        raise control_failed(f"{msg} (step {control['step']})")
 
 
 def advance(
@@ -215,7 +215,7 @@ def advance(
         if result.exit_kind == "ended" and not result.error and lines:
             return lines
         if task.fork or not lines or lines[-1]["exit_kind"] == "ended":
-            raise Unknown(reason(subject, result))
+            raise why_not(subject, result)
 
 
 def live(subject: Subject, task: Task, done: list[str]) -> ProcessResult:
@@ -239,12 +239,12 @@ def read(out: Path, result: ProcessResult) -> list[dict[str, Any]]:
     return found
 
 
-def reason(subject: Subject, result: ProcessResult) -> str:
-    """Say why there are no trials: this machine, or the harness."""
+def why_not(subject: Subject, result: ProcessResult) -> Unknown:
+    """Make the Unknown of a child that tried no faults: the machine's, or a failed control."""
     told = subject.tell(result)
     if notify.NotAvailableError.__name__ in result.output:
-        return f"this machine can't make system calls fail: {told}"
-    return f"control failed: the child that makes system calls fail ends: {told}"
+        return Unknown(f"this machine can't make system calls fail: {told}", cause=Cause.MACHINE)
+    return control_failed(f"the child that makes system calls fail ends: {told}")
 
 
 # -- what is left ------------------------------------------------------------------------------
@@ -283,8 +283,7 @@ def legal(subject: Subject, what: str) -> dict[int, Any]:
         step, state = oracle.arrival(result)
         if step != operation.step:
             told = subject.tell(result)
-            msg = f"control failed: the {what} that was watched and not hit gives {told}"
-            raise Unknown(msg)
+            raise control_failed(f"the {what} that was watched and not hit gives {told}")
         subject.notes[key] = {**subject.legal(golden, *operation.before), step: state}
     found: dict[int, Any] = subject.notes[key]
     return found

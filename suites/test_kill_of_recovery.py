@@ -142,7 +142,7 @@ def calls_of_save(subject: Subject) -> list[dict[str, Any]]:
     result = subject.run(NEWEST, (NEWEST,), faults=[counting], fault_step=NEWEST)
     found = result.result("run").get("faults") or [{"log": []}]
     if result.exit_kind != "ended" or result.error or not found[0]["log"]:
-        raise Unknown(injected_calls.reason(subject, result))
+        raise injected_calls.why_not(subject, result)
     log: list[dict[str, Any]] = found[0]["log"]
     return log
 

@@ -1,4 +1,4 @@
-"""The contract: what a checkpoint manager is to this suite (DESIGN section 4).
+"""The contract: what a checkpoint manager is to this suite.
 
 Three shapes. A `Manager` saves and loads, the harness runs the loop. A `Trainer` owns the loop.
 A script has no adapter. An adapter is an object that opens one of the first two on a directory.

@@ -11,6 +11,7 @@ from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
     Outcome,
+    Remarks,
     Violation,
     control_failed,
 )
@@ -79,7 +80,7 @@ class Subject:
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # by check; empty if it held
     notes: dict[str, Any] = field(default_factory=dict[str, Any])  # what checks of one family share
-    remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
+    remarks: Remarks = field(default_factory=Remarks)  # on how this check was made
     children: int = 0
     programs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     left: list[str] = field(default_factory=list[str])  # daemons of its children, ended since
@@ -126,7 +127,7 @@ class Subject:
         trees.clear(self.root)
         trees.clear(self.scratch)
         self.programs.clear()
-        self.remarks.clear()
+        self.remarks = Remarks()
 
     def execute(self, *ops: dict[str, Any], **given: Any) -> ProcessResult:  # noqa: ANN401  program fields
         """Run operations in one fresh child; a crash of the harness itself is UNKNOWN.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Unknown, control_failed
+from ckpt_conformance.contract.verdicts import Cause, Unknown, control_failed
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, RUN_FIELDS, SAVES, Golden
 from ckpt_conformance.workload import devices, joining
@@ -54,7 +54,7 @@ def most(subject: Subject) -> int:
         wanted = MANY * max(one.peak_kib for one in result.ranks)
         subject.notes["most ranks"] = fit(wanted, available_kib())
     found, remark = subject.notes["most ranks"]
-    subject.remarks["ranks"] = remark
+    subject.remarks.ranks = remark
     return int(found)
 
 
@@ -232,7 +232,8 @@ def _have_gpus(subject: Subject, size: int) -> None:
     if size > subject.notes["gpus"]:
         raise Unknown(
             f"this machine has {subject.notes['gpus']} GPUs for {size} ranks on cuda, and NCCL "
-            f"takes one for each: run it where there are {size}, or on the CPU"
+            f"takes one for each: run it where there are {size}, or on the CPU",
+            cause=Cause.MACHINE,
         )
 
 

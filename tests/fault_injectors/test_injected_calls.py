@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance.contract.verdicts import Outcome, Unknown
+from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown
 from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import KINDS, is_renewed
 from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
@@ -43,7 +43,7 @@ def test_every_call_fails_once_and_from_there_on_until_the_operation_is_clean(
         injected = {one.args["at"] for one in found if one.kind == "EIO" and is_on(one) is lasting}
         assert injected == set(range(1, len(log) + 1))
     assert {one.kind for one in found} <= set(OPERATIONS[what].kinds)
-    assert full.remarks[f"I/O points of {what}"].startswith(f"all {len(log)} failed once and from")
+    assert full.remarks.io_points[what].startswith(f"all {len(log)} failed once and from")
 
 
 def is_on(trial: Trial) -> bool:
@@ -71,7 +71,7 @@ def test_a_sample_says_that_it_is_one_and_how_large(quick: Subject) -> None:
     found = injected_calls.trials(quick, "save")
     assert sorted({one.kind for one in found}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
     count = len(quick.notes["control save"]["log"])
-    assert quick.remarks["I/O points of save"] == f"a sample of {count}: {len(found)} trials"
+    assert quick.remarks.io_points["save"] == f"a sample of {count}: {len(found)} trials"
 
 
 def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:
@@ -115,8 +115,9 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
 def test_where_nothing_can_be_struck_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
     result = ProcessResult("crashed", [], [], output, code=70)
-    told = injected_calls.reason(quick, result)
-    assert told.startswith("this machine can't make system calls fail")
+    told = injected_calls.why_not(quick, result)
+    assert told.cause is Cause.MACHINE
+    assert str(told).startswith("this machine can't make system calls fail")
 
 
 def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:

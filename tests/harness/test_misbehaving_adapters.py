@@ -14,7 +14,8 @@ import pytest
 from stopped import carriers
 
 from ckpt_conformance.harness import client
-from ckpt_conformance.plugin.session import SessionOptions, run_session
+from ckpt_conformance.plugin.options import SessionOptions
+from ckpt_conformance.plugin.session import run_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

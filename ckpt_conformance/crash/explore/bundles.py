@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.crash.explore import repro, visiting_ranks
 from ckpt_conformance.crash.explore.judging import Facts, Visit, is_fine, judge
 from ckpt_conformance.crash.explore.materializer import Materializer
@@ -184,7 +184,7 @@ def _alone(subject: Subject, task: Task, options: dict[str, Any]) -> Visit:
     for line in lines:
         if "failed" in line or ("legal" in line and line["step"] != line["wanted"]):
             what = line.get("failed") or f"a whole step {line['wanted']} does not load"
-            raise Unknown(f"control failed: {what}")
+            raise control_failed(what)
     answers = [line for line in lines if "item" in line and "used" not in line]
     if not answers:
         raise Unknown("the recovery gave no answer")

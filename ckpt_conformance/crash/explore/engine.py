@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.contract.verdicts import control_failed
 from ckpt_conformance.crash.explore.exploring import (
     FULL,
     FULL_CHECK,
@@ -192,7 +193,7 @@ class Explorer(Exploring):
         result = self.result
         for line in lines:
             if "legal" in line and line["step"] != line["wanted"]:
-                self.unknown(f"control failed: a whole step {line['wanted']} gives {told_of(line)}")
+                self.unknown(control_failed(f"a whole step {line['wanted']} gives {told_of(line)}"))
             elif "control" in line:
                 result.control = line["control"]
             elif "used" in line:

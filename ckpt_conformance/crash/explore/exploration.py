@@ -20,7 +20,7 @@ from ckpt_conformance.crash.explore.judging import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckpt_conformance.contract.verdicts import Outcome
+    from ckpt_conformance.contract.verdicts import Outcome, Unknown
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation, Recording
@@ -123,14 +123,14 @@ class ModelReport:
 
 @dataclass
 class Exploration:
-    """One recording explored. `unknown` lists why parts of it say nothing."""
+    """One recording explored. `doubts` are the reasons why parts of it say nothing."""
 
     workload: str
     recording: Recording
     versions: list[Version]
     models: dict[str, ModelReport]
     audit: list[Finding] = field(default_factory=list["Finding"])
-    unknown: list[str] = field(default_factory=list[str])
+    doubts: list[Unknown] = field(default_factory=list["Unknown"])
     visits: dict[str, Visit] = field(default_factory=dict[str, Visit])
     used: dict[str, str] = field(default_factory=dict[str, str])  # content -> what went wrong after
     control: str | None = None  # what goes wrong when a job goes on without a crash; "": nothing
@@ -146,6 +146,11 @@ class Exploration:
     private: bool = False  # in memory of its own
     interrupted: bool = False
     strict: bool = False  # see `Facts`
+
+    @property
+    def unknown(self) -> list[str]:
+        """The doubts, in sentences for people."""
+        return [str(doubt) for doubt in self.doubts]
 
     def facts(self, place: int | State) -> Facts:
         """Give what was promised at a crash point; or in a state, where each rank has its own."""

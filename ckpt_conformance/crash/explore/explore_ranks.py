@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckpt_conformance.contract.verdicts import control_failed
 from ckpt_conformance.crash.explore import visiting_ranks
 from ckpt_conformance.crash.explore.engine import Explorer, Limits
 from ckpt_conformance.crash.explore.exploring import nothing
@@ -113,7 +114,7 @@ class RanksExplorer(Explorer):
             )
             self._seconds(result)
             if not self.known and not self._learn(visiting_ranks.known(lines), lines):
-                self.unknown(f"control failed: no world learns its steps: {_tell(self, result)}")
+                self.unknown(control_failed(f"no world learns its steps: {_tell(self, result)}"))
                 return found
             visits = visiting_ranks.visits(lines, result)
             found |= {part[at]: visit for at, visit in visits.items()}
@@ -131,7 +132,7 @@ class RanksExplorer(Explorer):
         wanted = {number: step for number, step, _ in self.legal()}
         for line in (line for one in lines for line in one if "legal" in line):
             if line["step"] != line["wanted"]:
-                self.unknown(f"control failed: a whole step {line['wanted']} gives {told_of(line)}")
+                self.unknown(control_failed(f"a whole step {line['wanted']} gives {told_of(line)}"))
         if any(one.keys() != wanted.keys() for one in known):
             return False
         self.known = [{n: held for n, held in one.items() if held[0] == wanted[n]} for one in known]

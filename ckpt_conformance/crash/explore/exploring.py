@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore import audit
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport
 from ckpt_conformance.crash.explore.materializer import digest
@@ -167,10 +168,10 @@ class Exploring:
             self._known = sum(map(len, self.cases.values()))
         return self._contents
 
-    def unknown(self, why: str) -> None:
-        """Note, once, why a part says nothing."""
-        if why not in self.result.unknown:
-            self.result.unknown.append(why)
+    def unknown(self, why: str | Unknown) -> None:
+        """Note, once, why a part says nothing; a text is a fault of the harness."""
+        if str(why) not in self.result.unknown:
+            self.result.doubts.append(why if isinstance(why, Unknown) else Unknown(why))
 
 
 def complete(recording: Recording, point: int) -> State:
@@ -208,7 +209,7 @@ def run(explorer: Exploring, models: Sequence[str], real: Sequence[str] = ()) ->
 
     result = explorer.result
     result.audit = audit.audit(explorer.recording)
-    result.unknown += _not_followed(explorer.recording)
+    result.doubts += map(Unknown, _not_followed(explorer.recording))
     try:
         chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
         chosen += [case for name in real for case in observed.enumerate_states(explorer, name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, joined
 from ckpt_conformance.crash.explore import (
     bundles,
     engine,
@@ -79,11 +79,11 @@ def known(subject: Subject, key: str) -> Explorer:
     """Give an exploration that was made; raises Unknown as it says."""
     found: Explorer = subject.notes[key]
     if found.recording.remark:
-        subject.remarks["crash"] = found.recording.remark
+        subject.remarks.crash = found.recording.remark
     if found.result.interrupted:
         raise KeyboardInterrupt
-    if found.result.unknown:
-        raise Unknown("; ".join(found.result.unknown[:3]))
+    if found.result.doubts:
+        raise joined(found.result.doubts[:3])
     return found
 
 
