@@ -146,7 +146,7 @@ bench: $(VENV)/.stamp-dev ## the numbers of benchmarks/, as tables
 
 # ---- looking after the code ----------------------------------------------------------------------
 
-.PHONY: lint types docs clean distclean
+.PHONY: lint types docs durations clean distclean
 lint: $(VENV)/.stamp-dev ## ruff: rules and format
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --no-cache --check .
@@ -157,6 +157,10 @@ types: $(VENV)/.stamp-dev ## mypy and pyright, both strict
 
 docs: $(VENV)/.stamp-use ## docs/invariants.md, incidents.md, requirements.md
 	$(BIN)/python -m ckpt_conformance.report.docs
+
+durations: $(VENV)/.stamp-use ## how long each suite takes, from a full run: workers begin with the longest
+	$(BIN)/ckpt-conformance certify reference --budget full --jobs $(JOBS) --out reports/durations
+	$(BIN)/python -m ckpt_conformance.report.durations reports/durations/result.json
 
 clean: ## what the other targets made, but for the environments
 	rm -rf reports build dist .tox .mypy_cache .ruff_cache .coverage *.egg-info

@@ -17,12 +17,13 @@ from msgspec import structs
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import (
-    POINTS,
     REFUSALS,
+    Cause,
     NotApplicable,
     Outcome,
     Unknown,
     Violation,
+    control_failed,
 )
 from ckpt_conformance.fault_injectors.advancing import (
     CONTROL,
@@ -157,7 +158,7 @@ def trials(subject: Subject, what: str) -> list[Trial]:
     if what == "rotation":
         subject.need(Capability.RETENTION)
     made = trials_of(subject, what)
-    subject.remarks[f"{POINTS}{what}"] = made.remark
+    subject.remarks.io_points[what] = made.remark
     return made.tried
 
 
@@ -201,8 +202,8 @@ def require_control(subject: Subject, operation: Operation, control: TrialResult
     """Raise Unknown unless the operation goes well with the supervisor there and no fault."""
     if control.exit_kind is not ExitKind.ENDED or control.error:
         error = control.error and msgspec.to_builtins(control.error)
-        msg = f"control failed: a {operation.what} that is watched and not hit ends: "
-        raise Unknown(f"{msg}{error or control.exit_kind}")
+        msg = f"a {operation.what} that is watched and not hit ends: {error or control.exit_kind}"
+        raise control_failed(msg)
     if operation.what != "load":
         foreign = [f"{one.call} of {one.path}" for one in control.unsupported]
         if foreign:
@@ -211,8 +212,8 @@ def require_control(subject: Subject, operation: Operation, control: TrialResult
     golden = subject.golden()
     newest = digest_of(subject.legal(golden)[operation.step], sorted(subject.holds))
     if (control.step, control.state) != (operation.step, newest):
-        msg = "control failed: a load that is watched and not hit gives another state"
-        raise Unknown(f"{msg} (step {control.step})")
+        msg = "a load that is watched and not hit gives another state"
+        raise control_failed(f"{msg} (step {control.step})")
 
 
 def advance(
@@ -249,7 +250,7 @@ def advance(
         if result.went_well and made:
             return made
         if task.fork or not made or made[-1].exit_kind is ExitKind.ENDED:
-            raise Unknown(reason(subject, result))
+            raise why_not(subject, result)
 
 
 def try_on(subject: Subject, task: Task) -> ProcessResult:
@@ -276,12 +277,12 @@ def read(out: Path, result: ProcessResult) -> list[TrialResult]:
     return ended
 
 
-def reason(subject: Subject, result: ProcessResult) -> str:
-    """Say why there are no trials: this machine, or the harness."""
+def why_not(subject: Subject, result: ProcessResult) -> Unknown:
+    """Make the Unknown of a child that tried no faults: the machine's, or a failed control."""
     told = subject.tell(result)
     if notify.NotAvailableError.__name__ in result.output:
-        return f"this machine can't make system calls fail: {told}"
-    return f"control failed: the child that makes system calls fail ends: {told}"
+        return Unknown(f"this machine can't make system calls fail: {told}", cause=Cause.MACHINE)
+    return control_failed(f"the child that makes system calls fail ends: {told}")
 
 
 # -- what is left ------------------------------------------------------------------------------
@@ -318,8 +319,8 @@ def _legal(subject: Subject, what: str) -> dict[int, Leaves]:
     result = subject.resume()
     step, state = oracle.arrival(result)
     if step != operation.step:
-        msg = f"control failed: the {what} that was watched and not hit gives "
-        raise Unknown(f"{msg}{subject.tell(result)}")
+        told = subject.tell(result)
+        raise control_failed(f"the {what} that was watched and not hit gives {told}")
     return {**subject.legal(golden, *operation.before), step: state}
 
 

@@ -154,7 +154,7 @@ def calls_of_save(subject: Subject) -> Sequence[SeenCall]:
     result = subject.run(NEWEST, (NEWEST,), faults=[COUNTING], fault_step=NEWEST)
     log = calls_counted(result)
     if not result.went_well or not log:
-        raise Unknown(injected_calls.reason(subject, result))
+        raise injected_calls.why_not(subject, result)
     return log
 
 

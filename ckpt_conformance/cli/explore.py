@@ -26,6 +26,7 @@ from ckpt_conformance.report import (
     exploration,
     files,
 )
+from ckpt_conformance.report.result import Adapter, encode
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class Run:
         """Explore an adapter; gives what stands of it in result.json."""
         with subject_of(name, self.asked.seed, self.asked.budget) as subject:
             self.all(subject, workloads)
-            return {"adapter": subject.info.to_json()}
+            return {"adapter": encode(Adapter.of(subject.info))}
 
     def all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
@@ -363,7 +364,8 @@ def _replay_state(folder: Path, content: Json) -> int:
 def _replay(content: Json) -> int:
     """Run the check of a bundle again, with its seed and budget."""
     from ckpt_conformance.harness import facts
-    from ckpt_conformance.plugin.session import SessionOptions, run_session  # it loads pytest
+    from ckpt_conformance.plugin.options import SessionOptions
+    from ckpt_conformance.plugin.session import run_session  # it loads pytest
 
     outcome = content["outcome"]
     name = outcome["adapter"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -119,11 +121,14 @@ def load_catalogue(version: int | None = None) -> Catalogue:
     return Catalogue(version or newest, chosen)
 
 
-def _invariant(name: str, entry: dict[str, str | int | list[str]]) -> Invariant:
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-    }
-    invariant = Invariant(id=name, **values)
+def _invariant(name: str, entry: Mapping[str, object]) -> Invariant:
+    strange = entry.keys() - {field.name for field in fields(Invariant)}
+    if strange:
+        raise CatalogueError(f"{name}: an invariant has no {', '.join(sorted(strange))}")
+    try:
+        invariant = msgspec.convert({"id": name, **entry}, Invariant)
+    except msgspec.ValidationError as error:
+        raise CatalogueError(f"{name}: {error}") from error
     unknown = set(invariant.profiles) - PROFILES.keys()
     if unknown or invariant.basis not in BASES or invariant.family not in FAMILIES:
         what = f"profile {sorted(unknown)}, basis {invariant.basis!r}, family {invariant.family!r}"

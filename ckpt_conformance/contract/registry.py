@@ -58,21 +58,6 @@ class AdapterInfo:
     promises: dict[str, str] = field(default_factory=dict[str, str])
     resharding: dict[str, str] = field(default_factory=dict[str, str])
 
-    def to_json(self) -> dict[str, Any]:
-        """Give what a result says of its adapter."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "version": self.version,
-            "shape": self.shape,
-            "capabilities": sorted(self.capabilities),
-            "holds": sorted(self.holds),
-            "library": self.library,
-            "recipe": self.recipe,
-            "owner": self.owner,
-            "notes": self.notes,
-        }
-
 
 def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
     """Import and give the adapter of a name.

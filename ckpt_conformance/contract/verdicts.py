@@ -10,8 +10,12 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+Evidence = dict[str, Any]  # whatever a check has to show, under names for people
 
 
 class Verdict(StrEnum):
@@ -52,13 +56,6 @@ class Outcome(StrEnum):
 REFUSALS = frozenset({Outcome.REFUSED_TYPED, Outcome.REFUSED_UNTYPED})
 
 
-POINTS = (
-    "I/O points of "  # begins the keys that say how many system calls of what were made to fail
-)
-# Keys of the evidence that a certificate repeats: how a check was made.
-REMARKS = ("crash", "ranks")
-
-
 class Violation(Exception):  # noqa: N818  a verdict, not an error of ours
     """The manager broke the invariant.
 
@@ -74,7 +71,7 @@ class Violation(Exception):  # noqa: N818  a verdict, not an error of ours
     ) -> None:
         """Keep the message, JSON-plain evidence and the rate."""
         super().__init__(message)
-        self.evidence = dict(evidence or {})
+        self.evidence: Evidence = {str(key): value for key, value in (evidence or {}).items()}
         self.rate = rate
 
 
@@ -82,21 +79,80 @@ class NotApplicable(Exception):  # noqa: N818
     """The manager does not declare what the check needs."""
 
 
+class Cause(StrEnum):
+    """Why a verdict is UNKNOWN. The exit status depends on it, so it is never read from a text."""
+
+    HARNESS = "harness"  # a fault of the suite, a fault that did not fire, no outcome at all
+    CONTROL = "control"  # what the check stands on fails without the fault, too
+    MACHINE = "machine"  # this machine can't do it (no seccomp, no loop device, too few GPUs)
+    ADAPTER = "adapter"  # the adapter does not do its part
+    INTERRUPTED = "interrupted"  # the run was stopped before the check
+
+
+CONTROL = "control failed: "  # begins the sentence about a control, for people
+
+
 class Unknown(Exception):  # noqa: N818
-    """The harness or an assumption failed: a fault did not fire, a control failed."""
+    """The harness or an assumption failed: a fault did not fire, a control failed.
 
+    `see` is the id of the invariant that says why, empty if none does. `str` gives the sentence
+    for people: a failed control is named as one, and the reference stands at its end.
+    """
 
-CONTROL = "control failed: "
+    def __init__(self, reason: str, *, cause: Cause = Cause.HARNESS, see: str = "") -> None:
+        """Keep the reason alone, without what the sentence adds to it."""
+        super().__init__(reason)
+        self.reason = reason
+        self.cause = cause
+        self.see = see
+
+    def __str__(self) -> str:
+        """Write the sentence for people."""
+        return f"{CONTROL}{self.detail}" if self.cause is Cause.CONTROL else self.detail
+
+    @property
+    def detail(self) -> str:
+        """The reason and the reference, not yet named as a failed control."""
+        return f"{self.reason}; see {self.see}" if self.see else self.reason
 
 
 def control_failed(reason: object, see: str = "") -> Unknown:
     """Make the Unknown of a check whose control failed; `see` is the invariant that is about it.
 
-    A reason that is a failed control already is not told twice, and keeps what it refers to.
+    An Unknown that is a failed control already is not named so twice, and keeps its reference.
     """
-    told = str(reason).removeprefix(CONTROL)
-    refers = f"; see {see}" if see and "; see CKC-" not in told else ""
-    return Unknown(f"{CONTROL}{told}{refers}")
+    if isinstance(reason, Unknown) and reason.cause is Cause.CONTROL:
+        return Unknown(reason.reason, cause=Cause.CONTROL, see=reason.see or see)
+    return Unknown(str(reason), cause=Cause.CONTROL, see=see)
+
+
+def joined(doubts: Sequence[Unknown]) -> Unknown:
+    """Make one Unknown of several (at least one), in one sentence; the first gives the cause."""
+    first, *others = doubts
+    reason = "; ".join([first.reason, *map(str, others)])
+    return Unknown(reason, cause=first.cause, see=first.see)
+
+
+@dataclass
+class Remarks:
+    """How a check was made, where a certificate must say it; empty fields say nothing."""
+
+    io_points: dict[str, str] = field(default_factory=dict[str, str])
+    """Operation (save, load, rotation) -> how many of its system calls were made to fail."""
+    crash: str = ""  # how saves were recorded, where system calls could not be
+    ranks: str = ""  # the largest world at the full budget, and why no larger one
+
+    def as_evidence(self) -> dict[str, str]:
+        """Write them as entries of the evidence, for people."""
+        points = {f"I/O points of {what}": told for what, told in self.io_points.items()}
+        others = {"crash": self.crash, "ranks": self.ranks}
+        return points | {name: told for name, told in others.items() if told}
+
+    def add(self, other: Remarks) -> None:
+        """Take over what another check says; of two that differ the later one counts."""
+        self.io_points |= other.io_points
+        self.crash = other.crash or self.crash
+        self.ranks = other.ranks or self.ranks
 
 
 @dataclass(frozen=True)
@@ -107,24 +163,31 @@ class CheckOutcome:
     invariant: str
     check: str  # module::function[param]
     verdict: Verdict
-    reason: str = ""
-    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+    reason: str = ""  # a sentence for people
+    evidence: Evidence = field(default_factory=dict[str, Any])
     rate: tuple[int, int] | None = None
     seconds: float = 0.0
     seed: int = 0
-    # What was explored for it, see `crash/summary.py`: {workload: {model: numbers}}.
+    # What was explored for it, see `crash/explore/summary.py`: {workload: {model: numbers}}.
     crash: dict[str, Any] = field(default_factory=dict[str, Any])
+    cause: Cause | None = None  # of an UNKNOWN
+    see: str = ""  # id of the invariant that says why it is UNKNOWN
+    remarks: Remarks = field(default_factory=Remarks)
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain types only."""
-        return asdict(self) | {"verdict": str(self.verdict)}
+        """Give what a bundle keeps of a violation, in plain types."""
+        told = self.to_message()
+        return {key: value for key, value in told.items() if key not in NOT_IN_BUNDLES}
+
+    def to_message(self) -> dict[str, Any]:
+        """Give all of it in plain types, as a worker sends it to the process that collects."""
+        cause = None if self.cause is None else str(self.cause)
+        return asdict(self) | {"verdict": str(self.verdict), "cause": cause}
+
+    @classmethod
+    def from_message(cls, message: object) -> CheckOutcome:
+        """Read what `to_message` gave; raises msgspec.ValidationError for anything else."""
+        return msgspec.convert(message, cls)
 
 
-def remarks(outcomes: Iterable[CheckOutcome]) -> dict[str, Any]:
-    """Give what checks say of how they were made."""
-    told = {str(key): value for one in outcomes for key, value in one.evidence.items()}
-    found = {key: told[key] for key in REMARKS if key in told}
-    points = {key.removeprefix(POINTS): told[key] for key in told if key.startswith(POINTS)}
-    if points:
-        found["io_points"] = "; ".join(f"{what}: {points[what]}" for what in sorted(points))
-    return found
+NOT_IN_BUNDLES = ("cause", "see", "remarks")  # a violation has neither, and its evidence has these

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from ckpt_conformance.contract import registry
-from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.contract.verdicts import Cause, Unknown
 from ckpt_conformance.harness.client import Client, Server, ServerError
 from ckpt_conformance.harness.messages import JobSpec, Probe, ProbeResult, Program
 from ckpt_conformance.workload import devices
@@ -54,7 +54,7 @@ def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
     if value is None:
         reason = result.error.message if result.error else result.output[-500:]
         msg = f"adapter {name!r} does not say what it is: {reason}"
-        raise Unknown(msg)
+        raise Unknown(msg, cause=Cause.ADAPTER)
     return registry.AdapterInfo(**value)
 
 

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import traceback
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ckpt_conformance.contract import requests
+from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import (
-    CONTROL,
+    Cause,
     CheckOutcome,
+    Evidence,
     NotApplicable,
+    Remarks,
     Unknown,
     Verdict,
     Violation,
     control_failed,
 )
 from ckpt_conformance.harness.client import ServerError
-from ckpt_conformance.plugin import NEEDS, STATE, adapter_of
+from ckpt_conformance.plugin import NEEDS, Needs, adapter_of
+from ckpt_conformance.plugin.options import CheckOptions, options_of
 from ckpt_conformance.subject import bundle, resumption
 
 if TYPE_CHECKING:
-    from ckpt_conformance.contract.catalogue import Invariant
     from ckpt_conformance.subject.subject import Subject
 
 
-def require(subject: Subject, invariant: Invariant) -> None:
+def require(needs: Needs) -> None:
     """Raise NotApplicable if the adapter lacks a capability, a component or the shape."""
+    subject, invariant = needs
     subject.need(*invariant.capabilities, holds=invariant.needs)
     if subject.info.shape not in invariant.shapes:
         shapes = " or ".join(invariant.shapes)
@@ -37,81 +42,104 @@ def require(subject: Subject, invariant: Invariant) -> None:
         raise NotApplicable(msg)
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a check came to, apart from which check it was."""
+
+    verdict: Verdict
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict[str, Any])
+    rate: tuple[int, int] | None = None
+    cause: Cause | None = None
+    see: str = ""
+    is_remarked: bool = True  # whether the outcome says how the check was made
+
+
 def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
     """Give a PASS."""
     remember(item, "")
+    return _outcome(item, invariant, Found(Verdict.PASS))
+
+
+def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
+    """Give the outcome of an exception; what is no verdict of ours is the harness's: UNKNOWN."""
+    if isinstance(error, Violation):
+        remember(item, str(error))
+    return _outcome(item, invariant, _found(item, invariant, error))
+
+
+def _found(item: pytest.Item, invariant: str, error: BaseException) -> Found:
+    if isinstance(error, Violation):
+        promised = _promise(item, invariant)
+        evidence = error.evidence | ({"promised": promised} if promised else {})
+        must = promised or _is_must(item, invariant)
+        verdict = Verdict.VIOLATION if must else Verdict.NOT_MET
+        return Found(verdict, str(error), evidence, error.rate)
+    if isinstance(error, NotApplicable):
+        return Found(Verdict.NOT_APPLICABLE, str(error), is_remarked=False)
+    if isinstance(error, Unknown):
+        doubt = _referred(item, error)
+        return Found(Verdict.UNKNOWN, str(doubt), cause=doubt.cause, see=doubt.see)
+    reason = f"the harness failed: {type(error).__name__}: {error}"
+    trace: Evidence = {"trace": traceback.format_exception(error)[-6:]}
+    return Found(Verdict.UNKNOWN, reason, trace, cause=Cause.HARNESS, is_remarked=False)
+
+
+def _outcome(item: pytest.Item, invariant: str, found: Found) -> CheckOutcome:
+    """Add to what was found which check it was, and how it was made."""
+    remarks = _remarks(item) if found.is_remarked else Remarks()
     return CheckOutcome(
-        adapter_of(item),
-        invariant,
-        _name(item),
-        Verdict.PASS,
-        evidence=_remarks(item),
-        seed=_seed(item),
+        adapter=adapter_of(item),
+        invariant=invariant,
+        check=_name(item),
+        verdict=found.verdict,
+        reason=found.reason,
+        evidence=found.evidence | remarks.as_evidence(),
+        rate=found.rate,
+        seed=options_of(item.config).seed,
         crash=_explored(item),
+        cause=found.cause,
+        see=found.see,
+        remarks=remarks,
     )
 
 
 def remember(item: pytest.Item, violated: str) -> None:
     """Keep what a check found, empty if nothing: as a control of others it need not run again."""
-    subject, _ = item.stash.get(NEEDS, (None, None))
-    if subject is not None:
+    if subject := _subject(item):
         subject.controls[_name(item)] = violated
+
+
+def _subject(item: pytest.Item) -> Subject | None:
+    needs = item.stash.get(NEEDS, None)
+    return needs.subject if needs else None
 
 
 def _explored(item: pytest.Item) -> dict[str, Any]:
     """Take what was explored since the last outcome; each exploration is carried once."""
-    subject, _ = item.stash.get(NEEDS, (None, None))
-    return dict(subject.notes.pop("crash", {})) if subject else {}
+    subject = _subject(item)
+    if subject is None:
+        return {}
+    explored, subject.explored = subject.explored, {}
+    return dict(explored)
 
 
-def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
-    """Give the outcome of an exception; what is no verdict of ours is the harness's: UNKNOWN."""
-    common: dict[str, Any] = {
-        "adapter": adapter_of(item),
-        "invariant": invariant,
-        "check": _name(item),
-        "seed": _seed(item),
-        "crash": _explored(item),
-    }
-    if isinstance(error, Violation):
-        remember(item, str(error))
-        promised = _promise(item, invariant)
-        evidence = error.evidence | ({"promised": promised} if promised else {}) | _remarks(item)
-        must = promised or _is_must(item, invariant)
-        verdict = Verdict.VIOLATION if must else Verdict.NOT_MET
-        return CheckOutcome(
-            **common, verdict=verdict, reason=str(error), evidence=evidence, rate=error.rate
-        )
-    if isinstance(error, NotApplicable):
-        return CheckOutcome(**common, verdict=Verdict.NOT_APPLICABLE, reason=str(error))
-    if isinstance(error, Unknown):
-        reason, evidence = _referred(item, str(error)), _remarks(item)
-        return CheckOutcome(**common, verdict=Verdict.UNKNOWN, reason=reason, evidence=evidence)
-    lines = traceback.format_exception(error)[-6:]
-    return CheckOutcome(
-        **common,
-        verdict=Verdict.UNKNOWN,
-        reason=f"the harness failed: {type(error).__name__}: {error}",
-        evidence={"trace": lines},
-    )
-
-
-def _referred(item: pytest.Item, reason: str) -> str:
+def _referred(item: pytest.Item, doubt: Unknown) -> Unknown:
     """Refer a failed control that names no invariant to the one that says why, if there is one."""
-    subject, _ = item.stash.get(NEEDS, (None, None))
-    if subject is None or not reason.startswith(CONTROL):
-        return reason
+    subject = _subject(item)
+    if subject is None or doubt.cause is not Cause.CONTROL:
+        return doubt
     with contextlib.suppress(ServerError):  # it went away: nothing more can be found out
-        return str(control_failed(reason, resumption.plain_trouble(subject)))
-    return reason
+        return control_failed(doubt, resumption.plain_trouble(subject))
+    return doubt
 
 
-def keep(item: pytest.Item, outcome: CheckOutcome, subject: Subject | None) -> None:
+def keep(item: pytest.Item, outcome: CheckOutcome) -> None:
     """Write a bundle of a violation, if asked to, and name it in the evidence."""
-    given = item.config.option.ckpt_bundles
-    if given and subject and outcome.verdict in {Verdict.VIOLATION, Verdict.NOT_MET}:
-        several = len(item.config.stash[STATE].adapters) > 1
-        folder = Path(given) / bundle.safe(outcome.adapter) if several else Path(given)
+    options, subject = options_of(item.config), _subject(item)
+    if options.out and subject and outcome.verdict in {Verdict.VIOLATION, Verdict.NOT_MET}:
+        several = len(options.adapters) > 1
+        folder = options.out / bundle.safe(outcome.adapter) if several else options.out
         outcome.evidence["bundle"] = bundle.write(folder / "bundles", subject, outcome).name
 
 
@@ -124,56 +152,47 @@ def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
     return error
 
 
-def block(outcome: dict[str, Any], config: pytest.Config) -> str:
+def block(outcome: CheckOutcome, options: CheckOptions) -> str:
     """Print a violation for a terminal: id, promise, reason, evidence, how to reproduce it."""
-    from ckpt_conformance.contract.catalogue import load_catalogue
-
-    invariant = load_catalogue().invariants.get(outcome.get("invariant", ""))
-    lines = [f"{outcome.get('verdict')} {outcome.get('invariant')}  {outcome.get('adapter')}"]
+    invariant = load_catalogue().invariants.get(outcome.invariant)
+    lines = [f"{outcome.verdict} {outcome.invariant}  {outcome.adapter}"]
     if invariant:
         lines += [f"  promise   {invariant.statement}", f"  why       {invariant.why}"]
-    lines.append(f"  found     {outcome.get('reason')}")
-    lines += [f"  {key:<9} {value}" for key, value in outcome.get("evidence", {}).items()]
-    lines.append(f"  reproduce: {reproduce(outcome, config)}")
+    lines.append(f"  found     {outcome.reason}")
+    lines += [f"  {key:<9} {value}" for key, value in outcome.evidence.items()]
+    lines.append(f"  reproduce: {reproduce(outcome, options)}")
     return "\n".join(lines)
 
 
-def reproduce(outcome: dict[str, Any], config: pytest.Config) -> str:
+def reproduce(outcome: CheckOutcome, options: CheckOptions) -> str:
     """Give the one command that runs this check again, with the same choices."""
-    given = config.option
     return requests.reproduce(
-        str(outcome.get("adapter")),
-        str(outcome.get("invariant")),
-        seed=int(outcome.get("seed", 0)),
-        budget=given.ckpt_budget,
-        claims=given.ckpt_claim,
-        catalogue=given.ckpt_catalogue,
-        device=given.ckpt_device,
+        outcome.adapter,
+        outcome.invariant,
+        seed=outcome.seed,
+        budget=options.budget,
+        claims=options.claims,
+        catalogue=options.catalogue,
+        device=options.device,
     )
 
 
 def _promise(item: pytest.Item, invariant: str) -> str:
     """Quote the manager's own documentation, if its adapter does."""
-    subject, _ = item.stash.get(NEEDS, (None, None))
+    subject = _subject(item)
     return str(subject.info.promises.get(invariant, "")) if subject else ""
 
 
-def _remarks(item: pytest.Item) -> dict[str, Any]:
+def _remarks(item: pytest.Item) -> Remarks:
     """Give what the certificate must say of how the check was made."""
-    subject, _ = item.stash.get(NEEDS, (None, None))
-    return dict(subject.remarks) if subject else {}
+    subject = _subject(item)
+    return copy.deepcopy(subject.remarks) if subject else Remarks()
 
 
 def _is_must(item: pytest.Item, invariant: str) -> bool:
-    from ckpt_conformance.contract.catalogue import load_catalogue
-
-    entry = load_catalogue(item.config.option.ckpt_catalogue).invariants[invariant]
-    claims = set[str](item.config.option.ckpt_claim)
-    return entry.level == "MUST" or bool(claims & set(entry.profiles))
-
-
-def _seed(item: pytest.Item) -> int:
-    return int(item.config.option.ckpt_seed)
+    options = options_of(item.config)
+    entry = load_catalogue(options.catalogue).invariants[invariant]
+    return entry.level == "MUST" or bool(set(options.claims) & set(entry.profiles))
 
 
 def _name(item: pytest.Item) -> str:

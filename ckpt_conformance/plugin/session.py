@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
+from ckpt_conformance.contract.verdicts import CheckOutcome
 from ckpt_conformance.plugin import outcome_of
+from ckpt_conformance.plugin.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
+
+    from ckpt_conformance.plugin.options import SessionOptions
 
 SUITES = "ckpt_conformance.suites"
 WORKERS_END = 1.0  # seconds that workers have to end after Ctrl-C before they are killed
@@ -23,28 +26,6 @@ WORKERS_END = 1.0  # seconds that workers have to end after Ctrl-C before they a
 
 class SessionError(RuntimeError):
     """pytest itself did not run the suites; the message holds what it printed."""
-
-
-@dataclass(frozen=True)
-class SessionOptions:
-    """What to run. `jobs` is the number of worker processes; 1 stays in this one."""
-
-    adapters: tuple[str, ...]
-    jobs: int = 1
-    profiles: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
-    budget: str = "quick"
-    deadline: float = 60.0  # seconds that one child may take
-    seed: int = 0
-    device: str = "cpu"  # where ranks compute
-    catalogue: int | None = None
-    out: Path | None = None
-    junit: Path | None = None
-    scratch: Path | None = None  # holds what a run leaves; None: a folder that goes away with it
-    server: str = ""  # socket of a running fork server; empty: the session starts its own
-    modules: tuple[str, ...] = ()  # suites to run, by module name; all of them if empty
-    on_progress: Callable[[int, int, CheckOutcome | None], None] | None = None
 
 
 @dataclass(eq=False)
@@ -55,15 +36,18 @@ class Collector:
     outcomes: list[CheckOutcome] = field(default_factory=list[CheckOutcome])
     problems: list[str] = field(default_factory=list[str])
     total: int = 0
-    config: Any = None
+    config: pytest.Config | None = None
 
+    @pytest.hookimpl(tryfirst=True)  # before the plugin asks for the options
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep the configuration: it leads to xdist's workers."""
+        """Hand the options over; keep the configuration: it leads to xdist's workers."""
+        config.stash[OPTIONS] = self.options
         self.config = config
 
     def pytest_keyboard_interrupt(self) -> None:
         """Let workers end soon: CI kills a run that does not stop within seconds."""
-        distributed = self.config.pluginmanager.getplugin("dsession")
+        plugins = self.config.pluginmanager if self.config else None
+        distributed = plugins.getplugin("dsession") if plugins else None
         if distributed is not None and distributed.nodemanager is not None:
             distributed.nodemanager.EXIT_TIMEOUT = WORKERS_END
 
@@ -76,26 +60,24 @@ class Collector:
         del node
         self.total = max(self.total, len(ids))
 
-    def pytest_collectreport(self, report: Any) -> None:  # noqa: ANN401  CollectReport
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what did not import."""
         if report.failed:
             self.problems.append(str(report.longrepr))
 
-    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401  TestReport
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take an outcome from the report that carries it."""
-        found = outcome_of(report)
-        if not found or (report.when == "setup" and not report.failed) or report.when == "teardown":
+        outcome = outcome_of(report) if is_telling(report) else None
+        if outcome is None:
             return
-        rate = tuple(found["rate"]) if found["rate"] else None
-        known: dict[str, Any] = {
-            **found,
-            "verdict": Verdict(found["verdict"]),
-            "rate": rate,
-            "seconds": report.duration,
-        }
-        self.outcomes.append(CheckOutcome(**known))
+        self.outcomes.append(replace(outcome, seconds=report.duration))
         if self.options.on_progress:
             self.options.on_progress(len(self.outcomes), self.total, self.outcomes[-1])
+
+
+def is_telling(report: pytest.TestReport) -> bool:
+    """Tell whether a report gives an outcome for the first time: later ones of a test repeat it."""
+    return report.when == "call" or (report.when == "setup" and report.failed)
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
@@ -158,14 +140,4 @@ def _arguments(options: SessionOptions, folder: Path) -> list[str]:
     if options.jobs > 1:
         # In our order, the longest suites first: not by the number of checks.
         found += ["-n", str(options.jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
-    for name in ("adapter", "profile", "only", "claim"):
-        values = getattr(
-            options,
-            {"adapter": "adapters", "profile": "profiles", "claim": "claims"}.get(name, name),
-        )
-        found += [f"--ckpt-{name}={value}" for value in values]
-    found += [f"--ckpt-budget={options.budget}", f"--ckpt-seed={options.seed}"]
-    found += [f"--ckpt-deadline={options.deadline}", f"--ckpt-device={options.device}"]
-    found += [f"--ckpt-server={options.server}"] if options.server else []
-    found += [f"--ckpt-bundles={options.out}"] if options.out else []
-    return found + ([f"--ckpt-catalogue={options.catalogue}"] if options.catalogue else [])
+    return found

@@ -129,7 +129,7 @@ def prepare(folder: Path) -> None:
         known = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    if certificate.as_table(known).get("schema") == certificate.SCHEMA:
+    if certificate.as_table(known).get("schema") in certificate.SCHEMAS:
         raise environment.OutputError(
             f"{folder}/result.json is a certificate and would be overwritten; name another folder "
             "with --out"

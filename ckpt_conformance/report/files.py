@@ -12,17 +12,17 @@ import re
 import textwrap
 import xml.etree.ElementTree as ET
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
 from ckpt_conformance.contract.catalogue import FAMILIES
-from ckpt_conformance.contract.verdicts import SEVERITY, Verdict
+from ckpt_conformance.contract.verdicts import Cause, Verdict
 from ckpt_conformance.report.certificate import (
     CERTIFIED,
-    STOPPED,
     UNDECIDED,
+    bundles_named,
     bundles_of,
     judge,
     write_json,
@@ -30,15 +30,16 @@ from ckpt_conformance.report.certificate import (
 )
 from ckpt_conformance.report.environment import MARK
 from ckpt_conformance.report.incidents import incident
+from ckpt_conformance.report.result import encode
 from ckpt_conformance.report.terminal import WORDS, count, open_console, say, shown
 from ckpt_conformance.report.words import OWNERS, called, lines, linked, outcomes_in, profile_shown
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.report.certificate import Json
+    from ckpt_conformance.report.result import CheckResult, InvariantResult, Rate, Result
 
 __all__ = ["WORDS", "count", "open_console", "say", "shown"]  # of report_terminal, as its own
 
@@ -63,7 +64,7 @@ def pretty(value: object) -> str:
     return clip(shown(short if fits else json.dumps(value, indent=2, ensure_ascii=False)))
 
 
-def percent(rate: Sequence[int]) -> str:
+def percent(rate: Rate) -> str:
     """Write (bad, tried) as "40 of 64 (62.5 %)"."""
     bad, tried = rate
     return f"{bad:,} of {tried:,} ({100 * bad / tried:.3g} %)" if tried else f"{bad:,} of 0"
@@ -75,9 +76,9 @@ def bundle_path(key: str, value: object) -> str:
     return f"bundles/{value}/violation.json" if named else ""
 
 
-def verdict_counts(result: Json) -> dict[Verdict, int]:
-    """Count the invariants by verdict, worst first."""
-    counts = Counter(Verdict(one["verdict"]) for one in result["invariants"].values())
+def verdict_counts(invariants: Iterable[InvariantResult]) -> dict[Verdict, int]:
+    """Count invariants by verdict, worst first."""
+    counts = Counter(one.verdict for one in invariants)
     return {verdict: counts[verdict] for verdict in WORDS if counts[verdict]}
 
 
@@ -89,16 +90,16 @@ class Headline(NamedTuple):
     sentence: str
 
 
-def headline(result: Json) -> Headline:
+def headline(result: Result) -> Headline:
     """Say in one line what the certificate comes to."""
-    counts = verdict_counts(result)
+    counts = verdict_counts(result.invariants.values())
     status = judge(result)
     total = sum(counts.values())
     said = profile_note(counts)
-    if result["harness"]:
-        said += f", and {count(len(result['harness']), 'fault')} of the harness"
+    if result.harness:
+        said += f", and {count(len(result.harness), 'fault')} of the harness"
     sentence = f"{count(total, 'invariant')}: {said}." if total else "Nothing ran."
-    if result["interrupted"]:
+    if result.interrupted:
         sentence = f"Stopped before the end. {sentence}"
     if status == CERTIFIED:
         return _certified(result, counts, sentence)
@@ -107,14 +108,14 @@ def headline(result: Json) -> Headline:
     return Headline(Verdict.VIOLATION, "Not certified", sentence)
 
 
-def _certified(result: Json, counts: Mapping[Verdict, int], sentence: str) -> Headline:
+def _certified(result: Result, counts: Mapping[Verdict, int], sentence: str) -> Headline:
     """Do not call a manager certified where nothing applied, or no profile was judged whole."""
     if not counts.get(Verdict.PASS):
         return Headline(Verdict.NOT_APPLICABLE, "Nothing was shown", sentence)
     unmet = counts.get(Verdict.NOT_MET)
     if unmet:
         sentence = f"Every MUST holds; {count(unmet, 'SHOULD')} not met. {sentence}"
-    title = "Certified" if result["profiles"] else "No violation in a selection"
+    title = "Certified" if result.profiles else "No violation in a selection"
     return Headline(Verdict.PASS, title, sentence)
 
 
@@ -124,33 +125,29 @@ class Family(NamedTuple):
     code: str
     title: str
     counts: dict[Verdict, int]
-    invariants: list[tuple[str, Json]]
+    invariants: list[tuple[str, InvariantResult]]
 
 
-def families(result: Json) -> list[Family]:
-    """Group the invariants by family, in the order of the design."""
-    groups: dict[str, list[tuple[str, Json]]] = {code: [] for code in FAMILIES}
-    for name, one in sorted(result["invariants"].items()):
-        groups.setdefault(one["family"], []).append((name, one))
+def families(result: Result) -> list[Family]:
+    """Group the invariants by family, in the order of `catalogue.FAMILIES`."""
+    groups: dict[str, list[tuple[str, InvariantResult]]] = {code: [] for code in FAMILIES}
+    for name, invariant in sorted(result.invariants.items()):
+        groups.setdefault(invariant.family, []).append((name, invariant))
     return [
-        Family(code, FAMILIES.get(code, code), verdict_counts({"invariants": dict(ones)}), ones)
-        for code, ones in groups.items()
-        if ones
+        Family(code, FAMILIES.get(code, code), verdict_counts(one for _, one in members), members)
+        for code, members in groups.items()
+        if members
     ]
 
 
-def attention(result: Json) -> list[tuple[str, Json]]:
+def attention(result: Result) -> list[tuple[str, InvariantResult]]:
     """List what a reader must look at first: violations, then UNKNOWN that is no mere Ctrl-C."""
-    wanted = (Verdict.VIOLATION, Verdict.UNKNOWN)
-    found = [
-        (name, one)
-        for name, one in result["invariants"].items()
-        if one["verdict"] in wanted and one["reason"] != STOPPED
-    ]
-    return sorted(found, key=lambda pair: (-SEVERITY[Verdict(pair[1]["verdict"])], pair[0]))
+    unknown = result.having(Verdict.UNKNOWN)
+    undecided = [pair for pair in unknown if pair[1].cause is not Cause.INTERRUPTED]
+    return [*result.having(Verdict.VIOLATION), *undecided]
 
 
-def profile_note(counts: Mapping[Any, int]) -> str:
+def profile_note(counts: Mapping[Verdict, int]) -> str:
     """Write the counts of a profile."""
     return ", ".join(
         f"{counts[verdict]} {word.label}" for verdict, word in WORDS.items() if verdict in counts
@@ -183,7 +180,7 @@ def _brief(text: str) -> str:
     return one_line(text, BRIEF)
 
 
-def _linked(text: str, known: Mapping[str, Json]) -> Markup:
+def _linked(text: str, known: Collection[str]) -> Markup:
     return linked(shown(text), known)
 
 
@@ -200,10 +197,8 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     environment.filters.update(
         pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
     )
-    filters: dict[str, Any] = {"lines": _lines, "brief": _brief, "linked": _linked}
-    environment.filters.update(filters)
-    shared: dict[str, Any] = {"words": WORDS, "profile_shown": profile_shown, "called": called}
-    environment.globals |= shared
+    environment.filters.update(lines=_lines, brief=_brief, linked=_linked)
+    environment.globals.update(words=WORDS, profile_shown=profile_shown, called=called)
     return environment.get_template(name)
 
 
@@ -212,13 +207,13 @@ def page(name: str, **values: object) -> str:
     return _template(name, _show).render(words=WORDS, mark=MARK, **values)
 
 
-def render_html(result: Json) -> str:
+def render_html(result: Result) -> str:
     """Render the report: one file, no network, no script."""
     return page(
         "report.html.j2",
         result=result,
         headline=headline(result),
-        counts=verdict_counts(result),
+        counts=verdict_counts(result.invariants.values()),
         families=families(result),
         incident=incident,
         bundle_path=bundle_path,
@@ -228,7 +223,7 @@ def render_html(result: Json) -> str:
     )
 
 
-def render_summary(result: Json) -> str:
+def render_summary(result: Result) -> str:
     """Render the short summary for a CI page, in Markdown."""
     return _template("summary.md.j2", _markdown).render(
         result=result,
@@ -259,14 +254,14 @@ def one_line(value: object, limit: int = 160) -> str:
     return line if len(line) <= limit else f"{line[:limit]}…"
 
 
-def junit_xml(result: Json) -> str:
+def junit_xml(result: Result) -> str:
     """Write JUnit XML with one test case per invariant, named by its id.
 
     NOT_MET, WAIVED and NOT_APPLICABLE are skipped, so that a dashboard never shows them red.
     """
-    adapter = shown(result["adapter"]["name"])
-    cases = [_case(adapter, name, one) for name, one in sorted(result["invariants"].items())]
-    cases += [_case(adapter, shown(one["name"]), one) for one in result["harness"]]
+    adapter = shown(result.adapter.name)
+    cases = [_case(adapter, name, one) for name, one in sorted(result.invariants.items())]
+    cases += [_stray(adapter, check) for check in result.harness]
     suite = ET.Element("testsuite", {"name": adapter} | _totals(cases))
     properties = ET.SubElement(suite, "properties")
     for name, value in _properties(result).items():
@@ -278,12 +273,12 @@ def junit_xml(result: Json) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _properties(result: Json) -> dict[str, Any]:
+def _properties(result: Result) -> dict[str, str | int]:
     return {
-        "suite": result["suite"]["version"],
-        "catalogue": result["suite"]["catalogue"],
-        "seed": result["seed"],
-        "budget": result["budget"],
+        "suite": result.suite.version,
+        "catalogue": result.suite.catalogue,
+        "seed": result.seed,
+        "budget": result.budget,
     }
 
 
@@ -295,28 +290,42 @@ def _totals(cases: Sequence[ET.Element]) -> dict[str, str]:
     return {name: str(value) for name, value in totals.items()} | {"time": f"{seconds:.3f}"}
 
 
-def _case(adapter: str, name: str, one: Json) -> ET.Element:
-    checks: list[Json] = one.get("checks", [one])
-    seconds = sum(float(check["seconds"]) for check in checks)
+def _case(adapter: str, name: str, one: InvariantResult) -> ET.Element:
+    """Make the test case of an invariant."""
+    detail = [one.statement, pretty(one.evidence), one.reproduce]
+    return _element(adapter, name, one, sum(check.seconds for check in one.checks), detail)
+
+
+def _stray(adapter: str, check: CheckResult) -> ET.Element:
+    """Make the test case of a fault of the harness, which belongs to no invariant."""
+    return _element(adapter, shown(check.name), check, check.seconds, [pretty(check.evidence)])
+
+
+def _element(
+    adapter: str,
+    name: str,
+    judged: InvariantResult | CheckResult,
+    seconds: float,
+    detail: Sequence[str],
+) -> ET.Element:
     case = ET.Element("testcase", classname=adapter, name=name, time=f"{seconds:.3f}")
-    verdict = Verdict(one["verdict"])
-    if verdict is not Verdict.PASS:
-        kind = {Verdict.VIOLATION: "failure", Verdict.UNKNOWN: "error"}.get(verdict, "skipped")
-        message = f"{verdict}: {clip(shown(one['reason']), 500)}"
-        detail = ET.SubElement(case, kind, type=str(verdict), message=message)
-        lines = [one.get("statement", ""), pretty(one["evidence"]), one.get("reproduce", "")]
-        detail.text = shown("\n".join(filter(None, lines)))
+    if judged.verdict is not Verdict.PASS:
+        kind = {Verdict.VIOLATION: "failure", Verdict.UNKNOWN: "error"}
+        message = f"{judged.verdict}: {clip(shown(judged.reason), 500)}"
+        tag = kind.get(judged.verdict, "skipped")
+        child = ET.SubElement(case, tag, type=str(judged.verdict), message=message)
+        child.text = shown("\n".join(filter(None, detail)))
     return case
 
 
-def write_certificate(result: Json, folder: Path) -> None:
+def write_certificate(result: Result, folder: Path) -> None:
     """Write the four files of one certificate; the session has written `bundles/`.
 
     Bundles that the certificate before this one names, and this one does not, go with it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stale = bundles_of(folder / "result.json") - bundle.named(result)
-    write_json(folder / "result.json", result)
+    stale = bundles_of(folder / "result.json") - bundles_named(result)
+    write_json(folder / "result.json", encode(result))
     write_text(folder / "report.html", render_html(result))
     write_text(folder / "summary.md", render_summary(result))
     write_text(folder / "junit.xml", junit_xml(result))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from markupsafe import Markup, escape
 
 from ckpt_conformance.contract.verdicts import Outcome, Verdict
+from ckpt_conformance.report.result import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
+
+    from ckpt_conformance.report.result import Adapter, ProfileResult, Result
 
 OUTCOMES = {
     Outcome.NEW: "the newest step is served, as it was saved",
@@ -34,10 +37,12 @@ OWNERS = {
 IDENTIFIER = re.compile(r"(CKC-[A-Z]{4}-\d{3})")
 
 
-def outcomes_in(result: Mapping[str, Any]) -> dict[str, str]:
-    """Explain the outcomes that a result mentions; `result` is the content of a result.json."""
-    told = set(re.findall(r"[A-Z_]{3,}", json.dumps([result["invariants"], result["crash"]])))
-    return {str(one): meaning for one, meaning in OUTCOMES.items() if one in told}
+def outcomes_in(result: Result) -> dict[str, str]:
+    """Explain the outcomes that a result mentions in any of its texts, for the legend."""
+    content = encode(result)
+    text = json.dumps([content["invariants"], content["crash"]])
+    mentioned = set(re.findall(r"[A-Z_]{3,}", text))
+    return {str(one): meaning for one, meaning in OUTCOMES.items() if one in mentioned}
 
 
 def lines(value: object) -> str | None:
@@ -54,19 +59,16 @@ def linked(text: str, known: Collection[str]) -> Markup:
     return Markup("").join(link.format(one) if one in known else escape(one) for one in parts)
 
 
-def profile_shown(profile: Mapping[str, Any]) -> Verdict:
+def profile_shown(profile: ProfileResult) -> Verdict:
     """Give the verdict that people are shown of a profile, the same in every report.
 
     Where every MUST holds and a SHOULD does not, it must not read as if everything held.
     """
-    verdict = Verdict(profile["verdict"])
-    unmet = verdict is Verdict.PASS and profile["counts"].get(Verdict.NOT_MET)
-    return Verdict.NOT_MET if unmet else verdict
+    unmet = profile.verdict is Verdict.PASS and profile.counts.get(Verdict.NOT_MET)
+    return Verdict.NOT_MET if unmet else profile.verdict
 
 
-def called(adapter: Mapping[str, Any]) -> str:
+def called(adapter: Adapter) -> str:
     """Name an adapter: as it was asked for, and what it calls itself where that differs."""
-    title = str(adapter.get("title", ""))
-    own = f"{title} {adapter['version']}".strip()
-    name = str(adapter["name"])
-    return f"{name} ({own})" if title not in {"", name} else name
+    own = f"{adapter.title} {adapter.version}".strip()
+    return f"{adapter.name} ({own})" if adapter.title not in {"", adapter.name} else adapter.name

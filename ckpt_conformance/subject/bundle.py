@@ -18,7 +18,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.harness import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ckpt_conformance.contract.verdicts import CheckOutcome
@@ -56,16 +56,6 @@ def write(folder: Path, subject: Subject, outcome: CheckOutcome) -> Path:
     if (subject.scratch / CRASH).is_dir():
         trees.copy(subject.scratch / CRASH, target / CRASH)
     return target
-
-
-def named(result: Mapping[str, Any]) -> set[str]:
-    """Give the bundles that the content of a `result.json` names; whatever else it holds."""
-    told = [
-        each.get("evidence", {}).get("bundle")
-        for one in result["invariants"].values()
-        for each in (one, *one["checks"])
-    ]
-    return {name for name in told if isinstance(name, str) and name == safe(name) != ".."}
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:

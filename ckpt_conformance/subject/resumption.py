@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import (
-    CONTROL,
     NotApplicable,
     Unknown,
     Violation,
@@ -75,8 +74,7 @@ def arrive(subject: Subject, kind: str = "mixed", *, owner: bool = False) -> tup
         return _arrive(subject, kind)
     except Unknown as found:
         if owner:
-            told = str(found).removeprefix(CONTROL)
-            raise Violation(told, evidence={"kind": kind}) from found
+            raise Violation(found.detail, evidence={"kind": kind}) from found
         raise control_failed(found, OWNERS.get(kind) or plain_trouble(subject)) from found
 
 

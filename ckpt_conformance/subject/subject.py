@@ -13,6 +13,7 @@ from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     NotApplicable,
     Outcome,
+    Remarks,
     Violation,
     control_failed,
 )
@@ -121,7 +122,7 @@ class Subject:
     explored: dict[str, dict[str, Any]] = field(
         default_factory=dict[str, dict[str, Any]]
     )  # since the last outcome
-    remarks: dict[str, str] = field(default_factory=dict[str, str])  # on how this check was made
+    remarks: Remarks = field(default_factory=Remarks)  # on how this check was made
     children: int = 0
     programs: list[Program] = field(default_factory=list[Program])
     left: list[str] = field(default_factory=list[str])  # daemons of its children, ended since
@@ -181,7 +182,7 @@ class Subject:
         trees.clear(self.root)
         trees.clear(self.scratch)
         self.programs.clear()
-        self.remarks.clear()
+        self.remarks = Remarks()
 
     def execute(self, *ops: AnyOp, **given: Any) -> ProcessResult:  # noqa: ANN401
         """Run operations in one fresh child; a crash of the harness itself is UNKNOWN.

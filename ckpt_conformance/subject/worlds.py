@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from msgspec import structs
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Unknown, control_failed
+from ckpt_conformance.contract.verdicts import Cause, Unknown, control_failed
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
@@ -76,7 +76,7 @@ def most(subject: Subject) -> int:
     if subject.budget != "full":
         return USUAL
     number, remark = subject.once(MOST, lambda: _fit_here(subject))
-    subject.remarks["ranks"] = remark
+    subject.remarks.ranks = remark
     return number
 
 
@@ -288,7 +288,8 @@ def _have_gpus(subject: Subject, size: int) -> None:
     if size > gpus:
         raise Unknown(
             f"this machine has {gpus} GPUs for {size} ranks on cuda, and NCCL "
-            f"takes one for each: run it where there are {size}, or on the CPU"
+            f"takes one for each: run it where there are {size}, or on the CPU",
+            cause=Cause.MACHINE,
         )
 
 

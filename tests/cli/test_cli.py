@@ -16,10 +16,8 @@ import pytest
 
 from ckpt_conformance import __version__
 from ckpt_conformance import mutants as all_of_mutants
-from ckpt_conformance.cli import (
-    main,
-    progress,
-)
+from ckpt_conformance.cli import certify, listing, main, progress
+from ckpt_conformance.cli import mutants as mutants_command
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.plugin.session import SessionOptions
+    from ckpt_conformance.plugin.options import SessionOptions
 
 ATOM, CORR = "CKC-ATOM-001", "CKC-CORR-001"
 PROFILES = {"crash": "a killed process loses nothing", "damage": "damage is refused"}
@@ -91,8 +89,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Session:
     }
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "run_session", made)
-    monkeypatch.setattr(main, "load_catalogue", lambda: CATALOGUE)
-    monkeypatch.setattr(main, "PROFILES", PROFILES)
+    for module in (certify, listing):
+        monkeypatch.setattr(module, "load_catalogue", lambda: CATALOGUE)
+    for module in (certify, listing, mutants_command):
+        monkeypatch.setattr(module, "PROFILES", PROFILES)
     monkeypatch.setattr(facts, "serve", serve)
     monkeypatch.setattr(registry, "describe", describe)
     monkeypatch.setattr(registry, "known", lambda: ["reference", "broken"])
@@ -293,7 +293,7 @@ def test_mutants_that_are_killed_exactly_leave_with_0(ckpt: Ckpt, fake: Session)
     assert "2 mutants, 2 exact; 3 controls, 3 clean" in out
     (given,) = fake.options
     assert given.claims == tuple(PROFILES)
-    assert given.adapters == (*main.CONTROLS, "mutant:A01", "mutant:O01")
+    assert given.adapters == (*mutants_command.CONTROLS, "mutant:A01", "mutant:O01")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_conformance.contract import catalogue
 from ckpt_conformance.contract.catalogue import CatalogueError, load_catalogue
 from ckpt_conformance.contract.references import load_incidents, load_requirements
 from ckpt_conformance.mutants import all_mutants
@@ -97,3 +98,17 @@ def test_the_document_is_made_from_the_catalogue() -> None:
 def test_an_unknown_version_is_refused() -> None:
     with pytest.raises(CatalogueError, match="catalogue 99 does not exist"):
         load_catalogue(99)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"incidnts": ["A01"]}, "an invariant has no incidnts"),
+        ({"since": "one"}, "Expected `int`, got `str`"),
+        ({"profiles": ["smok"]}, "one of these is not known: profile"),
+    ],
+)
+def test_a_mistake_in_an_entry_is_refused(change: dict[str, object], message: str) -> None:
+    entry = {"statement": "It holds.", "why": "So.", "basis": "contract", "profiles": ["smoke"]}
+    with pytest.raises(CatalogueError, match=re.escape(message)):
+        catalogue._invariant("CKC-SMOK-001", {**entry, **change})

@@ -52,7 +52,7 @@ def test_every_call_fails_once_and_from_there_on_until_the_operation_is_clean(
         injected = {fault.at for fault in faults if fault.persistent is lasting}
         assert injected == set(range(1, len(log) + 1))
     assert {trial.kind for trial in trials} <= set(OPERATIONS[what].kinds)
-    assert full.remarks[f"I/O points of {what}"].startswith(f"all {len(log)} failed once and from")
+    assert full.remarks.io_points[what].startswith(f"all {len(log)} failed once and from")
 
 
 def test_each_kind_strikes_only_calls_that_can_fail_so(full: Subject) -> None:
@@ -76,7 +76,7 @@ def test_a_sample_says_that_it_is_one_and_how_large(quick: Subject) -> None:
     found = injected_calls.trials(quick, "save")
     assert sorted({one.kind for one in found}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
     count = len(injected_calls.trials_of(quick, "save").control.log)
-    assert quick.remarks["I/O points of save"] == f"a sample of {count}: {len(found)} trials"
+    assert quick.remarks.io_points["save"] == f"a sample of {count}: {len(found)} trials"
 
 
 def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:

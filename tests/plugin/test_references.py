@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from items import item_with
 
-from ckpt_conformance.contract.verdicts import CONTROL, Verdict, Violation, control_failed
-from ckpt_conformance.plugin import outcomes
-from ckpt_conformance.plugin.session import SessionOptions, run_session
+from ckpt_conformance.contract.verdicts import (
+    CONTROL,
+    Cause,
+    CheckOutcome,
+    Remarks,
+    Verdict,
+    Violation,
+    control_failed,
+)
+from ckpt_conformance.plugin import options, outcomes
+from ckpt_conformance.plugin.options import SessionOptions
+from ckpt_conformance.plugin.session import run_session
 from ckpt_conformance.subject import resumption
 
 if TYPE_CHECKING:
@@ -23,7 +32,6 @@ if TYPE_CHECKING:
 SUITES = Path(__file__).parents[2] / "suites"
 BROKEN = ("misbehaving:wrong", "misbehaving:loads_none", "misbehaving:leaves_quietly")
 MUTED = ("misbehaving:raises_from_steps", "dcp-overwrite")
-REFERENCE = re.compile(r"; see (CKC-[A-Z]{4}-\d{3})")
 # What controls of these need fails in the adapters above; together they have every sort of control.
 ONLY = (
     *("CKC-SMOK-001", "CKC-SMOK-002", "CKC-SMOK-003", "CKC-SMOK-004", "CKC-RTRP-001"),
@@ -48,16 +56,17 @@ def test_a_reference_leads_to_what_is_violated() -> None:
         found = run_session(SessionOptions((*BROKEN, *MUTED), only=ONLY))
     verdicts = {(one.adapter, one.invariant): one.verdict for one in found}
     unknown = [one for one in found if one.verdict is Verdict.UNKNOWN]
-    followed = [(one, REFERENCE.search(one.reason)) for one in unknown]
     wrong = [
         (one.adapter, one.invariant, one.reason)
-        for one, named in followed
-        if named and verdicts.get((one.adapter, named[1])) not in {"VIOLATION", "NOT_MET"}
+        for one in unknown
+        if one.see and verdicts.get((one.adapter, one.see)) not in {"VIOLATION", "NOT_MET"}
     ]
     assert wrong == []
+    assert {one.cause for one in unknown} == {Cause.CONTROL}
     assert [one.reason for one in unknown if one.reason.count(CONTROL.strip()) > 1] == []
-    assert {named[1] for _, named in followed if named} >= {"CKC-SMOK-001", "CKC-RTRP-001"}
-    assert [one.reason for one, named in followed if not named] == []
+    assert {one.see for one in unknown} >= {"CKC-SMOK-001", "CKC-RTRP-001"}
+    assert [one.reason for one in unknown if not one.see] == []
+    assert [one.reason for one in unknown if not one.reason.endswith(f"; see {one.see}")] == []
 
 
 def never(subject: object) -> None:
@@ -67,15 +76,16 @@ def never(subject: object) -> None:
 @pytest.mark.parametrize("error", [None, Violation("lost")])
 def test_a_check_that_ran_is_not_run_again_as_a_control(error: Violation | None) -> None:
     info = SimpleNamespace(promises={})
-    subject: Any = SimpleNamespace(notes={}, remarks={}, controls={}, info=info)
+    subject: Any = SimpleNamespace(explored={}, remarks=Remarks(), controls={}, info=info)
     item = item_with(subject, f"{Path(__file__).stem}::never")
     check_of = pytest.mark.ckpt("CKC-ATOM-001")(never)
     if error:
         outcomes.of_error(item, "CKC-ATOM-001", error)
     else:
         outcomes.passed(item, "CKC-ATOM-001")
-    told = str(resumption.blame(subject, "nothing arrives", check_of))
-    assert told == str(control_failed("nothing arrives", "CKC-ATOM-001" if error else ""))
+    blamed = resumption.blame(subject, "nothing arrives", check_of)
+    assert (blamed.cause, blamed.see) == (Cause.CONTROL, "CKC-ATOM-001" if error else "")
+    assert str(blamed) == str(control_failed("nothing arrives", blamed.see))
 
 
 def calls() -> Iterator[tuple[str, ast.FunctionDef, ast.Call]]:
@@ -115,8 +125,38 @@ def test_the_owner_of_a_kind_is_the_check_that_fails_for_it() -> None:
 
 def test_suites_spell_no_reference() -> None:
     """What is spelt out goes stale: `resumption.blame` names what it has seen violated."""
+    reference = re.compile(r"; see (CKC-[A-Z]{4}-\d{3})")
     for path in SUITES.glob("*.py"):
-        assert not REFERENCE.search(path.read_text(encoding="utf-8")), path.name
+        assert not reference.search(path.read_text(encoding="utf-8")), path.name
+
+
+def test_an_outcome_travels_from_a_worker_as_plain_data() -> None:
+    """Both ends of xdist's pipe: what is sent is what is read."""
+    remarks = Remarks({"save": "all 9"}, crash="patched")
+    sent = CheckOutcome(
+        *("toy", "CKC-ATOM-001", "suite::check", Verdict.UNKNOWN, "control failed: x"),
+        evidence={"steps": [1, 2], "bytes": b"x", "object": Path("x")},
+        rate=(1, 2),
+        cause=Cause.CONTROL,
+        see="CKC-SMOK-001",
+        remarks=remarks,
+    )
+    assert CheckOutcome.from_message(sent.to_message()) == sent
+    assert {type(value) for value in sent.to_message().values()} <= {str, dict, tuple, float, int}
+    assert sent.to_json().keys() == sent.to_message().keys() - {"cause", "see", "remarks"}
+
+
+def test_options_travel_to_a_worker_as_plain_data() -> None:
+    given = SessionOptions(("toy",), only=("CKC-ATOM-001",), catalogue=1, out=Path("out"), jobs=2)
+    sent = given.to_plain()
+    assert all(isinstance(value, str | int | float | tuple | None) for value in sent.values())
+    read = options.options_of(config_with({options.SENT: sent}))
+    assert read == options.CheckOptions(**{**sent, "out": Path("out")})
+    assert options.options_of(config_with({options.SENT: sent})) == read
+
+
+def config_with(workerinput: dict[str, Any]) -> Any:  # noqa: ANN401  what stands in for a Config
+    return SimpleNamespace(stash={}, workerinput=workerinput)
 
 
 def test_a_failed_control_is_told_once_and_refers_once() -> None:

@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from test_certificate import ATOM, CORR, LATER, build, outcome
 
-from ckpt_conformance.contract.verdicts import control_failed
+from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.report import baseline, certificate
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def test_baseline_forgives_what_it_knows_and_lists_what_turned_green(tmp_path: P
 def test_baseline_keeps_what_the_run_did_not_judge(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     other = build(outcome(ATOM, "VIOLATION"))
-    other["adapter"]["name"] = "other"
+    other = replace(other, adapter=replace(other.adapter, name="other"))
     baseline.write_baseline(path, [other, build(outcome(ATOM, "VIOLATION"))])
     baseline.write_baseline(path, [build(outcome(CORR, "VIOLATION"))])
     assert set(baseline.read_baseline(path).known("toy")) == {ATOM, CORR}
@@ -72,14 +73,14 @@ def test_a_file_that_is_no_baseline_is_refused(
         (control_failed("no killed save loads", ATOM), certificate.CERTIFIED),
         (control_failed("no killed save loads", LATER), certificate.UNDECIDED),
         (control_failed("no killed save loads"), certificate.UNDECIDED),
-        (f"the harness failed; see {ATOM}", certificate.UNDECIDED),
+        (Unknown("the harness failed", see=ATOM), certificate.UNDECIDED),
     ],
 )
 def test_what_follows_from_a_known_violation_is_forgiven_with_it(
-    because: object, status: int
+    because: Unknown, status: int
 ) -> None:
     """Nobody could begin with a baseline otherwise: a broken promise takes controls with it."""
-    unknown = outcome(CORR, "UNKNOWN", str(because))
+    unknown = outcome(CORR, "UNKNOWN", "why", cause=because.cause, see=because.see)
     result = build(outcome(ATOM, "VIOLATION"), unknown, outcome(LATER, "PASS"))
     assert certificate.judge(result, {ATOM}) == status
     known = baseline.Baseline({"toy": {ATOM: "lost"}})

@@ -13,13 +13,22 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace as struct_replace
 
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.registry import AdapterInfo
-from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
-from ckpt_conformance.plugin.session import SessionOptions
-from ckpt_conformance.report import baseline, certificate, environment
+from ckpt_conformance.contract.verdicts import (
+    Cause,
+    CheckOutcome,
+    Remarks,
+    Unknown,
+    Verdict,
+    control_failed,
+)
+from ckpt_conformance.plugin.options import SessionOptions
+from ckpt_conformance.report import certificate, environment, kill_matrix
 from ckpt_conformance.report import files as report
+from ckpt_conformance.report.result import Result, decode, encode
 
 SCHEMA = Path(certificate.__file__).parent / "schemas" / "result.schema.json"
 ATOM, CORR, LATER = "CKC-ATOM-001", "CKC-CORR-001", "CKC-ATOM-002"
@@ -44,11 +53,14 @@ INFO = AdapterInfo("toy", "1", "manager", ["b", "a"], ["rng", "model"], "lib 1",
 
 
 def outcome(identifier: str, verdict: str, reason: str = "", **more: Any) -> CheckOutcome:  # noqa: ANN401
-    return CheckOutcome("toy", identifier, "suite::check", Verdict(verdict), reason, **more)
+    cause = {"cause": Cause.HARNESS} if verdict == "UNKNOWN" else {}
+    return CheckOutcome(
+        "toy", identifier, "suite::check", Verdict(verdict), reason, **(cause | more)
+    )
 
 
-def build(*outcomes: CheckOutcome, interrupted: bool = False, **options: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Build a result and hold it against the schema."""
+def build(*outcomes: CheckOutcome, interrupted: bool = False, **options: Any) -> Result:  # noqa: ANN401
+    """Build a result, hold it against the schema, and read it again."""
     given = SessionOptions(adapters=("toy",), seed=7, **options)
     facts = certificate.RunFacts(
         options=given,
@@ -58,9 +70,10 @@ def build(*outcomes: CheckOutcome, interrupted: bool = False, **options: Any) ->
         commit=None,
         interrupted=interrupted,
     )
-    result = certificate.build_result(INFO, outcomes, facts)
-    jsonschema.validate(result, json.loads(SCHEMA.read_text()))
-    return json.loads(json.dumps(result, allow_nan=False))
+    made = encode(certificate.build_result(INFO, outcomes, facts))
+    content = json.loads(json.dumps(made, allow_nan=False))
+    jsonschema.validate(content, json.loads(SCHEMA.read_text()))
+    return decode(content)
 
 
 def all_pass() -> list[CheckOutcome]:
@@ -70,56 +83,56 @@ def all_pass() -> list[CheckOutcome]:
 def test_what_passes_is_certified() -> None:
     result = build(*all_pass())
     assert certificate.judge(result) == certificate.CERTIFIED
-    assert result["profiles"] == {"crash": "PASS", "damage": "PASS"}
-    assert result["adapter"]["capabilities"] == ["a", "b"]
-    assert result["invariants"][ATOM]["owner"] is None
+    assert result.profiles == {"crash": "PASS", "damage": "PASS"}
+    assert result.adapter.capabilities == ["a", "b"]
+    assert result.invariants[ATOM].owner is None
 
 
 def test_verdicts_merge_by_worst_and_the_worst_speaks() -> None:
     bad = outcome(ATOM, "VIOLATION", "lost", evidence={"step": 3}, rate=(2, 9))
     result = build(outcome(ATOM, "PASS", rate=(0, 3)), bad, outcome(ATOM, "UNKNOWN", "?"))
-    one = result["invariants"][ATOM]
-    assert (one["verdict"], one["reason"], one["evidence"]) == ("VIOLATION", "lost", {"step": 3})
-    assert (one["rate"], one["owner"]) == ([2, 12], "recipe")
-    assert one["grade"] == "reproduced with a real process"
-    assert [check["verdict"] for check in one["checks"]] == ["VIOLATION", "UNKNOWN", "PASS"]
+    one = result.invariants[ATOM]
+    assert (one.verdict, one.reason, one.evidence) == ("VIOLATION", "lost", {"step": 3})
+    assert (one.rate, one.owner) == ((2, 12), "recipe")
+    assert one.grade == "reproduced with a real process"
+    assert [check.verdict for check in one.checks] == ["VIOLATION", "UNKNOWN", "PASS"]
     assert certificate.judge(result) == certificate.VIOLATED
 
 
 def test_a_check_may_name_owner_and_grade() -> None:
     told = {"owner": "library", "grade": "allowed by the model only"}
-    one = build(outcome(ATOM, "VIOLATION", evidence=told))["invariants"][ATOM]
-    assert {key: one[key] for key in told} == told
+    one = build(outcome(ATOM, "VIOLATION", evidence=told)).invariants[ATOM]
+    assert {key: getattr(one, key) for key in told} == told
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_what_did_not_run_is_unknown_never_a_pass(*, interrupted: bool) -> None:
     result = build(outcome(ATOM, "PASS"), outcome(CORR, "PASS"), interrupted=interrupted)
-    one = result["invariants"][LATER]
-    assert one["verdict"] == "UNKNOWN"
-    assert one["reason"].startswith("not run")
-    assert ("interrupted" in one["reason"]) is interrupted
-    assert result["profiles"] == {"crash": "UNKNOWN", "damage": "UNKNOWN"}
+    one = result.invariants[LATER]
+    assert one.verdict == "UNKNOWN"
+    assert one.reason.startswith("not run")
+    assert ("interrupted" in one.reason) is interrupted
+    assert result.profiles == {"crash": "UNKNOWN", "damage": "UNKNOWN"}
     assert certificate.judge(result) == certificate.UNDECIDED
 
 
 def test_unmet_should_leaves_the_profile_green_and_is_counted() -> None:
     result = build(*all_pass()[::2], outcome(CORR, "NOT_MET", "silent", rate=(40, 64)))
-    assert result["profiles"]["damage"] == "PASS"
-    assert result["profile_details"]["damage"]["counts"] == {"NOT_MET": 1, "PASS": 1}
-    assert result["invariants"][CORR]["level"] == "SHOULD"
+    assert result.profiles["damage"] == "PASS"
+    assert result.profile_details["damage"].counts == {"NOT_MET": 1, "PASS": 1}
+    assert result.invariants[CORR].level == "SHOULD"
     assert certificate.judge(result) == certificate.CERTIFIED
 
 
 def test_a_claim_makes_practice_a_must_and_stands_in_the_command() -> None:
     result = build(outcome(CORR, "VIOLATION"), claims=("damage",))
-    one = result["invariants"][CORR]
-    assert one["level"] == "MUST"
-    assert one["reproduce"] == (
+    one = result.invariants[CORR]
+    assert one.level == "MUST"
+    assert one.reproduce == (
         f"ckpt-conformance certify toy --only {CORR} --seed 7 --budget quick --claim damage "
         "--out reproduced"
     )
-    assert "--claim" not in result["invariants"][ATOM]["reproduce"]
+    assert "--claim" not in result.invariants[ATOM].reproduce
 
 
 def test_commands_are_quoted_for_a_shell() -> None:
@@ -127,28 +140,28 @@ def test_commands_are_quoted_for_a_shell() -> None:
         options=SessionOptions(adapters=("a b",), catalogue=1),
         catalogue=CATALOGUE,
         profiles=PROFILES,
-        environment={},
+        environment=environment.describe_environment(Path("/")),
     )
     result = certificate.build_result(replace(INFO, name="a b;$(c)"), [], facts)
-    command = result["invariants"][ATOM]["reproduce"]
+    command = result.invariants[ATOM].reproduce
     assert command.startswith("ckpt-conformance certify 'a b;$(c)' --only")
     assert command.endswith("--catalogue 1 --out reproduced")
 
 
 def test_only_judges_no_profile_that_it_did_not_cover() -> None:
     result = build(outcome(ATOM, "PASS"), outcome(CORR, "VIOLATION"), only=(ATOM,))
-    assert list(result["invariants"]) == [ATOM]
-    assert result["profiles"] == {}
+    assert list(result.invariants) == [ATOM]
+    assert result.profiles == {}
     assert certificate.judge(result) == certificate.CERTIFIED
 
 
 def test_profile_and_catalogue_select() -> None:
-    assert list(build(profiles=("damage",))["invariants"]) == [CORR, LATER]
-    assert list(build(profiles=("damage",))["profiles"]) == ["damage"]
+    assert list(build(profiles=("damage",)).invariants) == [CORR, LATER]
+    assert list(build(profiles=("damage",)).profiles) == ["damage"]
     pinned = build(outcome(ATOM, "PASS"), outcome(LATER, "VIOLATION"), catalogue=1)
-    assert list(pinned["invariants"]) == [ATOM, CORR]
-    assert pinned["suite"]["catalogue"] == 1
-    assert pinned["profiles"]["crash"] == "PASS"
+    assert list(pinned.invariants) == [ATOM, CORR]
+    assert pinned.suite.catalogue == 1
+    assert pinned.profiles["crash"] == "PASS"
 
 
 @pytest.mark.parametrize(
@@ -162,11 +175,13 @@ def test_profile_and_catalogue_select() -> None:
     ],
 )
 def test_limit_of_the_machine_counts_only_where_asked(options: Any, status: int) -> None:  # noqa: ANN401
-    limit = outcome(CORR, "UNKNOWN", "this machine has no loop device")
+    limit = outcome(CORR, "UNKNOWN", "no loop device", cause=Cause.MACHINE)
     result = build(*all_pass()[::2], limit, **options)
     assert certificate.judge(result) == status
     # A fault of the harness beside it is never forgiven.
-    worse = build(*all_pass()[::2], limit, outcome(CORR, "UNKNOWN", "control failed"))
+    worse = build(
+        *all_pass()[::2], limit, outcome(CORR, "UNKNOWN", "control failed", cause=Cause.CONTROL)
+    )
     assert certificate.judge(worse) == certificate.UNDECIDED
 
 
@@ -177,12 +192,12 @@ def test_what_is_silently_wrong_stands_for_the_invariant() -> None:
         loud, reason="silent", check="suite::later", evidence={"outcome": "SILENT_WRONG"}
     )
     for both in ((loud, silent), (silent, loud)):
-        assert build(*both)["invariants"][CORR]["reason"] == "silent"
+        assert build(*both).invariants[CORR].reason == "silent"
 
 
 def test_an_outcome_of_no_invariant_is_a_fault_of_the_harness() -> None:
     result = build(*all_pass(), outcome("", "PASS", "a worker died"))
-    assert [one["reason"] for one in result["harness"]] == ["a worker died"]
+    assert [one.reason for one in result.harness] == ["a worker died"]
     assert certificate.judge(result) == certificate.UNDECIDED
 
 
@@ -198,7 +213,7 @@ def test_evidence_of_any_kind_becomes_json() -> None:
         deep = [deep]
     evidence = {"nan": float("nan"), "bytes": b"ab", "set": {2, 1}, 3: (1,), "o": object()}
     evidence |= {"half": "\udcff", "deep": deep, "path": Path("x")}
-    one = build(outcome(ATOM, "VIOLATION", evidence=evidence))["invariants"][ATOM]["evidence"]
+    one = build(outcome(ATOM, "VIOLATION", evidence=evidence)).invariants[ATOM].evidence
     assert (one["nan"], one["set"], one["3"], one["half"]) == ("nan", [1, 2], [1], "\\udcff")
     assert one["bytes"].startswith("<2 bytes, sha256 fb8e20fc2e4c3f24")
 
@@ -331,29 +346,78 @@ def test_kill_matrix_compares_exactly() -> None:
         id="A01", bug="A01", url="u", change="c", base="reference", violates=frozenset({ATOM})
     )
     killed, extra = outcome(ATOM, "VIOLATION", "lost"), outcome(CORR, "VIOLATION", "silent")
-    unknown, limit = outcome(CORR, "UNKNOWN", "?"), outcome(CORR, "UNKNOWN", "this machine: no")
+    unknown = outcome(CORR, "UNKNOWN", "?")
+    limit = outcome(CORR, "UNKNOWN", "no", cause=Cause.MACHINE)
 
-    def matrix(mutant: list[CheckOutcome], control: list[CheckOutcome]) -> dict[str, Any]:
-        return baseline.kill_matrix({"A01": info}, {"mutant:A01": mutant, "reference": control})
+    def matrix(mutant: list[CheckOutcome], control: list[CheckOutcome]) -> kill_matrix.KillMatrix:
+        return kill_matrix.kill_matrix({"A01": info}, {"mutant:A01": mutant, "reference": control})
 
     good = matrix([killed, unknown], [*all_pass(), limit])
-    assert good["exact"]
-    assert good["mutants"]["A01"]["unknown"] == [CORR]
+    assert good.exact
+    assert good.mutants["A01"].unknown == [CORR]
     skipped = outcome(ATOM, "NOT_APPLICABLE", "no such capability")
-    verdicts = matrix([skipped, extra], all_pass())["mutants"]["A01"]["verdicts"]
+    verdicts = matrix([skipped, extra], all_pass()).mutants["A01"].verdicts
     assert verdicts == {
         ATOM: {skipped.check: "NOT_APPLICABLE"},
         CORR: {extra.check: "VIOLATION"},
     }
-    assert matrix([extra], all_pass())["mutants"]["A01"]["missed"] == [ATOM]
-    assert matrix([killed, extra], all_pass())["mutants"]["A01"]["extra"] == [CORR]
+    assert matrix([extra], all_pass()).mutants["A01"].missed == [ATOM]
+    assert matrix([killed, extra], all_pass()).mutants["A01"].extra == [CORR]
     # A control that violates, is undecided, or did not run proves nothing.
     for control in ([killed], [unknown], []):
-        assert not matrix([killed], control)["exact"]
+        assert not matrix([killed], control).exact
 
 
 def test_a_certificate_repeats_how_its_checks_were_made() -> None:
-    told = {"crash": "recorded by patched entry points"}
-    result = build(outcome(ATOM, "PASS", evidence=told), outcome(CORR, "PASS"))
-    assert result["environment"]["crash"] == told["crash"]
-    assert "crash" not in build(*all_pass())["environment"]
+    told = "recorded by patched entry points"
+    points = [Remarks({"save": "all 9"}, crash=told), Remarks({"load": "a sample of 4"})]
+    ones = [outcome(ATOM, "PASS", remarks=remarks) for remarks in points]
+    result = encode(build(*ones, outcome(CORR, "PASS")))
+    assert result["environment"]["crash"] == told
+    assert result["environment"]["io_points"] == "load: a sample of 4; save: all 9"
+    assert not {"crash", "ranks", "io_points"} & encode(build(*all_pass()))["environment"].keys()
+
+
+def as_version_1(result: Result) -> Any:  # noqa: ANN401  what a file holds
+    """Write a result as the suite did before results named causes."""
+    content = encode(result) | {"schema": "ckpt-conformance/result/v1"}
+    invariants = list(content["invariants"].values())
+    checks = [check for invariant in invariants for check in invariant["checks"]]
+    for one in (*invariants, *checks, *content["harness"]):
+        del one["cause"], one["see"]
+    return content
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        Unknown("no outcome"),
+        Unknown(f"the harness failed; see {ATOM}"),
+        Unknown("this machine can't make system calls fail", cause=Cause.MACHINE),
+        control_failed("no killed save loads"),
+        control_failed("no killed save loads;\nno whole one either", ATOM),
+        control_failed("this machine is mentioned"),
+    ],
+    ids=str,
+)
+def test_a_result_of_version_1_is_read_as_if_it_named_its_causes(unknown: Unknown) -> None:
+    """There the cause stood in the sentence alone."""
+    undecided = outcome(CORR, "UNKNOWN", str(unknown), cause=unknown.cause, see=unknown.see)
+    broken, stray = outcome(ATOM, "VIOLATION", "lost"), outcome("", "UNKNOWN", "died")
+    result = build(broken, undecided, outcome(LATER, "PASS"))
+    again = decode(json.loads(json.dumps(as_version_1(result))))
+    assert replace_schema(again) == result
+    assert certificate.judge(again, {ATOM}) == certificate.judge(result, {ATOM})
+    strange = build(undecided, stray, interrupted=True)
+    assert replace_schema(decode(as_version_1(strange))) == strange
+
+
+def replace_schema(result: Result) -> Result:
+    return struct_replace(result, schema=certificate.SCHEMA)
+
+
+def test_a_result_that_was_edited_is_refused() -> None:
+    content = encode(build(*all_pass()))
+    content["invariants"][ATOM]["verdict"] = "GOOD"
+    with pytest.raises(certificate.ResultError, match=r"Invalid enum value 'GOOD'.*cut or edited"):
+        decode(content)

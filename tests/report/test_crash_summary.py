@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from items import item_with
 from test_certificate import ATOM, CORR, all_pass, build, outcome
 
-from ckpt_conformance.contract.verdicts import Outcome, Verdict
+from ckpt_conformance.contract.verdicts import Outcome, Remarks, Verdict
 from ckpt_conformance.crash.explore import summary
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport, Violation
 from ckpt_conformance.crash.explore.judging import Recovery
 from ckpt_conformance.crash.model.states import State
 from ckpt_conformance.plugin import outcomes
+from ckpt_conformance.report.result import encode
 from ckpt_conformance.trace.operations import Recording
 
 KILL = {"states": 10, "unique": 8, "visited": 5, "points": 4, "violating": 1}
@@ -52,18 +53,18 @@ def test_a_certificate_shows_what_its_checks_explored() -> None:
     """The schema is held by `build`."""
     ones = [outcome(ATOM, "PASS", crash={"first": {"kill": KILL}}), outcome(CORR, "PASS")]
     result = build(*ones)
-    assert result["crash"] == {"kill": KILL}
-    assert build(*all_pass())["crash"] == {}
+    assert encode(result)["crash"] == {"kill": KILL}
+    assert build(*all_pass()).crash == {}
 
 
 def test_the_next_outcome_carries_an_exploration_and_no_other_does() -> None:
-    notes = {"crash": {"first": {"kill": KILL}}}
-    subject = SimpleNamespace(notes=notes, remarks={}, controls={})
+    explored = {"first": {"kill": KILL}}
+    subject = SimpleNamespace(explored=explored, remarks=Remarks(), controls={})
     item = item_with(subject)
     first, second = (outcomes.passed(item, ATOM) for _ in range(2))
     assert first.crash == {"first": {"kill": KILL}}
     assert second.crash == {}
-    subject.notes["crash"] = {"second": {}}
+    subject.explored = {"second": {}}
     failed = outcomes.of_error(item, ATOM, KeyError("x"))
     assert failed.verdict is Verdict.UNKNOWN
     assert failed.crash == {"second": {}}, "what was explored before a check failed counts"

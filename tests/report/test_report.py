@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browser import CONTRAST, HOSTILE, LONG, OVERFLOW, Browser
+from msgspec.structs import replace
 
 from ckpt_conformance.contract.catalogue import Catalogue, Invariant
 from ckpt_conformance.contract.registry import AdapterInfo
-from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
-from ckpt_conformance.plugin.session import SessionOptions
+from ckpt_conformance.contract.verdicts import Cause, CheckOutcome, Verdict
+from ckpt_conformance.plugin.options import SessionOptions
 from ckpt_conformance.report import files
 from ckpt_conformance.report.certificate import RunFacts, build_result
 from ckpt_conformance.report.environment import describe_environment
+from ckpt_conformance.report.result import Result, decode, encode
 
 EVIDENCE = {
     "step served": 20,
@@ -94,12 +95,13 @@ def outcomes_of(invariant: Invariant, verdict: str) -> list[CheckOutcome]:
             dict(EVIDENCE) if told else {},
             (40, 64) if told else None,
             seconds=number + 0.25,
+            cause=Cause.CONTROL if verdict == "UNKNOWN" else None,
         )
         for number in range(1 + int(invariant.id[-1]) % 3)
     ]
 
 
-def make_result(verdicts: list[str], harness: str = "") -> dict[str, Any]:
+def make_result(verdicts: list[str], harness: str = "") -> Result:
     """Make a result whose invariants have these verdicts, spread over the families."""
     wheel = enumerate(zip(itertools.cycle(STATEMENTS), verdicts, strict=False))
     made = [(an_invariant(family, 1 + i // 8, verdict), verdict) for i, (family, verdict) in wheel]
@@ -112,14 +114,18 @@ def make_result(verdicts: list[str], harness: str = "") -> dict[str, Any]:
         created="2026-01-31T12:00:00+00:00",
     )
     outcomes = [one for invariant, verdict in made for one in outcomes_of(invariant, verdict)]
-    outcomes += [CheckOutcome(INFO.name, "", "x", Verdict.UNKNOWN, harness)] if harness else []
+    outcomes += (
+        [CheckOutcome(INFO.name, "", "x", Verdict.UNKNOWN, harness, cause=Cause.HARNESS)]
+        if harness
+        else []
+    )
     return build_result(INFO, outcomes, facts)
 
 
-def rich_result() -> dict[str, Any]:
+def rich_result() -> Result:
     """Make a result with every verdict, hostile text everywhere, and very long words."""
     verdicts = ["VIOLATION", "NOT_MET", "UNKNOWN", "NOT_APPLICABLE", "WAIVED", *["PASS"] * 5]
-    result = make_result(verdicts * 7, harness=HOSTILE[0] + LONG)
+    result = encode(make_result(verdicts * 7, harness=HOSTILE[0] + LONG))
     for text, one in zip([*HOSTILE, LONG], result["invariants"].values(), strict=False):
         one |= {"reason": text, "why": text, "statement": one["statement"] + " " + text}
         one["evidence"] = {text: text, "nested": {text: [text, {"deep": text}]}, "n": 1.5}
@@ -130,7 +136,7 @@ def rich_result() -> dict[str, Any]:
     result["adapter"] |= {"notes": HOSTILE[0] + LONG, "capabilities": [LONG, HOSTILE[1]]}
     result["waivers"] = [{"invariant": "CKC-ATOM-001", "reason": HOSTILE[2]}]
     result["crash"] = {"kill": {"states": 137, "unique": 40, "outcomes": {"NEW": 30, LONG: 10}}}
-    return result
+    return decode(result)
 
 
 SHOWN = """[...document.querySelectorAll('.inv')]
@@ -224,8 +230,8 @@ def test_page_prints(browser: Browser, page: Path) -> None:
 def test_page_names_everything_a_reader_needs() -> None:
     result = make_result(["VIOLATION", "NOT_MET"])
     html = files.render_html(result)
-    one = result["invariants"]["CKC-SMOK-001"]
-    wanted = [one["statement"], one["why"], one["reason"], one["reproduce"], "promise (MUST)"]
+    one = result.invariants["CKC-SMOK-001"]
+    wanted = [one.statement, one.why, one.reason, one.reproduce, "promise (MUST)"]
     wanted += ["40 of 64 (62.5 %)", "reproduced with a real process", "ext4", "Linux 6.18.44"]
     wanted += ['<a href="bundles/CKC-ATOM-001-test_a_kill/violation.json">']
     wanted += ["https://github.com/Lightning-AI/pytorch-lightning/issues/688", "practice (SHOULD)"]
@@ -239,8 +245,8 @@ def test_headline_is_never_better_than_the_verdict() -> None:
     assert files.headline(make_result(["PASS", "UNKNOWN"])).title == "Undecided"
     assert files.headline(make_result(["NOT_APPLICABLE"])).title == "Nothing was shown"
     assert files.headline(make_result([])).title == "Nothing was shown"
-    assert files.headline(good | {"profiles": {}}).title == "No violation in a selection"
-    stopped = files.headline(make_result(["PASS", "UNKNOWN"]) | {"interrupted": True})
+    assert files.headline(replace(good, profiles={})).title == "No violation in a selection"
+    stopped = files.headline(replace(make_result(["PASS", "UNKNOWN"]), interrupted=True))
     assert stopped.sentence.startswith("Stopped before the end.")
     harness = files.headline(make_result(["PASS"], harness="died"))
     assert harness.title == "Undecided"

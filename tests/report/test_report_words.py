@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from test_report import INFO, make_result
 
 from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.report import files, incidents, words
+from ckpt_conformance.report.result import decode, encode
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ckpt_conformance.report.result import Result
 
 
 def test_incidents_are_links_only_to_http() -> None:
@@ -30,8 +34,8 @@ def test_pretty_and_clip() -> None:
     assert files.pretty([1, 2]) == "[1, 2]"
     assert files.pretty(list(range(40))).startswith("[\n  0,")
     assert files.pretty("x" * 5000).endswith("… 1,000 more characters in result.json")
-    assert files.percent([1, 3]) == "1 of 3 (33.3 %)"
-    assert files.percent([0, 0]) == "0 of 0"
+    assert files.percent((1, 3)) == "1 of 3 (33.3 %)"
+    assert files.percent((0, 0)) == "0 of 0"
 
 
 def kept(folder: Path, name: str, schema: str = bundle.SCHEMA) -> Path:
@@ -42,13 +46,13 @@ def kept(folder: Path, name: str, schema: str = bundle.SCHEMA) -> Path:
     return made
 
 
-def naming(*names: str) -> dict[str, Any]:
+def naming(*names: str) -> Result:
     """Make a result whose violations name these bundles."""
-    result = make_result(["VIOLATION"] * len(names))
+    result = encode(make_result(["VIOLATION"] * len(names)))
     for one, name in zip(result["invariants"].values(), names, strict=True):
         one["evidence"] = {"bundle": name}
         one["checks"] = [{**each, "evidence": {"bundle": name}} for each in one["checks"]]
-    return result
+    return decode(result)
 
 
 def test_stale_bundles_go_with_their_certificate_and_nothing_else(tmp_path: Path) -> None:
@@ -72,14 +76,14 @@ def test_an_earlier_certificate_that_does_not_read_takes_nothing_along(tmp_path:
         assert made.exists()
 
 
-def on_terminal(result: dict[str, Any]) -> str:
+def on_terminal(result: Result) -> str:
     return files.render_text("result.txt.j2", 100, result=result, known={}, asides={}, folder="")
 
 
 def test_a_profile_with_unmet_shoulds_does_not_read_as_if_all_held() -> None:
     """The same words in the summary, the page and the lines of a terminal."""
     result = make_result(["PASS", "PASS", "NOT_MET", "PASS", "PASS"])
-    unmet = [name for name, one in result["profile_details"].items() if "NOT_MET" in one["counts"]]
+    unmet = [name for name, one in result.profile_details.items() if "NOT_MET" in one.counts]
     assert unmet
     page = files.render_html(result)
     for name in unmet:
@@ -87,14 +91,15 @@ def test_a_profile_with_unmet_shoulds_does_not_read_as_if_all_held() -> None:
         assert re.search(rf"  ○ SHOULD not met +{name} ", on_terminal(result))
         head = page[page.index(f"<h3>{name}</h3>") :]
         assert "SHOULD not met" in head[: head.index("</div>")]
-    assert result["profiles"][unmet[0]] == "PASS", "the certificate stands"
+    assert result.profiles[unmet[0]] == "PASS", "the certificate stands"
     assert "Every MUST holds; 1 SHOULD not met." in files.headline(result).sentence
 
 
 def test_words_are_explained_where_they_are_used() -> None:
-    result = make_result(["VIOLATION", "UNKNOWN"])
-    one = next(iter(result["invariants"].values()))
+    content = encode(make_result(["VIOLATION", "UNKNOWN"]))
+    one = next(iter(content["invariants"].values()))
     one |= {"reason": "killed after x: LOST_ALL <i>; see CKC-RTRP-001, CKC-DISC-099"}
+    result = decode(content)
     page = files.render_html(result)
     assert 'LOST_ALL &lt;i&gt;; see <a href="#CKC-RTRP-001">CKC-RTRP-001</a>, CKC-DISC-099' in page
     assert "no checkpoint loads any more" in page
@@ -107,8 +112,8 @@ def test_words_are_explained_where_they_are_used() -> None:
 
 def test_the_name_that_an_adapter_gives_itself_is_shown() -> None:
     result = make_result(["PASS"])
-    assert words.called(result["adapter"]) == INFO.name, "nothing is told twice"
-    result["adapter"]["title"] = "Mine <b>"
+    assert words.called(result.adapter) == INFO.name, "nothing is told twice"
+    result = replace(result, adapter=replace(result.adapter, title="Mine <b>"))
     named = f"{INFO.name} (Mine <b> {INFO.version})"
     assert on_terminal(result).splitlines()[0] == f"✓ {named}: Certified"
     assert "(Mine &lt;b>" in files.render_summary(result)

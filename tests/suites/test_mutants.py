@@ -14,7 +14,8 @@ import pytest
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.contract.verdicts import Verdict
 from ckpt_conformance.mutants import all_mutants
-from ckpt_conformance.plugin.session import SessionOptions, run_session
+from ckpt_conformance.plugin.options import SessionOptions
+from ckpt_conformance.plugin.session import run_session
 
 if TYPE_CHECKING:
     from pathlib import Path

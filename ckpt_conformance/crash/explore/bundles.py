@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.crash.explore import recovering, repro
 from ckpt_conformance.crash.explore.judging import Facts, Recovery, is_fine, judge
 from ckpt_conformance.crash.explore.materializer import Materializer
@@ -259,7 +259,7 @@ def _alone(subject: Subject, task: Task, options: dict[str, int]) -> Recovery:
     failed = [f"a whole step {c.wanted} does not load" for c in answers.controls if c.failed]
     failed += [answers.failure] if answers.failure else []
     if failed:
-        raise Unknown(f"control failed: {failed[0]}")
+        raise control_failed(failed[0])
     if not answers.recoveries:
         raise Unknown("the recovery gave no answer")
     return replace(answers.recoveries[-1].recovery, alone=True)

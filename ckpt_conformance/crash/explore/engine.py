@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from ckpt_conformance.contract.verdicts import control_failed
 from ckpt_conformance.crash.explore import messages, recovering
 from ckpt_conformance.crash.explore.exploration import (
     FULL,
@@ -251,7 +252,7 @@ class Explorer(BaseExplorer):
         for learned in answers.controls:
             if learned.failed:
                 gave = learned.recovery.summary
-                self.unknown(f"control failed: a whole step {learned.wanted} gives {gave}")
+                self.unknown(control_failed(f"a whole step {learned.wanted} gives {gave}"))
 
     def overrule(self, case: Case, recovery: Recovery) -> None:
         """Keep a recovery; one alone overrules the batch, and a difference is said."""
@@ -352,7 +353,7 @@ class RanksExplorer(Explorer):
             self._seconds(answers.result)
             if not self.known and not self._learn(answers):
                 end = self.subject.tell(answers.result)
-                self.unknown(f"control failed: no world learns its steps: {end}")
+                self.unknown(control_failed(f"no world learns its steps: {end}"))
                 return recoveries
             of_part = answers.recoveries()
             recoveries |= {part[at]: recovery for at, recovery in of_part.items()}

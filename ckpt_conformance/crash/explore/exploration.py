@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore import audit, real_fs
 from ckpt_conformance.crash.explore.judging import (
     RANK,
@@ -174,14 +175,14 @@ class ModelReport:
 
 @dataclass
 class Exploration:
-    """One recording explored. `unknown` lists why parts of it say nothing."""
+    """One recording explored. `doubts` are the reasons why parts of it say nothing."""
 
     workload: str
     recording: Recording
     versions: list[Version]
     models: dict[str, ModelReport]
     audit: list[Finding] = field(default_factory=list["Finding"])
-    unknown: list[str] = field(default_factory=list[str])
+    doubts: list[Unknown] = field(default_factory=list["Unknown"])
     recoveries: dict[str, Recovery] = field(default_factory=dict[str, Recovery])
     used: dict[str, str] = field(default_factory=dict[str, str])  # content -> what went wrong after
     control: str | None = None  # what goes wrong when a job goes on without a crash; "": nothing
@@ -197,6 +198,11 @@ class Exploration:
     private: bool = False  # in memory of its own
     interrupted: bool = False
     strict: bool = False  # see `Facts`
+
+    @property
+    def unknown(self) -> list[str]:
+        """The doubts, in sentences for people."""
+        return [str(doubt) for doubt in self.doubts]
 
     def facts(self, place: int | State) -> Facts:
         """Give what was promised at a crash point; or in a state, where each rank has its own."""
@@ -427,10 +433,10 @@ class BaseExplorer:
             self._known = sum(map(len, self.cases.values()))
         return self._contents
 
-    def unknown(self, why: str) -> None:
+    def unknown(self, why: str | Unknown) -> None:
         """Note, once, why a part says nothing."""
-        if why not in self.result.unknown:
-            self.result.unknown.append(why)
+        if str(why) not in self.result.unknown:
+            self.result.doubts.append(why if isinstance(why, Unknown) else Unknown(why))
 
 
 def complete(recording: Recording, point: int) -> State:
@@ -468,7 +474,7 @@ def run(explorer: BaseExplorer, models: Sequence[str], real: Sequence[str] = ())
 
     result = explorer.result
     result.audit = audit.audit(explorer.recording)
-    result.unknown += _not_followed(explorer.recording)
+    result.doubts += map(Unknown, _not_followed(explorer.recording))
     try:
         chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
         chosen += [case for name in real for case in observed.enumerate_states(explorer, name)]

@@ -12,7 +12,7 @@ import errno
 import time
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.contract.verdicts import Cause, Unknown
 from ckpt_conformance.crash.explore import real_fs, real_states
 from ckpt_conformance.crash.explore.exploration import Case, ModelReport
 from ckpt_conformance.crash.explore.materializer import digest
@@ -42,7 +42,8 @@ def require(filesystems: Sequence[str]) -> None:
             raise Unknown(
                 f"this machine can't crash a real {filesystem}: {missing}. Run on Linux as root, "
                 "where loop devices may be mounted (in a container: --privileged), or leave "
-                f"--real {filesystem} out: the models need none of this"
+                f"--real {filesystem} out: the models need none of this",
+                cause=Cause.MACHINE,
             )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
+from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, joined
 from ckpt_conformance.crash.explore import (
     bundles,
     engine,
@@ -84,11 +84,11 @@ def carry(subject: Subject, name: str, explorer: Explorer) -> None:
 def known(subject: Subject, found: Explorer) -> Explorer:
     """Give an exploration that was made; raises Unknown as it says."""
     if found.recording.remark:
-        subject.remarks["crash"] = found.recording.remark
+        subject.remarks.crash = found.recording.remark
     if found.result.interrupted:
         raise KeyboardInterrupt
-    if found.result.unknown:
-        raise Unknown("; ".join(found.result.unknown[:3]))
+    if found.result.doubts:
+        raise joined(found.result.doubts[:3])
     return found
 
 

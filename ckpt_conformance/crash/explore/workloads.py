@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_conformance.contract import Capability, trees
-from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
+from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
 from ckpt_conformance.harness.messages import Close, Options, Run
 from ckpt_conformance.subject import worlds
@@ -194,7 +194,8 @@ def _options(work: Workload) -> dict[str, int]:
 
 def _give_up(work: Workload, told: str) -> None:
     if notify.NotAvailableError.__name__ in told:  # and this child could not be patched
-        raise Unknown(f"this machine can't record this adapter: {told}")
+        msg = f"this machine can't record this adapter: {told}"
+        raise Unknown(msg, cause=Cause.MACHINE)
     if set(work.before) & {step for _, saves in work.runs for step in saves}:
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
         raise NotApplicable(msg)

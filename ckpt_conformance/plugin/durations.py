@@ -1,0 +1,65 @@
+"""How long each suite takes, as `durations.json` has it: workers begin with the longest.
+
+The file is made from certificates, see `ckpt_conformance/report/durations.py` and `make durations`.
+A suite that it does not name is taken for a short one.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+PATH = Path(__file__).parent / "durations.json"
+FEW = 2  # pytest-xdist hands a worker its next group when so many checks are left of this one
+
+
+class Suite(Struct, frozen=True):
+    """What the checks of one suite take together."""
+
+    seconds: float
+    checks: int
+
+
+class Durations(Struct, frozen=True):
+    """What was measured, and on which runs."""
+
+    measured: list[str]  # a line for each certificate
+    suites: dict[str, Suite]  # by module name
+
+
+class Order(Struct, frozen=True):
+    """The order of suites in a session of several workers, which follows from durations.
+
+    `longest` are the suites that take more than the mean, the longest first, so that none of them
+    runs alone at the end; all others keep their places after these. `behind` maps a short suite to
+    a long one of few checks whose group it joins: the worker would be handed another long group,
+    which would wait there, while the first is still running.
+    """
+
+    longest: list[str]
+    behind: dict[str, str]
+
+    def turn(self, suite: str) -> int:
+        """Give the place of a suite; all that are not among the longest share the last."""
+        return self.longest.index(suite) if suite in self.longest else len(self.longest)
+
+
+def order_of(suites: dict[str, Suite]) -> Order:
+    """Give the order of these suites."""
+    by_time = sorted(suites, key=lambda name: (-suites[name].seconds, name))
+    mean = statistics.fmean([one.seconds for one in suites.values()] or [0.0])
+    longest = [name for name in by_time if suites[name].seconds > mean]
+    lonely = [name for name in longest if suites[name].checks <= FEW]
+    shortest = [name for name in reversed(by_time) if suites[name].checks > FEW]
+    short = [name for name in shortest if name not in longest]
+    return Order(longest, dict(zip(short, lonely, strict=False)))
+
+
+@functools.cache
+def recorded() -> Order:
+    """Give the order that follows from `durations.json`."""
+    return order_of(msgspec.json.decode(PATH.read_bytes(), type=Durations).suites)
