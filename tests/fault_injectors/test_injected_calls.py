@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance.contract.verdicts import Outcome, Unknown
+from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown
 from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import (
     KINDS,
@@ -117,11 +117,12 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
     assert trial.error.type == "crashed"
 
 
-def test_where_nothing_can_be_struck_the_machine_is_named(quick: Subject) -> None:
+def test_where_nothing_can_be_hit_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
     result = ProcessResult(ExitKind.CRASHED, (), [], output, quick.program(), code=70)
-    reason = injected_calls.reason(quick, result)
-    assert reason.startswith("this machine can't make system calls fail")
+    why = injected_calls.why_not(quick, result)
+    assert why.cause is Cause.MACHINE
+    assert str(why).startswith("this machine can't make system calls fail")
 
 
 def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:

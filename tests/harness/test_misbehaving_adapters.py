@@ -15,7 +15,8 @@ from stopped import carriers
 
 from ckpt_conformance.harness import client
 from ckpt_conformance.harness.messages import JobSpec, Program, Save
-from ckpt_conformance.plugin.session import SessionOptions, run_session
+from ckpt_conformance.plugin.options import SessionOptions
+from ckpt_conformance.plugin.session import run_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
