@@ -26,7 +26,6 @@ from ckpt_conformance.report import (
     exploration,
     files,
 )
-from ckpt_conformance.report.result import Adapter, encode
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class Run:
         """Explore an adapter; gives what stands of it in result.json."""
         with subject_of(name, self.asked.seed, self.asked.budget) as subject:
             self.all(subject, workloads)
-            return {"adapter": encode(Adapter.of(subject.info))}
+            return {"adapter": subject.info.to_json()}
 
     def all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""

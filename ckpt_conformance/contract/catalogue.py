@@ -116,8 +116,8 @@ def load_catalogue(version: int | None = None) -> Catalogue:
     if version is not None and not 1 <= version <= newest:
         msg = f"catalogue {version} does not exist; versions 1 to {newest} do"
         raise CatalogueError(msg)
-    found = [_invariant(name, entry) for name, entry in raw["invariant"].items()]
-    chosen = {entry.id: entry for entry in found if entry.since <= (version or newest)}
+    every = [_invariant(name, entry) for name, entry in raw["invariant"].items()]
+    chosen = {entry.id: entry for entry in every if entry.since <= (version or newest)}
     return Catalogue(version or newest, chosen)
 
 

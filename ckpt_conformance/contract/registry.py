@@ -58,6 +58,21 @@ class AdapterInfo:
     promises: dict[str, str] = field(default_factory=dict[str, str])
     resharding: dict[str, str] = field(default_factory=dict[str, str])
 
+    def to_json(self) -> dict[str, str | list[str]]:
+        """Turn it into what a result says of its adapter; lists are sorted."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "version": self.version,
+            "shape": self.shape,
+            "capabilities": sorted(self.capabilities),
+            "holds": sorted(self.holds),
+            "library": self.library,
+            "recipe": self.recipe,
+            "owner": self.owner,
+            "notes": self.notes,
+        }
+
 
 def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
     """Import and give the adapter of a name.
@@ -119,15 +134,15 @@ def known() -> list[str]:
 
 
 def entry_points() -> dict[str, str]:
-    """Give what installed packages register: name -> "module:attribute".
+    """List what installed packages register: name -> "module:attribute".
 
     A bundled name stays the bundled adapter; of two packages with one name the first found counts.
     """
-    found: dict[str, str] = {}
+    registered: dict[str, str] = {}
     for entry in metadata.entry_points(group=GROUP):
         if entry.name not in BUNDLED:
-            found.setdefault(entry.name, f"{entry.module}:{entry.attr}")
-    return found
+            registered.setdefault(entry.name, f"{entry.module}:{entry.attr}")
+    return registered
 
 
 def refusal(name: str, reason: str) -> str:

@@ -36,8 +36,8 @@ def check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
     """Write a hint with the valid names nearest to `name`, or nothing; `cutoff` is difflib's."""
     folded = {one.casefold(): one for one in known}
-    found = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=cutoff)
-    return f"did you mean {' or '.join(folded[one] for one in found)}? " if found else ""
+    near = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=cutoff)
+    return f"did you mean {' or '.join(folded[one] for one in near)}? " if near else ""
 
 
 def reproduce(  # noqa: PLR0913  every choice that a check depends on

@@ -175,12 +175,12 @@ class CheckOutcome:
     remarks: Remarks = field(default_factory=Remarks)
 
     def to_json(self) -> dict[str, Any]:
-        """Give what a bundle keeps of a violation, in plain types."""
-        told = self.to_message()
-        return {key: value for key, value in told.items() if key not in NOT_IN_BUNDLES}
+        """Turn it into what a bundle keeps of a violation, in plain types."""
+        message = self.to_message()
+        return {key: value for key, value in message.items() if key not in NOT_IN_BUNDLES}
 
     def to_message(self) -> dict[str, Any]:
-        """Give all of it in plain types, as a worker sends it to the process that collects."""
+        """Turn all of it into plain types, as a worker sends it to the process that collects."""
         cause = None if self.cause is None else str(self.cause)
         return asdict(self) | {"verdict": str(self.verdict), "cause": cause}
 

@@ -96,7 +96,7 @@ class State:
         self.subjects: dict[str, Subject] = {}
 
     def socket(self) -> str:
-        """Give the server's socket; the first one to ask starts it."""
+        """Name the server's socket; the first one to ask starts it."""
         given = self.shared or self.options.server
         if given:
             return given
@@ -127,7 +127,7 @@ class State:
             raise pytest.UsageError(str(error)) from None
 
     def subject(self, name: str, factory: pytest.TempPathFactory) -> Subject:
-        """Give the subject of an adapter, made once per process."""
+        """Make the subject of an adapter, once per process; raises Unknown without its facts."""
         if name not in self.subjects:
             from ckpt_conformance.harness import facts
             from ckpt_conformance.harness.client import Client
@@ -225,7 +225,7 @@ def _selected(name: str | None, known: Mapping[str, Invariant], options: CheckOp
 
 
 def adapter_of(item: pytest.Item) -> str:
-    """Give the adapter that a check runs on."""
+    """Name the adapter that a check runs on; empty for a test of the user's own."""
     callspec = getattr(item, "callspec", None)
     return str(callspec.params.get("subject", "")) if callspec else ""
 
@@ -238,14 +238,14 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     state = request.config.stash[STATE]
     if not request.param:
         pytest.fail(NO_ADAPTER, pytrace=False)
-    found = state.subject(request.param, tmp_path_factory)
-    found.reset()
+    checked = state.subject(request.param, tmp_path_factory)
+    checked.reset()
     item = cast("pytest.Item", request.node)
     name = invariant_of(item)
     if name:
         invariant = load_catalogue(state.options.catalogue).invariants[name]
-        item.stash[NEEDS] = Needs(found, invariant)
-    return found
+        item.stash[NEEDS] = Needs(checked, invariant)
+    return checked
 
 
 class Needs(NamedTuple):
@@ -282,7 +282,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Give a check whose set-up failed its UNKNOWN; print a violation as a block."""
+    """Make the UNKNOWN of a check whose set-up failed; print a violation as a block."""
     report = yield
     name = invariant_of(item)
     if name is None:
@@ -292,14 +292,14 @@ def pytest_runtest_makereport(
     if call.when == "setup" and report.failed and call.excinfo:
         outcome = outcomes.of_error(item, name, call.excinfo.value)
         report.user_properties.append((PROPERTY, outcome.to_message()))
-    found = outcome_of(report) if call.when == "call" and report.failed else None
-    if found:
-        report.longrepr = outcomes.block(found, options_of(item.config))
+    failed = outcome_of(report) if call.when == "call" and report.failed else None
+    if failed:
+        report.longrepr = outcomes.block(failed, options_of(item.config))
     return report
 
 
 def outcome_of(report: pytest.TestReport | pytest.CollectReport) -> CheckOutcome | None:
-    """Give the outcome that a report carries, if there is one."""
+    """Read the outcome that a report carries; None where it carries none."""
     properties: list[tuple[str, object]] = getattr(report, "user_properties", [])
     messages = [value for key, value in properties if key == PROPERTY]
     return CheckOutcome.from_message(messages[-1]) if messages else None

@@ -44,12 +44,12 @@ class Order(Struct, frozen=True):
     behind: dict[str, str]
 
     def turn(self, suite: str) -> int:
-        """Give the place of a suite; all that are not among the longest share the last."""
+        """Number the place of a suite; all that are not among the longest share the last."""
         return self.longest.index(suite) if suite in self.longest else len(self.longest)
 
 
 def order_of(suites: dict[str, Suite]) -> Order:
-    """Give the order of these suites."""
+    """Put the longest suites first, and short ones behind long ones of few checks."""
     by_time = sorted(suites, key=lambda name: (-suites[name].seconds, name))
     mean = statistics.fmean([one.seconds for one in suites.values()] or [0.0])
     longest = [name for name in by_time if suites[name].seconds > mean]
@@ -61,5 +61,5 @@ def order_of(suites: dict[str, Suite]) -> Order:
 
 @functools.cache
 def recorded() -> Order:
-    """Give the order that follows from `durations.json`."""
+    """Read `durations.json`, once, and order the suites by it."""
     return order_of(msgspec.json.decode(PATH.read_bytes(), type=Durations).suites)

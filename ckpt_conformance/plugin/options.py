@@ -36,7 +36,7 @@ class CheckOptions:
     out: Path | None = None  # folder of the certificate: bundles of violations are kept below it
 
     def to_plain(self) -> dict[str, Any]:
-        """Give what a worker reads with `from_plain`."""
+        """Turn them into values that xdist sends to a worker, where `options_of` reads them."""
         values = {one.name: getattr(self, one.name) for one in fields(CheckOptions)}
         return values | {"out": None if self.out is None else str(self.out)}
 
@@ -56,7 +56,7 @@ SENT = "ckpt_options"  # the key of a worker's input
 
 
 def options_of(config: pytest.Config) -> CheckOptions:
-    """Give the options of a session: handed over, sent to this worker, or parsed once."""
+    """Look up the options of a session: handed over, sent to this worker, or parsed once."""
     if OPTIONS not in config.stash:
         sent = getattr(config, "workerinput", {}).get(SENT)
         config.stash[OPTIONS] = _parsed(config) if sent is None else _read(sent)

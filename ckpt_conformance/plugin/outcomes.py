@@ -56,13 +56,13 @@ class Found:
 
 
 def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
-    """Give a PASS."""
+    """Make the PASS of a check that raised nothing."""
     remember(item, "")
     return _outcome(item, invariant, Found(Verdict.PASS))
 
 
 def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
-    """Give the outcome of an exception; what is no verdict of ours is the harness's: UNKNOWN."""
+    """Make the outcome of an exception; what is no verdict of ours is the harness's: UNKNOWN."""
     if isinstance(error, Violation):
         remember(item, str(error))
     return _outcome(item, invariant, _found(item, invariant, error))
@@ -165,7 +165,7 @@ def block(outcome: CheckOutcome, options: CheckOptions) -> str:
 
 
 def reproduce(outcome: CheckOutcome, options: CheckOptions) -> str:
-    """Give the one command that runs this check again, with the same choices."""
+    """Write the one command that runs this check again, with the same choices."""
     return requests.reproduce(
         outcome.adapter,
         outcome.invariant,
@@ -184,7 +184,7 @@ def _promise(item: pytest.Item, invariant: str) -> str:
 
 
 def _remarks(item: pytest.Item) -> Remarks:
-    """Give what the certificate must say of how the check was made."""
+    """Copy what the certificate must say of how the check was made: the next check empties it."""
     subject = _subject(item)
     return copy.deepcopy(subject.remarks) if subject else Remarks()
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -47,7 +47,7 @@ class Collector:
     def pytest_keyboard_interrupt(self) -> None:
         """Let workers end soon: CI kills a run that does not stop within seconds."""
         plugins = self.config.pluginmanager if self.config else None
-        distributed = plugins.getplugin("dsession") if plugins else None
+        distributed: Any = plugins.getplugin("dsession") if plugins else None
         if distributed is not None and distributed.nodemanager is not None:
             distributed.nodemanager.EXIT_TIMEOUT = WORKERS_END
 
@@ -81,7 +81,7 @@ def is_telling(report: pytest.TestReport) -> bool:
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Give a folder for what a run leaves.
+    """Make a folder for what a run leaves.
 
     It must outlive the server of the run: a child that is still being killed may write there.
     """
@@ -125,9 +125,9 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
 
 
 def _arguments(options: SessionOptions, folder: Path) -> list[str]:
-    """Give pytest's arguments: no configuration, no cache, nothing in the user's folder."""
+    """Write pytest's arguments: no configuration, no cache, nothing in the user's folder."""
     targets = [f"{SUITES}.{module}" for module in options.modules] or [SUITES]
-    found = [
+    arguments = [
         "--pyargs",
         *targets,
         "-c",
@@ -136,8 +136,8 @@ def _arguments(options: SessionOptions, folder: Path) -> list[str]:
         f"--basetemp={folder / 'tmp'}",
     ]
     # Checks raise verdicts and have no assert: to rewrite them, and Hypothesis, costs a second.
-    found += ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore", "--assert=plain"]
+    arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore", "--assert=plain"]
     if options.jobs > 1:
         # In our order, the longest suites first: not by the number of checks.
-        found += ["-n", str(options.jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
-    return found
+        arguments += ["-n", str(options.jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
+    return arguments

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance import __version__
 from ckpt_conformance.contract.requests import RequestError
@@ -38,11 +38,11 @@ class Baseline:
     violations: Mapping[str, Mapping[str, str]]
 
     def known(self, adapter: str) -> Mapping[str, str]:
-        """Give the known violations of one adapter."""
+        """Look up the violations of one adapter: invariant id -> reason."""
         return self.violations.get(adapter, {})
 
     def turned_green(self, result: Result) -> dict[str, Verdict]:
-        """Give the known violations that this result no longer shows, with their verdict now."""
+        """List the known violations that this result no longer shows: id -> verdict now."""
         known = self.known(result.adapter.name)
         return {name: one.verdict for name, one in result.having(*GREEN) if name in known}
 
@@ -52,7 +52,7 @@ class Baseline:
 
 
 def violated(result: Result) -> dict[str, str]:
-    """Give the violated invariants of a result with their reasons."""
+    """List the violated invariants of a result: id -> reason."""
     return {name: one.reason for name, one in result.having(Verdict.VIOLATION)}
 
 
@@ -98,17 +98,17 @@ def _again(path: Path) -> str:
 def _violations(content: object, path: Path) -> dict[str, dict[str, str]]:
     """Take the entries out of a file that may be anything."""
     table = as_table(content)
-    found = table.get("schema")
-    if found != SCHEMA:
-        what = f"its schema is {found!r}" if found else "it has no schema"
+    schema = table.get("schema")
+    if schema != SCHEMA:
+        what = f"its schema is {schema!r}" if schema else "it has no schema"
         raise BaselineError(
             f"{path} is no baseline that this version reads: {what}, expected {SCHEMA!r}; "
             f"{_again(path)}"
         )
-    violations: object = table.get("violations")
+    violations = table.get("violations")
     if not isinstance(violations, dict):
         raise BaselineError(f"baseline {path} has no table of violations; {_again(path)}")
-    return {name: as_table(ids) for name, ids in as_table(violations).items()}
+    return {name: as_table(ids) for name, ids in as_table(cast("object", violations)).items()}
 
 
 def check_writable(path: Path) -> None:
@@ -129,8 +129,8 @@ def _add_to(path: Path) -> Baseline:
     try:
         return read_baseline(path)
     except BaselineError as error:
-        told = f"--write-baseline adds to a file that is there: {error}"
-        raise BaselineError(told) from error
+        message = f"--write-baseline adds to a file that is there: {error}"
+        raise BaselineError(message) from error
 
 
 def write_baseline(path: Path, results: Iterable[Result]) -> int:

@@ -81,7 +81,7 @@ class RunFacts:
 
 
 def asked_profiles(options: CheckOptions) -> tuple[str, ...]:
-    """Give the profiles named on the command line; a claim that nothing tests would be empty."""
+    """Name the profiles of the command line; a claim that nothing tests would be empty."""
     claims = options.claims if options.profiles else ()
     return tuple(dict.fromkeys((*options.profiles, *claims)))
 
@@ -90,8 +90,8 @@ def selected(catalogue: Catalogue, options: CheckOptions) -> list[Invariant]:
     """List the invariants that a run with these options must judge, in catalogue order."""
     pin = catalogue.version if options.catalogue is None else options.catalogue
     asked = asked_profiles(options), options.only, options.claims, options.budget
-    found = catalogue.invariants.values()
-    return [one for one in found if one.since <= pin and is_chosen(one, *asked)]
+    every = catalogue.invariants.values()
+    return [one for one in every if one.since <= pin and is_chosen(one, *asked)]
 
 
 def check_request(options: CheckOptions, catalogue: Catalogue, profiles: Collection[str]) -> None:
@@ -129,7 +129,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         created=run.created,
         interrupted=run.interrupted,
         environment=_environment(every, run),
-        adapter=Adapter.of(info),
+        adapter=msgspec.convert(info.to_json(), Adapter),
         seed=options.seed,
         budget=options.budget,
         claims=list(options.claims),
@@ -155,7 +155,7 @@ def _environment(outcomes: Iterable[CheckOutcome], run: RunFacts) -> Environment
 
 
 def _version(run: RunFacts) -> int:
-    """Give the version of the catalogue that the run judges by."""
+    """Number the version of the catalogue that the run judges by."""
     pin = run.options.catalogue
     return run.catalogue.version if pin is None else pin
 
@@ -328,11 +328,11 @@ def merge_status(statuses: Iterable[int]) -> int:
 
 
 def bundles_named(result: Result) -> set[str]:
-    """Give the bundles that a result names, by the rule of `bundle.safe`: nothing else is ours."""
+    """Name the bundles of a result; a name that `bundle.safe` did not make is not ours."""
     judged: list[CheckResult | InvariantResult] = list(result.invariants.values())
     judged += [check for one in result.invariants.values() for check in one.checks]
-    told = [one.evidence.get("bundle") for one in judged]
-    return {name for name in told if isinstance(name, str) and name == bundle.safe(name) != ".."}
+    names = [one.evidence.get("bundle") for one in judged]
+    return {name for name in names if isinstance(name, str) and name == bundle.safe(name) != ".."}
 
 
 def bundles_of(path: Path) -> set[str]:

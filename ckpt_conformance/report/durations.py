@@ -8,6 +8,7 @@ matters, so any machine will do that does nothing else meanwhile.
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -24,18 +25,32 @@ if TYPE_CHECKING:
 
 
 def measured(results: Sequence[Result]) -> Durations:
-    """Add up the seconds of checks by suite, the mean over the results; the longest suite first."""
-    seconds = defaultdict[str, list[float]](list)
+    """Add up the seconds of checks by suite; the longest suite first.
+
+    A suite that ran for several of the results gets the mean of these.
+    """
+    totals = defaultdict[str, list[Suite]](list)
     for result in results:
-        for check in (check for one in result.invariants.values() for check in one.checks):
-            seconds[check.name.partition("::")[0]].append(check.seconds)
-    found = {
-        name: Suite(round(sum(each) / len(results), 2), len(each) // len(results))
-        for name, each in seconds.items()
+        for name, seconds in _seconds(result).items():
+            totals[name].append(Suite(sum(seconds), len(seconds)))
+    suites = {
+        name: Suite(
+            seconds=round(statistics.fmean(one.seconds for one in runs), 2),
+            checks=max(one.checks for one in runs),
+        )
+        for name, runs in totals.items()
     }
-    told = [f"{one.adapter.name}, budget {one.budget}, {one.created}" for one in results]
-    longest_first = sorted(found, key=lambda name: (-found[name].seconds, name))
-    return Durations(told, {name: found[name] for name in longest_first})
+    certificates = [f"{one.adapter.name}, budget {one.budget}, {one.created}" for one in results]
+    longest_first = sorted(suites, key=lambda name: (-suites[name].seconds, name))
+    return Durations(certificates, {name: suites[name] for name in longest_first})
+
+
+def _seconds(result: Result) -> dict[str, list[float]]:
+    """Map each suite to what its checks took, which are named `suite::check`."""
+    seconds = defaultdict[str, list[float]](list)
+    for check in (check for one in result.invariants.values() for check in one.checks):
+        seconds[check.name.partition("::")[0]].append(check.seconds)
+    return dict(seconds)
 
 
 def main() -> None:

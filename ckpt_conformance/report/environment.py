@@ -65,13 +65,13 @@ def filesystem_type(path: Path, mounts: Path = MOUNTS) -> str:
     except OSError:
         return "unknown"  # not Linux, or /proc is not mounted
     target = path.resolve()
-    found = "unknown"
+    innermost = "unknown"
     depth = -1
     for point, kind in filter(None, map(_mount, lines)):
         # `>=`: a later mount on the same point hides the earlier one.
         if len(point.parts) >= depth and target.is_relative_to(point):
-            found, depth = kind, len(point.parts)
-    return found
+            innermost, depth = kind, len(point.parts)
+    return innermost
 
 
 def _mount(line: str) -> tuple[Path, str] | None:

@@ -12,7 +12,7 @@ import re
 import textwrap
 import xml.etree.ElementTree as ET
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -71,7 +71,7 @@ def percent(rate: Rate) -> str:
 
 
 def bundle_path(key: str, value: object) -> str:
-    """Give the path of a bundle beside the report, or nothing where the evidence names none."""
+    """Write the path of a bundle beside the report; empty where the evidence names none."""
     named = key == "bundle" and re.fullmatch(r"\w[\w.-]*", str(value))
     return f"bundles/{value}/violation.json" if named else ""
 
@@ -197,8 +197,10 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     environment.filters.update(
         pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
     )
-    environment.filters.update(lines=_lines, brief=_brief, linked=_linked)
-    environment.globals.update(words=WORDS, profile_shown=profile_shown, called=called)
+    filters: dict[str, Any] = {"lines": _lines, "brief": _brief, "linked": _linked}
+    environment.filters.update(filters)
+    shared: dict[str, Any] = {"words": WORDS, "profile_shown": profile_shown, "called": called}
+    environment.globals.update(shared)
     return environment.get_template(name)
 
 
@@ -290,10 +292,11 @@ def _totals(cases: Sequence[ET.Element]) -> dict[str, str]:
     return {name: str(value) for name, value in totals.items()} | {"time": f"{seconds:.3f}"}
 
 
-def _case(adapter: str, name: str, one: InvariantResult) -> ET.Element:
-    """Make the test case of an invariant."""
-    detail = [one.statement, pretty(one.evidence), one.reproduce]
-    return _element(adapter, name, one, sum(check.seconds for check in one.checks), detail)
+def _case(adapter: str, name: str, invariant: InvariantResult) -> ET.Element:
+    """Make the test case of an invariant; it takes what its checks took."""
+    detail = [invariant.statement, pretty(invariant.evidence), invariant.reproduce]
+    seconds = sum(check.seconds for check in invariant.checks)
+    return _element(adapter, name, invariant, seconds, detail)
 
 
 def _stray(adapter: str, check: CheckResult) -> ET.Element:

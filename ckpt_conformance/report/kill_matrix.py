@@ -120,5 +120,5 @@ def _verdicts(outcomes: Sequence[CheckOutcome]) -> dict[str, dict[str, Verdict]]
 
 
 def _reasons(outcomes: Sequence[CheckOutcome], verdict: Verdict) -> dict[str, str]:
-    """Give the first reason for each invariant with this verdict."""
+    """Map each invariant with this verdict to the first reason."""
     return {one.invariant: one.reason for one in reversed(outcomes) if one.verdict == verdict}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ckpt_conformance.contract.registry import AdapterInfo
 
 SCHEMA = "ckpt-conformance/result/v2"
 OLD_SCHEMA = "ckpt-conformance/result/v1"  # names no causes: `_with_causes` finds them
@@ -70,22 +69,6 @@ class Adapter(Struct, frozen=True, kw_only=True):
     recipe: str
     owner: str
     notes: str
-
-    @classmethod
-    def of(cls, info: AdapterInfo) -> Adapter:
-        """Take what a certificate says from an adapter's facts."""
-        return cls(
-            name=info.name,
-            title=info.title,
-            version=info.version,
-            shape=info.shape,
-            capabilities=sorted(info.capabilities),
-            holds=sorted(info.holds),
-            library=info.library,
-            recipe=info.recipe,
-            owner=info.owner,
-            notes=info.notes,
-        )
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -178,7 +161,7 @@ class Result(Struct, frozen=True, kw_only=True):
     waivers: list[Waiver]
 
     def having(self, *verdicts: Verdict) -> Iterator[tuple[str, InvariantResult]]:
-        """Give the invariants with one of these verdicts, in the order of their ids."""
+        """Iterate over (id, invariant) of those with one of these verdicts, in the order of ids."""
         return ((i, one) for i, one in sorted(self.invariants.items()) if one.verdict in verdicts)
 
 

@@ -60,7 +60,7 @@ def linked(text: str, known: Collection[str]) -> Markup:
 
 
 def profile_shown(profile: ProfileResult) -> Verdict:
-    """Give the verdict that people are shown of a profile, the same in every report.
+    """Choose the verdict that people are shown of a profile, the same in every report.
 
     Where every MUST holds and a SHOULD does not, it must not read as if everything held.
     """
