@@ -164,9 +164,10 @@ def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
     found: list[str] = []
     known = list(reports(subject, workloads.usual(subject), models))
     if not any(explorer.result.control == "" for explorer, _ in known):
-        told = next((explorer.result.control for explorer, _ in known), None)
-        without = f"without a crash, too, a job does not go on: {told}"
-        raise NotApplicable(without if told else "the manager has threads, so none can fork")
+        error = next((explorer.result.control for explorer, _ in known), None)
+        without = f"without a crash, too, a job does not go on: {error}"
+        raise NotApplicable(without if error else "the manager has threads, so none can fork")
     for explorer, report in known:
-        found += [f"{explorer.result.workload}, {report.name}: {told}" for told in report.unusable]
+        name = f"{explorer.result.workload}, {report.name}"
+        found += [f"{name}: {error}" for error in report.unusable]
     return found

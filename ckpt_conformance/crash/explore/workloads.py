@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import Finished, ProcessResult
     from ckpt_conformance.subject.subject import Golden, Subject
 
+Spec = dict[str, Any]  # an operation or a fault, as programs of children have it
 STOPPED = 8.0  # seconds that ranks have to come to their stops
 OTHER = 23  # the seed of a job that saves a step which another job has saved
 
@@ -108,14 +109,14 @@ def record(subject: Subject, name: str, layout: Mapping[str, int] | None = None)
     return found
 
 
-def injected(subject: Subject, name: str, fault: dict[str, Any], step: int) -> Recorded:
+def injected(subject: Subject, name: str, fault: Spec, step: int) -> Recorded:
     """Record a workload whose save of `step` meets a fault and goes on; Unknown if it fails."""
     work = replace(WORKLOADS[name], name=f"{name}-injected")
     return _record(subject, work, [fault], step)
 
 
 def _record(
-    subject: Subject, work: Workload, faults: Sequence[dict[str, Any]] = (), step: int | None = None
+    subject: Subject, work: Workload, faults: Sequence[Spec] = (), step: int | None = None
 ) -> Recorded:
     subject.need(*work.needs)
     folder = subject.folder / "recorded" / (f"{work.name}-of-ranks" if work.layout else work.name)
@@ -123,29 +124,29 @@ def _record(
     before = _materialize(subject, work)
     result = _live(subject, work, faults, step, record=str(folder))
     if result.exit_kind != "ended" or result.error:
-        told = subject.tell(result)
+        end = subject.tell(result)
         if faults:
-            raise Unknown(f"a save that went on after a fault fails when it is recorded: {told}")
-        _give_up(work, told)
+            raise Unknown(f"a save that went on after a fault fails when it is recorded: {end}")
+        _give_up(work, end)
     final = folder.with_name(f"{folder.name}-final")
     trees.materialize(subject.root, final)
     recording = Recording.read(folder)
     return Recorded(work.name, recording, before, _options(work), final, work.layout)
 
 
-def again(subject: Subject, name: str, faults: list[dict[str, Any]]) -> ProcessResult:
+def again(subject: Subject, name: str, faults: list[Spec]) -> ProcessResult:
     """Run a workload once more, with faults; what it leaves stands in the subject's root."""
     _materialize(subject, WORKLOADS[name])
     result: Any = _live(subject, WORKLOADS[name], faults)
     return cast("ProcessResult", result)
 
 
-def stopped(subject: Subject, recorded: Recorded, stops: Sequence[dict[str, Any]]) -> Finished:
+def stopped(subject: Subject, recorded: Recorded, stops: Sequence[Spec]) -> Finished:
     """Run a workload of ranks once more; kill all when each has done so many operations."""
     work = replace(WORKLOADS[recorded.name], layout=recorded.layout)
     _materialize(subject, work)
-    given: dict[str, Any] = {"seed": work.seed, "options": _options(work), "deadline": STOPPED}
-    return worlds.recorded(subject, work.layout, *_ops(work), stops=stops, **given)
+    how: Spec = {"seed": work.seed, "options": _options(work), "deadline": STOPPED}
+    return worlds.recorded(subject, work.layout, *_ops(work), stops=stops, **how)
 
 
 def _materialize(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
@@ -163,21 +164,19 @@ def _materialize(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
 def _live(
     subject: Subject,
     work: Workload,
-    faults: Sequence[dict[str, Any]],
+    faults: Sequence[Spec],
     step: int | None = None,
     record: str = "",
 ) -> Finished:
     ops = _ops(work, faults, step)
-    given: dict[str, Any] = {"seed": work.seed, "options": _options(work)}
+    given: Spec = {"seed": work.seed, "options": _options(work)}
     if work.layout:
         return worlds.recorded(subject, work.layout, *ops, folder=Path(record), **given)
     return subject.execute(*ops, **given, **({"record": record} if record else {}))
 
 
-def _ops(
-    work: Workload, faults: Sequence[dict[str, Any]] = (), step: int | None = None
-) -> list[dict[str, Any]]:
-    run: dict[str, Any] = {"op": "run", "resume": work.resume, "faults": list(faults)}
+def _ops(work: Workload, faults: Sequence[Spec] = (), step: int | None = None) -> list[Spec]:
+    run: Spec = {"op": "run", "resume": work.resume, "faults": list(faults)}
     run |= {} if step is None else {"fault_step": step}
     ops = [{**run, "until": until, "save_at": list(saves)} for until, saves in work.runs]
     return [*ops, {"op": "close"}]
@@ -187,13 +186,13 @@ def _options(work: Workload) -> dict[str, int]:
     return {"keep_last": work.keep} if work.keep else {}
 
 
-def _give_up(work: Workload, told: str) -> None:
-    if notify.NotAvailableError.__name__ in told:  # and this child could not be patched
-        raise Unknown(f"this machine can't record this adapter: {told}")
+def _give_up(work: Workload, end: str) -> None:
+    if notify.NotAvailableError.__name__ in end:  # and this child could not be patched
+        raise Unknown(f"this machine can't record this adapter: {end}")
     if set(work.before) & {step for _, saves in work.runs for step in saves}:
-        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
+        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {end}"
         raise NotApplicable(msg)
-    msg = f"the workload {work.name!r}, which nothing disturbs, ends: {told}"
+    msg = f"the workload {work.name!r}, which nothing disturbs, ends: {end}"
     if work.resume:
         raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
     raise control_failed(msg)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from ckpt_conformance.crash.script.command import Script  # noqa: TC001  msgspec reads it
+from ckpt_conformance.crash.script.command import Script, Start  # noqa: TC001  msgspec reads it
 
 if TYPE_CHECKING:
     from ckpt_conformance.crash.model.states import State
@@ -141,6 +141,21 @@ class Compare(Request[Comparison], frozen=True, tag="compare"):
 
 
 AnyRequest = Warm | Record | Begin | Expect | Recover | Compare
+
+
+# ---- ranks of a launcher -------------------------------------------------------------------------
+
+
+class RankRequest(msgspec.Struct, frozen=True):
+    """What a launcher asks its nursery to fork: a rank, with its streams beside the message."""
+
+    start: Start
+    environment: dict[str, str]
+    cwd: str
+    session: bool  # it leads a session of its own
+
+
+# ---- states --------------------------------------------------------------------------------------
 
 
 def pack(state: State) -> bytes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-import json
 import os
 import signal
 import socket
@@ -20,8 +19,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ckpt_conformance.crash.explore.messages import from_line, to_line
 from ckpt_conformance.crash.script import child
 from ckpt_conformance.crash.script.command import Start, start_of
+from ckpt_conformance.crash.script.messages import RankRequest
 from ckpt_conformance.trace import notify
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 # What an interpreter and its libraries read when they start, and never again.
 AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_")
-PLAIN: dict[str, Any] = {  # of a start that a fork can stand for
+PLAIN: dict[str, object] = {  # of a start that a fork can stand for
     "preexec_fn": None,
     "shell": False,
     "close_fds": True,
@@ -106,19 +107,17 @@ class _Nursery:
     def _fork(self, start: Start, request: Words) -> int:
         """Ask for a rank; gives its pid, 0 if it has to be started in the usual way."""
         environment = request.get("env")
-        request = {
-            "target": start.target,
-            "arguments": start.arguments,
-            "module": start.module,
-            "environment": dict(os.environ if environment is None else environment),
-            "cwd": str(Path.cwd()),
-            "session": bool(request.get("start_new_session")),
-        }
+        rank = RankRequest(
+            start=start,
+            environment=dict(os.environ if environment is None else environment),
+            cwd=str(Path.cwd()),
+            session=bool(request.get("start_new_session")),
+        )
         ends = (request["p2cread"], request["c2pwrite"], request["errwrite"])
         streams = [own if end == -1 else end for own, end in enumerate(ends)]
         with self.lock:
             try:
-                socket.send_fds(self.channel, [json.dumps(request).encode()], streams)
+                socket.send_fds(self.channel, [to_line(rank).encode()], streams)
                 return int(self.channel.recv(32) or 0)
             except (OSError, TypeError, ValueError):
                 return 0
@@ -131,14 +130,14 @@ def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
         data, streams, _, _ = socket.recv_fds(channel, MOST, 3)
         if not data:
             os._exit(0)
-        pid = _deliver(json.loads(data), streams, channel, seeded)
+        pid = _deliver(from_line(data.decode(), RankRequest), streams, channel, seeded)
         for stream in streams:
             os.close(stream)
         channel.send(str(pid).encode())
 
 
 def _deliver(
-    request: dict[str, Any], streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
+    request: RankRequest, streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
 ) -> int:
     """Fork a rank by way of a process that ends at once, so that the launcher is its parent."""
     wait, go = os.pipe()
@@ -147,7 +146,7 @@ def _deliver(
     if between == 0:
         if os.fork():
             os._exit(0)
-        if request["session"]:
+        if request.session:
             os.setsid()  # before the launcher knows it: it may end the group at once
         os.write(tell, str(os.getpid()).encode())
         for unneeded in (go, told, tell):
@@ -164,7 +163,7 @@ def _deliver(
     return pid
 
 
-def _be(request: dict[str, Any], streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
+def _be(request: RankRequest, streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
     """Be the rank."""
     code = 70
     try:
@@ -172,9 +171,8 @@ def _be(request: dict[str, Any], streams: Sequence[int], seeded: Collection[str]
             os.dup2(stream, to)
             os.close(stream)
         os.environ.clear()
-        os.environ.update(request["environment"])
-        os.chdir(request["cwd"])
-        start = Start(request["target"], tuple(request["arguments"]), module=request["module"])
-        child.become(start, seeded)
+        os.environ.update(request.environment)
+        os.chdir(request.cwd)
+        child.become(request.start, seeded)
     finally:
         os._exit(code)
