@@ -30,8 +30,8 @@ SAME = ("same",)
 RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
 CONTROL = "going on without a crash"  # its result, in the subject's notes
 ALL = frozenset(Outcome)
-LOST = frozenset({Outcome.LOST_STEP})  # a whole step is served, and a newer one was acknowledged
-TORN = ALL - LOST  # nothing whole is served
+LOST = frozenset({Outcome.LOST_STEP})  # a whole step is loaded, and a newer one was acknowledged
+TORN = ALL - LOST  # nothing whole is loaded
 
 
 def saves(subject: Subject) -> tuple[str, ...]:
@@ -119,16 +119,16 @@ def require_clean(
 
     `bad_ones` are the outcomes that this check is about, `explore` is one of the two above.
     """
-    found: list[tuple[Explorer, Found]] = []
+    violations: list[tuple[Explorer, Found]] = []
     bad = total = 0
     for explorer, report in reports(subject, names, models, explore):
         total += sum(report.outcomes.values())
         worst_ones = [each for each in report.worst.values() if each.outcome in bad_ones]
         bad += sum(violation.states for violation in worst_ones)
-        found += [(explorer, violation) for violation in worst_ones]
-    if found:
-        explorer, worst = min(found, key=_order)
-        others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in found})
+        violations += [(explorer, violation) for violation in worst_ones]
+    if violations:
+        explorer, worst = min(violations, key=_order)
+        others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in violations})
         message = f"{worst.outcome} after {worst.case.model} in {explorer.result.workload}"
         raise Violation(
             f"{message}: {worst.recovery.summary}",
@@ -161,7 +161,7 @@ def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
 
     Raises NotApplicable where it goes wrong without a crash, too.
     """
-    found: list[str] = []
+    errors: list[str] = []
     known = list(reports(subject, workloads.usual(subject), models))
     if not any(explorer.result.control == "" for explorer, _ in known):
         error = next((explorer.result.control for explorer, _ in known), None)
@@ -169,5 +169,5 @@ def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
         raise NotApplicable(without if error else "the manager has threads, so none can fork")
     for explorer, report in known:
         name = f"{explorer.result.workload}, {report.name}"
-        found += [f"{name}: {error}" for error in report.unusable]
-    return found
+        errors += [f"{name}: {error}" for error in report.unusable]
+    return errors

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash.explore import exploration
 from ckpt_conformance.crash.explore.exploration import BaseExplorer
 from ckpt_conformance.crash.explore.judging import LoadError, Recovery, Version, is_fine, judge
-from ckpt_conformance.crash.script import messages
+from ckpt_conformance.crash.explore.messages import pack
 from ckpt_conformance.crash.script.messages import Recover
 from ckpt_conformance.crash.script.rehearsal import last_words
 
@@ -74,7 +74,7 @@ class ScriptExplorer(BaseExplorer):
         self.result.seconds += time.monotonic() - begun
 
     def _request(self, case: Case) -> Recover:
-        return Recover(self.rehearsal.deadline, state=messages.pack(case.state))
+        return Recover(self.rehearsal.deadline, state=pack([case.state]))
 
     def _take(self, run: Run, case: Case) -> None:
         recovery = self.recovery_of(run, self.older(case.state))

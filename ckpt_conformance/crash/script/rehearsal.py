@@ -17,7 +17,8 @@ from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore.exploration import complete
 from ckpt_conformance.crash.explore.judging import BEFORE, Version
 from ckpt_conformance.crash.explore.materializer import digest
-from ckpt_conformance.crash.script import messages, progress
+from ckpt_conformance.crash.explore.messages import pack
+from ckpt_conformance.crash.script import progress
 from ckpt_conformance.crash.script.child import GENERATORS
 from ckpt_conformance.crash.script.command import start_of
 from ckpt_conformance.crash.script.messages import Begin, Compare, Expect, Record, Recover, Warm
@@ -330,7 +331,7 @@ def _resume_from_whole(rehearsal: Rehearsal) -> None:
     chosen = _evenly(sorted(first.values()), min(CONTROLS, max(FEWEST, room)))
 
     def request(number: int) -> Recover:
-        return Recover(rehearsal.deadline, state=messages.pack(wholes[chosen[number]]))
+        return Recover(rehearsal.deadline, state=pack([wholes[chosen[number]]]))
 
     for number, run in rehearsal.pool.map(len(chosen), request):
         rehearsal.controls[contents[chosen[number]]] = run
