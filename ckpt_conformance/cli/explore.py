@@ -186,10 +186,10 @@ class Run:
     """The explorations of one command, and what is said of them."""
 
     def __init__(self, asked: exploration.Asked, limits: Limits, out: Path, *, keep: bool) -> None:
-        """Start with nothing found."""
+        """Start with nothing explored."""
         self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
         self.ranks = 1
-        self.found: list[Exploration] = []
+        self.explorations: list[Exploration] = []
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
@@ -243,14 +243,14 @@ class Run:
     def take(self, explorer: E, write: Callable[[Path, E, Violation], Path]) -> None:
         """Take what was found, and write bundles of what violates."""
         result = explorer.result
-        self.found.append(result)
+        self.explorations.append(result)
         self.findings.unknown += [f"{result.workload}: {why}" for why in result.unknown]
         self.findings.interrupted = result.interrupted
         folder = self.out / "bundles"
-        self.bundles[len(self.found) - 1] = {
+        self.bundles[len(self.explorations) - 1] = {
             key: str(write(folder, explorer, group[0])) for key, group in result.classes().items()
         }
-        self.findings.add(explorer, self.bundles[len(self.found) - 1])
+        self.findings.add(explorer, self.bundles[len(self.explorations) - 1])
         if self.keep:
             _keep(explorer.recording.folder, self.out / "recordings" / result.workload)
 
@@ -262,7 +262,7 @@ class Run:
         findings = self.findings
         if about:
             exploration.write(findings, about, self.out)
-        for at, result in enumerate(self.found):
+        for at, result in enumerate(self.explorations):
             for line in lines_of(result, self.bundles.get(at, {})):
                 files.say(line)
         for line in findings.wrong:
@@ -305,14 +305,14 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     if result.recording.remark:
         yield f"  crash: {result.recording.remark}"
     width = max(map(len, (*result.models, "btrfs")))
-    for name, one in result.models.items():
-        clean = one.is_clean and not one.unusable
+    for name, report in result.models.items():
+        clean = report.is_clean and not report.unusable
         good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # a part only
         sign = files.WORDS[good if clean else Verdict.VIOLATION].glyph
-        ends = ", ".join(f"{outcome} {number}" for outcome, number in one.outcomes.most_common())
-        seen = f"{one.candidates} candidates, {one.distinct} distinct, {one.recovered} visited"
-        yield f"  {sign} {name:<{width}} {seen}: {ends}"
-        for error in one.unusable:
+        ends = ", ".join(f"{outcome} {number}" for outcome, number in report.outcomes.most_common())
+        seen = f"{report.candidates} candidates, {report.distinct} distinct"
+        yield f"  {sign} {name:<{width}} {seen}, {report.recovered} visited: {ends}"
+        for error in report.unusable:
             yield f"      after the recovery: {error}"
     for key, group in result.classes().items():
         violation, models = group[0], ", ".join(each.case.model for each in group)

@@ -158,9 +158,9 @@ def explore(run: Run, script: Script) -> Json:
         Progress(script.name) as progress,
     ):
         try:
-            found = _rehearse(run, script, Path(folder), stack, progress)
-            about |= _about(found, run)
-            _explore(run, found, progress, begun)
+            rehearsal = _rehearse(run, script, Path(folder), stack, progress)
+            about |= _about(rehearsal, run)
+            _explore(run, rehearsal, progress, begun)
         except Unknown as error:
             run.findings.unknown.append(f"{script.name}: {error}")
         except KeyboardInterrupt:
@@ -187,14 +187,18 @@ def _rehearse(
     return rehearsal.rehearse(stage)
 
 
-def _about(found: Rehearsal, run: Run) -> Json:
+def _about(rehearsal: Rehearsal, run: Run) -> Json:
     """Say what is compared, and what was promised."""
-    meter = found.meter
-    result = "what --result-cmd prints" if found.script.result_cmd else found.script.result_file
-    promised = [meter.describe(v.step) for v in found.versions if found.results.get(v.number)]
+    meter = rehearsal.meter
+    result = (
+        "what --result-cmd prints" if rehearsal.script.result_cmd else rehearsal.script.result_file
+    )
+    promised = [
+        meter.describe(v.step) for v in rehearsal.versions if rehearsal.results.get(v.number)
+    ]
     notes = run.findings.notes
-    notes += found.notes
-    run.findings.wrong += found.inexact
+    notes += rehearsal.notes
+    run.findings.wrong += rehearsal.inexact
     if meter.tells_nothing:
         notes.append(
             "LOST_STEP and COLD_START can't be told: the script prints no steps; give --step-regex "
@@ -206,8 +210,8 @@ def _about(found: Rehearsal, run: Run) -> Json:
         by = "the step it resumes from" if meter.measure.resumes else by
         notes.append(f"where a resume begins is told by {by}; promised: {len(promised)} times")
     notes.append(f"compared: {result or 'nothing'}")
-    more = {"promised": promised, "forks": found.forks}
-    return {"script": {**_content(found.script), **more}}
+    more = {"promised": promised, "forks": rehearsal.forks}
+    return {"script": {**_content(rehearsal.script), **more}}
 
 
 def _content(script: Script) -> Json:
@@ -216,19 +220,19 @@ def _content(script: Script) -> Json:
     return {"name": script.name, **fields_of}
 
 
-def _explore(run: Run, found: Rehearsal, progress: Progress, begun: float) -> None:
+def _explore(run: Run, rehearsal: Rehearsal, progress: Progress, begun: float) -> None:
     from ckpt_conformance.crash.explore import exploration
     from ckpt_conformance.crash.script import bundles, explore
 
     limits = run.limits
     if limits.recoveries < exploration.FULL.recoveries:
-        limits = found.within(limits, len(run.asked.models))
-    explorer = explore.ScriptExplorer(found, limits, run.asked.seed)
+        limits = rehearsal.within(limits, len(run.asked.models))
+    explorer = explore.ScriptExplorer(rehearsal, limits, run.asked.seed)
     explorer.on_progress = progress
     explorer.on_first = lambda what: progress.console.print(
         f"first violation after {time.monotonic() - begun:.1f} s: {what}", highlight=False
     )
-    progress.begin(found.script.name, "recovering")
+    progress.begin(rehearsal.script.name, "recovering")
     explore.explore(explorer, run.asked.models, run.asked.real)
     run.take(explorer, bundles.write)
 

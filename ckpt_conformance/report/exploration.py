@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 from markupsafe import Markup
 
 from ckpt_conformance import __version__
@@ -68,7 +69,7 @@ class Findings:
         work = WORKLOADS.get(result.workload)
         content = result.to_json() | {"told": work.description if work else ""}
         content["crash"] = summary.of_exploration(result)
-        content["map"] = crashmap.map_of(explorer, bundles)
+        content["map"] = msgspec.to_builtins(crashmap.map_of(explorer, bundles))
         self.explored.append(certificate.plain(content))
 
     @property
@@ -167,9 +168,9 @@ def head_of(result: Json) -> Head:
     if "script" in result:
         command = shlex.join(result["script"]["command"])
         return Head("Command", result["script"]["name"], command)
-    told = result["adapter"]
-    version = f"{told['library'] or 'version'} {told['version']}"
-    return Head("Adapter", told["name"], " · ".join(filter(None, (version, told["recipe"]))))
+    adapter = result["adapter"]
+    version = f"{adapter['library'] or 'version'} {adapter['version']}"
+    return Head("Adapter", adapter["name"], " · ".join(filter(None, (version, adapter["recipe"]))))
 
 
 def headline(result: Json) -> Headline:
@@ -217,11 +218,11 @@ def render_html(result: Json) -> str:
 
 def _bad(result: Json) -> dict[str, set[str]]:
     """Give for each model the outcomes that violate; a refusal may be fine before a first save."""
-    found: dict[str, set[str]] = {model: set() for model in result["crash"]}
-    for one in result["explorations"]:
-        for model, told in one["models"].items():
-            found[model] |= {violation["outcome"] for violation in told["violations"]}
-    return found
+    outcomes: dict[str, set[str]] = {model: set() for model in result["crash"]}
+    for exploration in result["explorations"]:
+        for model, report in exploration["models"].items():
+            outcomes[model] |= {violation["outcome"] for violation in report["violations"]}
+    return outcomes
 
 
 def _table(one: Json) -> Json:

@@ -164,5 +164,5 @@ def _brackets(columns: Sequence[Json], letters: Mapping[str, str]) -> Iterable[J
 
 
 def _cell(cell: Json | None, row: int, column: int, at: int) -> Json:
-    told: Json = {"x": _x(at), "row": row, "column": column, "worst": "", "bad": False}
-    return told | {"worst": cell["worst"], "bad": cell["bad"]} if cell else told
+    place: Json = {"x": _x(at), "row": row, "column": column, "worst": "", "bad": False}
+    return place | {"worst": cell["worst"], "bad": cell["bad"]} if cell else place

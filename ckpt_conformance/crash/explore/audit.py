@@ -1,7 +1,7 @@
 """What the trace itself says: calls that are missing, late or wrong, each with its source line.
 
-No crash state is made here. A finding is a habit that loses data on some file system; the
-explorer says where it does.
+No crash state is made here. A finding is a habit that can lose data on some file system;
+whether it does there is what the explorer finds out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from ckpt_conformance.crash.explore import describe
+from ckpt_conformance.crash.explore.describe import Line
 from ckpt_conformance.crash.explore.judging import RANK, is_fine, judge
 from ckpt_conformance.trace.operations import DATA, NAMING, SYNCING, Kind
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
         BaseExplorer,
         Case,
         Exploration,
-        Json,
+        Violation,
     )
     from ckpt_conformance.trace.operations import Operation
 
@@ -32,6 +36,78 @@ PLAIN = 64  # points up to which each has a column of its own
 MOST = 120  # columns
 FEW = 6  # names that are listed of a state that keeps the promise
 TEXT = 300  # characters of a manager's message
+NO_BUNDLE: tuple[str | UnsetType, int | UnsetType] = (UNSET, UNSET)
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What a save said at a point: begun, acknowledged, failed."""
+
+    mark: str
+    step: int
+
+
+class Column(msgspec.Struct, frozen=True, rename={"description": "told"}):
+    """The crash points of one column, and the weightiest of the operations that they come after."""
+
+    first: int
+    last: int
+    kind: str
+    path: str | UnsetType = UNSET
+    target: str | UnsetType = UNSET
+    marks: tuple[Mark, ...] | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET  # that were written
+    error: int | UnsetType = UNSET  # errno
+    description: str | UnsetType = UNSET
+
+
+class MapCell(msgspec.Struct, frozen=True):
+    """What came of one model at one column; `state` is an index into `CrashMap.states`."""
+
+    worst: str
+    bad: bool
+    counts: dict[str, int]
+    grade: str
+    state: int
+    bundle: str | UnsetType = UNSET
+    simplest: int | UnsetType = UNSET  # the point of the state that the bundle holds, if another
+
+
+class MapClass(msgspec.Struct, frozen=True):
+    """A class of violation, and the state that stands for it."""
+
+    outcome: str
+    models: tuple[str, ...]
+    states: int
+    state: int  # index into `CrashMap.states`
+    where: str
+    source: str
+    blame: str
+    grades: tuple[str, ...]
+    bundle: str
+
+
+class MapState(msgspec.Struct, frozen=True):
+    """A state in words: what was promised there, what a load gave, and its files."""
+
+    point: int
+    why: str
+    content: str
+    promised: str
+    gave: str
+    alone: bool
+    files: tuple[Line, ...]
+    more: int | UnsetType = UNSET  # files that are not listed
+    differs: tuple[str, ...] | UnsetType = UNSET
+
+
+class CrashMap(msgspec.Struct, frozen=True):
+    """All that a page needs to draw a map; a row has a cell for each column, None: no state."""
+
+    columns: tuple[Column, ...]
+    rows: dict[str, list[MapCell | None]]
+    classes: tuple[MapClass, ...]
+    states: list[MapState]
 
 
 @dataclass
@@ -52,7 +128,7 @@ class Cell:
             self.outcome, self.bad, self.case = outcome, bad, case
 
 
-def map_of(explorer: BaseExplorer, replays: Mapping[str, str]) -> Json:
+def map_of(explorer: BaseExplorer, replays: Mapping[str, str]) -> CrashMap:
     """Draw up the map of what was explored.
 
     `replays` gives the bundle of each class of violation, by the keys of `Exploration.classes`.
@@ -61,13 +137,13 @@ def map_of(explorer: BaseExplorer, replays: Mapping[str, str]) -> Json:
     points = _cells(result, explorer.cases)
     columns = _columns(explorer.recording.operations, points)
     states = _States(explorer, replays)
-    rows: dict[str, list[Json | None]] = {}
+    rows: dict[str, list[MapCell | None]] = {}
     for name in result.models:
         of_model = points.get(name, {})
         cells = (_merged([of_model[p] for p in column if p in of_model]) for column in columns)
         rows[name] = [states.cell(name, cell) for cell in cells]
-    heads = [_column(explorer.recording.operations, column) for column in columns]
-    return {"columns": heads, "rows": rows, "classes": states.classes(), "states": states.shown}
+    heads = tuple(_column(explorer.recording.operations, column) for column in columns)
+    return CrashMap(heads, rows, states.classes(), states.shown)
 
 
 # ---- cells ---------------------------------------------------------------------------------------
@@ -147,22 +223,25 @@ def _ends(points: Mapping[str, Mapping[int, Cell]], point: int) -> Ends:
     return {model: (cell.outcome, cell.bad) for model, cell in cells.items()}
 
 
-def _column(operations: Sequence[Operation], points: Sequence[int]) -> Json:
+def _column(operations: Sequence[Operation], points: Sequence[int]) -> Column:
     """Say which operations the points of a column come after; the weightiest names it."""
-    ones = [operations[point - 1] for point in points if point]
-    if not ones:
-        return {"first": 0, "last": 0, "kind": "start", "told": "before the first operation"}
-    main = max(ones, key=lambda one: (one.kind is Kind.MARK, one.kind in NAMING | SYNCING))
-    told: Json = {"first": points[0], "last": points[-1], "kind": str(main.kind)}
-    told |= {"path": main.path} if main.kind is not Kind.MARK else {}
-    told |= {"target": main.target} if main.target else {}
-    marks = [{"mark": one.mark, "step": one.step} for one in ones if one.kind is Kind.MARK]
-    told |= {"marks": marks} if marks else {}
-    told |= {"source": main.source} if main.source else {}
-    size = sum(one.size for one in ones if one.kind is Kind.WRITE)
-    told |= {"bytes": size} if size else {}
-    told |= {"error": main.error} if main.error else {}
-    return told
+    after = [operations[point - 1] for point in points if point]
+    if not after:
+        return Column(0, 0, "start", description="before the first operation")
+    main = max(after, key=lambda one: (one.kind is Kind.MARK, one.kind in NAMING | SYNCING))
+    marks = tuple(Mark(one.mark, one.step) for one in after if one.kind is Kind.MARK)
+    size = sum(one.size for one in after if one.kind is Kind.WRITE)
+    return Column(
+        points[0],
+        points[-1],
+        str(main.kind),
+        path=main.path if main.kind is not Kind.MARK else UNSET,
+        target=main.target or UNSET,
+        marks=marks or UNSET,
+        source=main.source or UNSET,
+        bytes=size or UNSET,
+        error=main.error or UNSET,
+    )
 
 
 # ---- states --------------------------------------------------------------------------------------
@@ -173,7 +252,7 @@ class _States:
 
     def __init__(self, explorer: BaseExplorer, replays: Mapping[str, str]) -> None:
         self.explorer, self.replays = explorer, replays
-        self.shown: list[Json] = []
+        self.shown: list[MapState] = []
         self._known: dict[tuple[str, int], int] = {}
         classes = explorer.result.classes()
         self._class = {
@@ -182,42 +261,49 @@ class _States:
             for violation in group
         }
 
-    def cell(self, model: str, cell: Cell | None) -> Json | None:
-        """Give one cell in plain values; None where nothing was recovered."""
+    def cell(self, model: str, cell: Cell | None) -> MapCell | None:
+        """Give one cell as it is written; None where nothing was recovered."""
         if cell is None or cell.case is None or cell.outcome is None:
             return None
-        told: Json = {"worst": str(cell.outcome), "bad": cell.bad, "counts": dict(cell.counts)}
-        told["grade"] = self.explorer.result.grade(cell.case)
-        told["state"] = self._number(cell.case, describe.LINES if cell.bad else FEW)
-        if cell.bad:
-            told |= self._replay(model, cell.outcome, cell.case)
-        return told
+        bundle, simplest = self._replay(model, cell.outcome, cell.case) if cell.bad else NO_BUNDLE
+        return MapCell(
+            worst=str(cell.outcome),
+            bad=cell.bad,
+            counts=dict(cell.counts),
+            grade=self.explorer.result.grade(cell.case),
+            state=self._number(cell.case, describe.LINES if cell.bad else FEW),
+            bundle=bundle,
+            simplest=simplest,
+        )
 
-    def classes(self) -> list[Json]:
+    def classes(self) -> tuple[MapClass, ...]:
         """List the classes of violation, worst first; each stands for the states that end so."""
-        return [
-            {
-                "outcome": str(group[0].outcome),
-                "models": [violation.case.model for violation in group],
-                "states": sum(violation.states for violation in group),
-                "state": self._number(group[0].case, describe.LINES),
-                "where": group[0].where,
-                "source": group[0].source,
-                "blame": group[0].blame.summary if group[0].blame else "",
-                "grades": self.explorer.result.grades(group),
-                "bundle": self.replays.get(key, ""),
-            }
-            for key, group in self.explorer.result.classes().items()
-        ]
+        result = self.explorer.result
+        return tuple(self._class_of(key, group) for key, group in result.classes().items())
 
-    def _replay(self, model: str, outcome: Outcome, case: Case) -> Json:
+    def _class_of(self, key: str, group: Sequence[Violation]) -> MapClass:
+        first = group[0]
+        return MapClass(
+            outcome=str(first.outcome),
+            models=tuple(violation.case.model for violation in group),
+            states=sum(violation.states for violation in group),
+            state=self._number(first.case, describe.LINES),
+            where=first.where,
+            source=first.source,
+            blame=first.blame.summary if first.blame else "",
+            grades=tuple(self.explorer.result.grades(group)),
+            bundle=self.replays.get(key, ""),
+        )
+
+    def _replay(
+        self, model: str, outcome: Outcome, case: Case
+    ) -> tuple[str | UnsetType, int | UnsetType]:
         """Name the bundle of a class, and say if it is of another state than this one."""
         key, simplest = self._class.get((model, str(outcome)), ("", None))
         if simplest is None or key not in self.replays:
-            return {}
-        told: Json = {"bundle": self.replays[key]}
+            return NO_BUNDLE
         same = (simplest.content, simplest.state.point) == (case.content, case.state.point)
-        return told if same else {**told, "simplest": simplest.state.point}
+        return self.replays[key], UNSET if same else simplest.state.point
 
     def _number(self, case: Case, lines: int) -> int:
         key = (case.content, case.state.point)
@@ -226,19 +312,18 @@ class _States:
             self.shown.append(self._state(case, lines))
         return self._known[key]
 
-    def _state(self, case: Case, most: int) -> Json:
+    def _state(self, case: Case, most: int) -> MapState:
         result, state = self.explorer.result, case.state
         recovery = result.recoveries[case.content]
         lines = describe.lines_of(state, self.explorer.complete(state.point))
-        told: Json = {
-            "point": state.point,
-            "why": state.why or "all of it kept",
-            "content": case.content,
-            "promised": self.explorer.promised(state.point),
-            "gave": recovery.summary[:TEXT].rstrip(": "),
-            "alone": recovery.alone,
-            "files": [line.to_json() for line in lines[:most]],
-        }
-        more = len(lines) - most
-        told |= {"more": more} if more > 0 else {}
-        return told | ({"differs": list(recovery.differs[:4])} if recovery.differs else {})
+        return MapState(
+            point=state.point,
+            why=state.why or "all of it kept",
+            content=case.content,
+            promised=self.explorer.promised(state.point),
+            gave=recovery.summary[:TEXT].rstrip(": "),
+            alone=recovery.alone,
+            files=tuple(lines[:most]),
+            more=len(lines) - most if len(lines) > most else UNSET,
+            differs=recovery.differs[:4] or UNSET,
+        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.crash.model.states import ZEROS
 
@@ -18,23 +19,13 @@ LINES = 12  # names that are listed of one state
 SAME, ZEROED, OLDER = "same", "zeros", "older"
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, rename={"description": "told"}):
     """One name, what stands there, and whether that is less than was issued."""
 
     path: str
     description: str
     lost: bool = False
-    there: bool = True
-
-    def to_json(self) -> dict[str, object]:
-        """Give plain values; what is as usual is left out."""
-        marks = {"lost": self.lost, "gone": not self.there}
-        return {
-            "path": self.path,
-            "told": self.description,
-            **{k: v for k, v in marks.items() if v},
-        }
+    gone: bool = False
 
 
 def lines_of(state: State, whole: State) -> list[Line]:
@@ -42,13 +33,13 @@ def lines_of(state: State, whole: State) -> list[Line]:
 
     `whole` is the state in which all that had been issued is kept.
     """
-    moved = {one: path for path, one in whole.names.items() if path not in state.names}
-    found = [_there(path, one, state, whole, moved) for path, one in state.names.items()]
-    for path, one in whole.names.items():
+    moved = {file: path for path, file in whole.names.items() if path not in state.names}
+    lines = [_there(path, file, state, whole, moved) for path, file in state.names.items()]
+    for path, file in whole.names.items():
         if path not in state.names:
-            size = f": {whole.contents[one].size:,} bytes" if one in whole.contents else ""
-            found.append(Line(path, f"not there{size}", lost=True, there=False))
-    return sorted(found, key=lambda line: (not line.lost, line.path))
+            size = f": {whole.contents[file].size:,} bytes" if file in whole.contents else ""
+            lines.append(Line(path, f"not there{size}", lost=True, gone=True))
+    return sorted(lines, key=lambda line: (not line.lost, line.path))
 
 
 def _there(path: str, one: int, state: State, whole: State, moved: Mapping[int, str]) -> Line:

@@ -99,7 +99,7 @@ class Explorer(BaseExplorer):
         limits: Limits = FULL,
         on_progress: OnProgress = nothing,
     ) -> None:
-        """Read the journal's markers; nothing runs yet."""
+        """Find the versions by the markers of the recording; nothing runs yet."""
         versions = versions_of(recorded.recording, [step for step, _ in recorded.before])
         super().__init__(recorded.name, recorded.recording, versions, limits, subject.seed)
         self.on_progress = on_progress
@@ -289,7 +289,7 @@ class RanksExplorer(Explorer):
         limits: Limits = FULL_OF_RANKS,
         on_progress: OnProgress = nothing,
     ) -> None:
-        """Read the journal's markers; nothing runs yet."""
+        """Find the versions by the markers of the recording; nothing runs yet."""
         super().__init__(subject, recorded, limits, on_progress)
         self.layout = recorded.layout
         self.known: list[dict[int, Held]] = []  # by rank: what whole steps give
@@ -436,7 +436,7 @@ class RanksExplorer(Explorer):
         self._drop_unconfirmed()
 
     def _drop_unconfirmed(self) -> None:
-        """Count no violation that no world of its own has shown."""
+        """Drop violations that only a batch has shown, and say so: a batch is no evidence."""
         for report in self.result.models.values():
             for outcome, violation in list(report.worst.items()):
                 recovery = self.result.recoveries[violation.case.content]

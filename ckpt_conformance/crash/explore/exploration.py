@@ -87,7 +87,7 @@ class Violation:
         return f"{after}, {self.case.state.why or 'all of it kept'}{guilty}{line}"
 
     def record(self) -> ViolationRecord:
-        """Give what is written of it; the state itself stands in the bundle."""
+        """Give what is written of it: the state itself stands in the bundle only."""
         state, guilty = self.case.state, self.guilty
         return ViolationRecord(
             model=self.case.model,
@@ -264,7 +264,7 @@ class Exploration:
                 report.worst[outcome] = replace(first, states=known.states + 1 if known else 1)
 
     def to_json(self) -> Json:
-        """Give plain values."""
+        """Give what `result.json` says of one workload, but for its map."""
         operations = self.recording.operations
         return {
             "workload": self.workload,
@@ -297,7 +297,7 @@ class Exploration:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is done.
+    """How much is explored.
 
     `candidates` are states that a model may give, `recoveries` distinct contents that are recovered
     from for one model, `alone` suspects of one child that get a process of their own.
@@ -460,7 +460,7 @@ def _near(recording: Recording) -> list[set[int]]:
 
 
 def _far(state: State, near: Sequence[set[int]]) -> int:
-    """Count the ranks that stop elsewhere."""
+    """Count the ranks that do not stop near one of these points."""
     cut = state.cut or (state.point,)
     return sum(at not in points for at, points in zip(cut, near, strict=True))
 

@@ -59,12 +59,13 @@ def enumerate_states(explorer: BaseExplorer, filesystem: str) -> list[Case]:
     try:
         with contextlib.closing(_states(explorer, filesystem)) as found:
             for state in found:
+                # A doubt is noted: the model's other verdicts rest on a rule that is wrong.
                 strange = _strange(state)
-                told = strange or MODELS[filesystem].illegal(recording, state)
+                doubt = strange or MODELS[filesystem].illegal(recording, state)
                 if not strange:
                     cases.append(_seen(explorer, filesystem, Case(name, state, "")))
-                if told:
-                    _doubt(explorer, f"{state.why}, after operation {state.point}: {told}")
+                if doubt:
+                    explorer.unknown(f"{state.why}, after operation {state.point}: {doubt}")
     except OSError as error:
         size = f"the image of {real_fs.SIZES[filesystem] >> 20} MiB is too small for what was saved"
         why = f"{size} ({error.strerror})" if error.errno == errno.ENOSPC else str(error)
@@ -117,11 +118,6 @@ def _strange(state: State) -> str:
         if one == strange or any(extent.source == strange for extent in extents):
             return f"{path} holds what no operation wrote, so the state is not judged"
     return ""
-
-
-def _doubt(explorer: BaseExplorer, why: str) -> None:
-    """Note what a model did not foresee: its other verdicts rest on a rule that is wrong."""
-    explorer.unknown(why)
 
 
 def _seen(explorer: BaseExplorer, filesystem: str, case: Case) -> Case:

@@ -8,7 +8,7 @@ process. Where it is not, the grade stays as it is: the save may not be the same
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.explore import workloads
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.trace.operations import Operation
 
 INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
+Tree = dict[str, bytes | str | None]  # path -> bytes of a file, target of a link, or a directory
 TRIES = 3  # calls; one that fails leaves no operation, so calls may run ahead of operations
 
 
@@ -78,7 +79,7 @@ def _stop(explorer: Explorer, done: Sequence[Operation], rank: int) -> Stop:
     return Stop(count, tuple(one.path for one in made if one.rank == rank))
 
 
-def _wanted(explorer: Explorer, state: State) -> dict[str, Any]:
+def _wanted(explorer: Explorer, state: State) -> Tree:
     """Lay a state out beside the run, and read it."""
     wanted = explorer.subject.folder / "wanted"
     trees.clear(wanted)
@@ -101,7 +102,7 @@ def _left(explorer: Explorer, violation: Violation) -> bool:
     return any(_kill(explorer, done + number) == content for number in range(1, TRIES + 1))
 
 
-def _kill(explorer: Explorer, call: int) -> dict[str, bytes] | None:
+def _kill(explorer: Explorer, call: int) -> Tree | None:
     """Kill the workload before a call; give what it left, None if it was not killed."""
     subject = explorer.subject
     fault = Fault(injector=INJECTOR, args={"at": call, "error": "kill"})
@@ -110,9 +111,9 @@ def _kill(explorer: Explorer, call: int) -> dict[str, bytes] | None:
     return _content(subject.root) if fired and result.exit_kind is ExitKind.KILLED else None
 
 
-def _content(root: Path) -> dict[str, Any]:
+def _content(root: Path) -> Tree:
     """Read a tree: the bytes of files, the targets of links, None for directories."""
-    found: dict[str, Any] = {}
+    found: Tree = {}
     for path in root.rglob("*"):
         name = path.relative_to(root).as_posix()
         if path.is_symlink():

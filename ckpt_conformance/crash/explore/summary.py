@@ -1,4 +1,4 @@
-"""The `crash` section of a `result.json`: for each persistence model what was visited, and its end.
+"""The `crash` section of a `result.json`: how recoveries ended, for each persistence model.
 
 An exploration of one workload sums up as one table; `merge` adds those of several. `certify` and
 `explore` share it: the outcome of a check carries the summaries of what was explored for it, by
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.explore.exploration import Exploration
 
-Summary = dict[str, dict[str, Any]]  # model -> its numbers
+Summary = dict[str, dict[str, Any]]  # model -> its numbers, as result.json has them
 NUMBERS = ("states", "unique", "visited", "points", "violating")
 
 
@@ -24,7 +24,7 @@ def of_exploration(result: Exploration) -> Summary:
 
     `states` are those that the model gave, `unique` their distinct contents, `visited` how many of
     these were recovered from, `points` the crash points of those, `outcomes` and `violating` count
-    the states whose content was visited, `grades` the classes of violation by their evidence.
+    the states with one of these contents, `grades` the classes of violation by their evidence.
     """
     return {
         name: {
@@ -45,8 +45,9 @@ def merge(summaries: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
     found: Summary = {}
     for summary in summaries:
         for model, one in summary.items():
-            empty: dict[str, Any] = dict.fromkeys(NUMBERS, 0) | {"outcomes": {}, "grades": {}}
-            total = found.setdefault(model, empty)
+            total = found.setdefault(
+                model, {**dict.fromkeys(NUMBERS, 0), "outcomes": {}, "grades": {}}
+            )
             for key in NUMBERS:
                 total[key] += one.get(key, 0)
             for key in ("outcomes", "grades"):

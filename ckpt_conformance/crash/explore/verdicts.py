@@ -32,8 +32,8 @@ RANKS = {"fsdp": 2}  # the layout of a world whose saves are recorded
 EXPLORED: Slot[Explorer] = Slot("the exploration of a workload")
 CONTROL: Slot[list[str | None]] = Slot("what going on without a crash gives, where it is known")
 ALL = frozenset(Outcome)
-LOST = frozenset({Outcome.LOST_STEP})  # a whole step is served, and a newer one was acknowledged
-TORN = ALL - LOST  # nothing whole is served
+LOST = frozenset({Outcome.LOST_STEP})  # a whole step is loaded, and a newer one was acknowledged
+TORN = ALL - LOST  # nothing whole is loaded
 
 
 def saves(subject: Subject) -> tuple[str, ...]:
@@ -123,16 +123,16 @@ def require_clean(
 
     `bad_ones` are the outcomes that this check is about, `explore` is one of the two above.
     """
-    found: list[tuple[Explorer, Found]] = []
+    violations: list[tuple[Explorer, Found]] = []
     bad = total = 0
     for explorer, report in reports(subject, names, models, explore):
         total += sum(report.outcomes.values())
         worst_ones = [each for each in report.worst.values() if each.outcome in bad_ones]
         bad += sum(violation.states for violation in worst_ones)
-        found += [(explorer, violation) for violation in worst_ones]
-    if found:
-        explorer, worst = min(found, key=_order)
-        others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in found})
+        violations += [(explorer, violation) for violation in worst_ones]
+    if violations:
+        explorer, worst = min(violations, key=_order)
+        others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in violations})
         message = f"{worst.outcome} after {worst.case.model} in {explorer.result.workload}"
         raise Violation(
             f"{message}: {worst.recovery.summary}",
@@ -165,12 +165,13 @@ def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
 
     Raises NotApplicable where it goes wrong without a crash, too.
     """
-    found: list[str] = []
+    errors: list[str] = []
     known = list(reports(subject, workloads.usual(subject), models))
     if not any(explorer.result.control == "" for explorer, _ in known):
-        told = next((explorer.result.control for explorer, _ in known), None)
-        without = f"without a crash, too, a job does not go on: {told}"
-        raise NotApplicable(without if told else "the manager has threads, so none can fork")
+        error = next((explorer.result.control for explorer, _ in known), None)
+        without = f"without a crash, too, a job does not go on: {error}"
+        raise NotApplicable(without if error else "the manager has threads, so none can fork")
     for explorer, report in known:
-        found += [f"{explorer.result.workload}, {report.name}: {told}" for told in report.unusable]
-    return found
+        name = f"{explorer.result.workload}, {report.name}"
+        errors += [f"{name}: {error}" for error in report.unusable]
+    return errors

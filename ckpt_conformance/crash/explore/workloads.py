@@ -125,10 +125,10 @@ def _record(
     before = _materialize(subject, work)
     result = _live(subject, work, faults, step, record=str(folder))
     if not result.went_well:
-        told = subject.tell(result)
+        end = subject.tell(result)
         if faults:
-            raise Unknown(f"a save that went on after a fault fails when it is recorded: {told}")
-        _give_up(work, told)
+            raise Unknown(f"a save that went on after a fault fails when it is recorded: {end}")
+        _give_up(work, end)
     final = folder.with_name(f"{folder.name}-final")
     trees.materialize(subject.root, final)
     recording = Recording.read(folder)
@@ -192,14 +192,14 @@ def _options(work: Workload) -> dict[str, int]:
     return {"keep_last": work.keep} if work.keep else {}
 
 
-def _give_up(work: Workload, told: str) -> None:
-    if notify.NotAvailableError.__name__ in told:  # and this child could not be patched
-        msg = f"this machine can't record this adapter: {told}"
+def _give_up(work: Workload, end: str) -> None:
+    if notify.NotAvailableError.__name__ in end:  # and this child could not be patched
+        msg = f"this machine can't record this adapter: {end}"
         raise Unknown(msg, cause=Cause.MACHINE)
     if set(work.before) & {step for _, saves in work.runs for step in saves}:
-        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
+        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {end}"
         raise NotApplicable(msg)
-    msg = f"the workload {work.name!r}, which nothing disturbs, ends: {told}"
+    msg = f"the workload {work.name!r}, which nothing disturbs, ends: {end}"
     if work.resume:
         raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
     raise control_failed(msg)

@@ -90,40 +90,40 @@ class ScriptBundle:
 
 def write(folder: Path, explorer: ScriptExplorer, violation: Violation) -> Path:
     """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
-    found = explorer.found
+    rehearsal = explorer.rehearsal
     content = ScriptBundle(_origin(explorer), violation.record(), _promise(explorer, violation))
     parts = (content.origin, content.record, content.promise)
     target = bundles.write_state(folder, explorer, violation, *parts)
-    if found.expected.is_dir():
-        trees.copy(found.expected, target / found.expected.name)
-    elif found.expected.is_file():
-        shutil.copyfile(found.expected, target / found.expected.name)
+    if rehearsal.expected.is_dir():
+        trees.copy(rehearsal.expected, target / rehearsal.expected.name)
+    elif rehearsal.expected.is_file():
+        shutil.copyfile(rehearsal.expected, target / rehearsal.expected.name)
     (target / "output.txt").write_text(explorer.outputs.get(violation.case.content, ""))
     (target / "repro.py").write_text(script_of(content))
     return target
 
 
 def _origin(explorer: ScriptExplorer) -> Origin:
-    found = explorer.found
+    rehearsal = explorer.rehearsal
     return Origin(
         schema=bundle.SCHEMA,
         kind=KIND,
-        script=found.script,
-        root=found.script.root,
-        expected=found.expected.name,
-        deadline=found.deadline,
-        forks=found.forks,
+        script=rehearsal.script,
+        root=rehearsal.script.root,
+        expected=rehearsal.expected.name,
+        deadline=rehearsal.deadline,
+        forks=rehearsal.forks,
         seed=explorer.seed,
     )
 
 
 def _promise(explorer: ScriptExplorer, violation: Violation) -> Promise:
-    found = explorer.found
+    rehearsal = explorer.rehearsal
     return Promise(
         facts=explorer.result.facts(violation.case.state.point),
-        versions=tuple(found.versions),
-        results=found.results,
-        meter=found.meter.measure,
+        versions=tuple(rehearsal.versions),
+        results=rehearsal.results,
+        meter=rehearsal.meter.measure,
     )
 
 
@@ -186,7 +186,7 @@ def _explorer(folder: Path, content: ScriptBundle, script: Script) -> ScriptExpl
     patterns = progress.patterns(script.step_regex, script.checkpoint_glob, result)
     meter = progress.Meter(patterns, promise.meter)
     expected = folder / origin.expected
-    found = Rehearsal(script, Pool([]), recording, meter, patterns, origin.deadline, expected)
-    found.versions = list(promise.versions)
-    found.results = dict(promise.results)
-    return ScriptExplorer(found, Limits())
+    rehearsal = Rehearsal(script, Pool([]), recording, meter, patterns, origin.deadline, expected)
+    rehearsal.versions = list(promise.versions)
+    rehearsal.results = dict(promise.results)
+    return ScriptExplorer(rehearsal, Limits())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash.explore import exploration
 from ckpt_conformance.crash.explore.exploration import BaseExplorer
 from ckpt_conformance.crash.explore.judging import LoadError, Recovery, Version, is_fine, judge
-from ckpt_conformance.crash.script import messages
+from ckpt_conformance.crash.explore.messages import pack
 from ckpt_conformance.crash.script.messages import Recover
 from ckpt_conformance.crash.script.rehearsal import last_words
 
@@ -30,12 +30,13 @@ HANGS = 3  # by worker; then the command is run in no more states
 class ScriptExplorer(BaseExplorer):
     """Explores one rehearsed script."""
 
-    def __init__(self, found: Rehearsal, limits: Limits, seed: int = 0) -> None:
+    def __init__(self, rehearsal: Rehearsal, limits: Limits, seed: int = 0) -> None:
         """Take what was promised; what lies beyond it is one more version, never acknowledged."""
-        beyond = Version(len(found.versions), 1 << 30, acknowledged=None)
-        versions = [*found.versions, beyond]
-        super().__init__(found.script.name, found.recording, versions, limits, seed)
-        self.found, self.beyond = found, beyond
+        beyond = Version(len(rehearsal.versions), 1 << 30, acknowledged=None)
+        versions = [*rehearsal.versions, beyond]
+        name = rehearsal.script.name
+        super().__init__(name, rehearsal.recording, versions, limits, seed)
+        self.rehearsal, self.beyond = rehearsal, beyond
         self.result.strict = True
         self.result.private = True
         self.outputs: dict[str, str] = {}  # of what is not fine, by content
@@ -50,30 +51,30 @@ class ScriptExplorer(BaseExplorer):
         if last is None:
             return "nothing was promised yet: it may begin anew"
         step = next(version.step for version in self.versions if version.number == last)
-        return f"the result of a run that {self.found.meter.describe(step)}, or of a later one"
+        return f"the result of a run that {self.rehearsal.meter.describe(step)}, or of a later one"
 
     def recover(self, cases: Sequence[Case]) -> None:
         """Run the command in every content in which it was not run yet."""
         for case in cases:
-            run = self.found.controls.get(case.content)
+            run = self.rehearsal.controls.get(case.content)
             if run is not None and case.content not in self.result.recoveries:
                 self._take(run, case)
         new = {case.content: case for case in cases if case.content not in self.result.recoveries}
         chosen = list(new.values())
         begun = time.monotonic()
-        runs = self.found.pool.map(len(chosen), lambda number: self._request(chosen[number]))
+        runs = self.rehearsal.pool.map(len(chosen), lambda number: self._request(chosen[number]))
         for done, (number, run) in enumerate(runs, 1):
             self._take(run, chosen[number])
             self.result.recovered += 1
             self.on_progress(done, len(chosen), time.monotonic() - begun)
-            if self.hangs >= HANGS * len(self.found.pool.workers):
+            if self.hangs >= HANGS * len(self.rehearsal.pool.workers):
                 self.unknown(f"{self.hangs} resumes hung: the other states were not visited")
                 break
         self.result.batch_seconds += time.monotonic() - begun
         self.result.seconds += time.monotonic() - begun
 
     def _request(self, case: Case) -> Recover:
-        return Recover(self.found.deadline, state=messages.pack(case.state))
+        return Recover(self.rehearsal.deadline, state=pack([case.state]))
 
     def _take(self, run: Run, case: Case) -> None:
         recovery = self.recovery_of(run, self.older(case.state))
@@ -96,13 +97,13 @@ class ScriptExplorer(BaseExplorer):
         if run.code != 0:
             error = LoadError(f"exit status {run.code}", last_words(run.output))
             return Recovery(exit_kind, error=error, older=older, alone=True)
-        position = self.found.meter.position(run.output, run.files)
-        version, began = self._version(position), self.found.meter.describe(position)
-        whole = self.found.results.get(version.number, "none") if version else "none"
+        position = self.rehearsal.meter.position(run.output, run.files)
+        version, began = self._version(position), self.rehearsal.meter.describe(position)
+        whole = self.rehearsal.results.get(version.number, "none") if version else "none"
         comparison = run.comparison
         if not comparison.same and comparison.digest != whole:
             differs = comparison.differs
-            what = self.found.script.result_file or "the result"
+            what = self.rehearsal.script.result_file or "the result"
             said = f"{began}, and {what} is wrong: {'; '.join(differs[:2])}"
             return Recovery(exit_kind, -1, (), differs=differs, alone=True, said=said)
         if version is None:
@@ -121,13 +122,13 @@ class ScriptExplorer(BaseExplorer):
 
     def older(self, state: State) -> tuple[int, ...]:
         """List the versions whose checkpoints are all there: somebody could save them by hand."""
-        found: list[int] = []
+        whole_ones: list[int] = []
         for version in self.versions[:-1]:
             whole = self.complete((version.acknowledged or 0) + 1)
-            names = [name for name in whole.names if self.found.patterns.is_checkpoint(name)]
+            names = [name for name in whole.names if self.rehearsal.patterns.is_checkpoint(name)]
             if names and all(_same(state, whole, name) for name in names):
-                found.append(version.number)
-        return tuple(found)
+                whole_ones.append(version.number)
+        return tuple(whole_ones)
 
     def confirm(self) -> None:
         """Run once more what stands for each class of violations.
@@ -136,7 +137,7 @@ class ScriptExplorer(BaseExplorer):
         """
         chosen = {v.case.content: v for v in self.result.violations}
         violations: list[Violation] = list(chosen.values())
-        runs = self.found.pool.map(
+        runs = self.rehearsal.pool.map(
             len(violations), lambda number: self._request(violations[number].case)
         )
         for number, run in runs:

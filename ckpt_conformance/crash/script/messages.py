@@ -5,15 +5,11 @@ The explorer sends `Hello` once, then requests; a worker answers each request wi
 
 from __future__ import annotations
 
-import pickle
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from ckpt_conformance.crash.script.command import Script
-
-if TYPE_CHECKING:
-    from ckpt_conformance.crash.model.states import State
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -123,8 +119,9 @@ class Expect(Request[Done], frozen=True, tag="expect"):
 class Recover(Request[Run], frozen=True, tag="recover"):
     """Lay a state or a tree out, run the command there, and compare what it produces.
 
-    `state` is a pickled state, see `pack`; `tree` the path of a tree; without both the directory is
-    empty. `first` runs the command as given, not the one that resumes. `seeded` names generators
+    `state` is one state as `crash.explore.messages.pack` writes it, `tree` the path of a tree;
+    without both the directory is empty. `first` runs the command as given, not the one that
+    resumes. `seeded` names generators (random, numpy, torch)
     that get a fixed seed.
     """
 
@@ -143,12 +140,4 @@ class Compare(Request[Comparison], frozen=True, tag="compare"):
 AnyRequest = Warm | Record | Begin | Expect | Recover | Compare
 
 
-def pack(state: State) -> bytes:
-    """Write a state."""
-    return pickle.dumps(state)
-
-
-def unpack(state: bytes) -> State:
-    """Read a state."""
-    found: State = pickle.loads(state)  # noqa: S301  our own, of this run
-    return found
+# ---- ranks of a launcher -------------------------------------------------------------------------

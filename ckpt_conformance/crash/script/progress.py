@@ -104,7 +104,10 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 def measure_of(found: Patterns, outputs: Sequence[str], files: Sequence[str]) -> Measure:
-    """Choose what to measure by: what the uninterrupted runs have in common."""
+    """Choose what to measure by: what the uninterrupted runs have in common.
+
+    `outputs` are what these runs printed, `files` the names that one of them wrote, in order.
+    """
     items_of = [found.steps(output) for output in outputs]
     texts = [_unique(text for text, _ in items) for items in items_of]
     numbers = [_unique(str(number) for _, number in items) for items in items_of]

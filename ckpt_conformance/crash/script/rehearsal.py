@@ -17,7 +17,8 @@ from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore.exploration import complete
 from ckpt_conformance.crash.explore.judging import BEFORE, Version
 from ckpt_conformance.crash.explore.materializer import digest
-from ckpt_conformance.crash.script import messages, progress
+from ckpt_conformance.crash.explore.messages import pack
+from ckpt_conformance.crash.script import progress
 from ckpt_conformance.crash.script.child import GENERATORS
 from ckpt_conformance.crash.script.command import start_of
 from ckpt_conformance.crash.script.messages import Begin, Compare, Expect, Record, Recover, Warm
@@ -161,14 +162,14 @@ def _rehearse(stage: Stage) -> Rehearsal:
     _check_status(plain.code, plain.output, SECOND_RUN)
     if not comparison.same:
         _tell_apart(stage, second, comparison)
-    found = _prepare(stage, recorded, plain)
+    rehearsal = _prepare(stage, recorded, plain)
     ready = others or [second]  # the second one imported nothing, so that its start was a real one
     _expect(stage, ready)
     if not stage.why_not and not others and (why := second.ask(Warm()).why):
         raise Unknown(f"the script can't be forked: {why}; run it with --no-fork")
-    found.pool = Pool(ready)
-    _resume_from_whole(found)
-    return found
+    rehearsal.pool = Pool(ready)
+    _resume_from_whole(rehearsal)
+    return rehearsal
 
 
 def _both(
@@ -286,12 +287,12 @@ def _prepare(stage: Stage, recorded: Recorded, plain: Run) -> Rehearsal:
     seconds = recorded.seconds if forks else plain.seconds
     deadline = script.deadline or max(SHORTEST, FACTOR * seconds)
     expected = Path(stage.expected)
-    found = Rehearsal(script, Pool([]), recording, meter, patterns, deadline, expected)
-    found.forks, found.seconds = forks, seconds
+    rehearsal = Rehearsal(script, Pool([]), recording, meter, patterns, deadline, expected)
+    rehearsal.forks, rehearsal.seconds = forks, seconds
     if stage.why_not:
-        found.notes.append(f"started anew for each state: {stage.why_not}")
+        rehearsal.notes.append(f"started anew for each state: {stage.why_not}")
     if not (script.result_cmd or script.result_file):
-        found.notes.append(
+        rehearsal.notes.append(
             "there is no file of tensors to compare: give --result-file or --result-cmd, or wrong "
             "results are not seen"
         )
@@ -300,14 +301,14 @@ def _prepare(stage: Stage, recorded: Recorded, plain: Run) -> Rehearsal:
             f"--checkpoint-glob {script.checkpoint_glob!r} matches nothing that the script writes "
             f"below {{out}}: {', '.join(_names(recording)[:6])}"
         )
-    return found
+    return rehearsal
 
 
 def _patterns(script: Script, recording: Recording) -> Patterns:
     """Recognize checkpoints; the result is none, unless it is written again and again."""
     given = (script.step_regex, script.checkpoint_glob)
-    found = progress.patterns(*given)
-    at = [recording.operations[index] for index in progress.commits(recording, found)]
+    patterns = progress.patterns(*given)
+    at = [recording.operations[index] for index in progress.commits(recording, patterns)]
     times = sum(script.result_file in {one.path, one.target} for one in at)
     only = times <= 1 and not script.result_cmd
     return progress.patterns(*given, script.result_file if only else "")
@@ -320,29 +321,29 @@ def _names(recording: Recording) -> list[str]:
 # -- resuming from whole directories --------------------------------------------------------------
 
 
-def _resume_from_whole(found: Rehearsal) -> None:
+def _resume_from_whole(rehearsal: Rehearsal) -> None:
     """Find out where a resume begins at each mark, and what it gives: that is the promise."""
-    marks = [one for one in found.recording.operations if one.kind is Kind.MARK]
-    wholes = {one.index: complete(found.recording, one.index + 1) for one in marks}
-    contents = {index: digest(found.recording, state) for index, state in wholes.items()}
+    marks = [one for one in rehearsal.recording.operations if one.kind is Kind.MARK]
+    wholes = {one.index: complete(rehearsal.recording, one.index + 1) for one in marks}
+    contents = {index: digest(rehearsal.recording, state) for index, state in wholes.items()}
     first = {content: index for index, content in reversed(contents.items())}
-    room = int(PATIENCE * len(found.pool.workers) / found.seconds)
+    room = int(PATIENCE * len(rehearsal.pool.workers) / rehearsal.seconds)
     chosen = _evenly(sorted(first.values()), min(CONTROLS, max(FEWEST, room)))
 
     def request(number: int) -> Recover:
-        return Recover(found.deadline, state=messages.pack(wholes[chosen[number]]))
+        return Recover(rehearsal.deadline, state=pack([wholes[chosen[number]]]))
 
-    for number, run in found.pool.map(len(chosen), request):
-        found.controls[contents[chosen[number]]] = run
-    found.seconds = median(run.seconds for run in found.controls.values())
-    _check_regex(found)
+    for number, run in rehearsal.pool.map(len(chosen), request):
+        rehearsal.controls[contents[chosen[number]]] = run
+    rehearsal.seconds = median(run.seconds for run in rehearsal.controls.values())
+    _check_regex(rehearsal)
     best = 0
     for mark in marks:
-        control = found.controls.get(contents[mark.index])
+        control = rehearsal.controls.get(contents[mark.index])
         if control is not None and control.is_good:
-            best = _promise(found, mark, control, best)
-    if best == 0 and found.meter.measure.by != "nothing":
-        _never_resumes(found, marks[-1], wholes[marks[-1].index])
+            best = _promise(rehearsal, mark, control, best)
+    if best == 0 and rehearsal.meter.measure.by != "nothing":
+        _never_resumes(rehearsal, marks[-1], wholes[marks[-1].index])
 
 
 def _evenly(items: list[int], count: int) -> list[int]:
@@ -352,29 +353,29 @@ def _evenly(items: list[int], count: int) -> list[int]:
     return [items[round(number * step)] for number in range(count)]
 
 
-def _check_regex(found: Rehearsal) -> None:
+def _check_regex(rehearsal: Rehearsal) -> None:
     """Refuse an expression of the user's that finds nothing at all."""
-    said = [run for run in found.controls.values() if found.patterns.steps(run.output)]
-    marked = any(o.kind is Kind.MARK and o.step >= 0 for o in found.recording.operations)
-    if found.script.step_regex and not said and not marked:
+    said = [run for run in rehearsal.controls.values() if rehearsal.patterns.steps(run.output)]
+    marked = any(o.kind is Kind.MARK and o.step >= 0 for o in rehearsal.recording.operations)
+    if rehearsal.script.step_regex and not said and not marked:
         raise Unknown(
-            f"--step-regex {found.script.step_regex!r} matches no line of the uninterrupted run, "
-            "nor of a resumed one"
+            f"--step-regex {rehearsal.script.step_regex!r} matches no line of the uninterrupted "
+            "run, nor of a resumed one"
         )
 
 
-def _promise(found: Rehearsal, mark: Operation, run: Run, best: int) -> int:
+def _promise(rehearsal: Rehearsal, mark: Operation, run: Run, best: int) -> int:
     """Take what a resume at a mark came to as what is promised from there on."""
-    position, comparison = found.meter.position(run.output, run.files), run.comparison
+    position, comparison = rehearsal.meter.position(run.output, run.files), run.comparison
     if not position or position <= best:
         return best
-    number = len(found.versions)
-    found.versions.append(Version(number, position, BEFORE, mark.index))
-    found.results[number] = comparison.digest
-    _acknowledge(found.recording, mark)
+    number = len(rehearsal.versions)
+    rehearsal.versions.append(Version(number, position, BEFORE, mark.index))
+    rehearsal.results[number] = comparison.digest
+    _acknowledge(rehearsal.recording, mark)
     if not comparison.same:
-        where = found.meter.describe(position)
-        found.inexact.append(f"{where}, nothing damaged: {'; '.join(comparison.differs[:3])}")
+        where = rehearsal.meter.describe(position)
+        rehearsal.inexact.append(f"{where}, nothing damaged: {'; '.join(comparison.differs[:3])}")
     return position
 
 
@@ -382,14 +383,14 @@ def _acknowledge(recording: Recording, mark: Operation) -> None:
     recording.operations[mark.index] = replace(mark, mark="acknowledged")
 
 
-def _never_resumes(found: Rehearsal, mark: Operation, whole: State) -> None:
+def _never_resumes(rehearsal: Rehearsal, mark: Operation, whole: State) -> None:
     """Hold a script that wrote checkpoints to them, although it never resumes."""
-    names = [name for name in whole.names if found.patterns.is_checkpoint(name)]
+    names = [name for name in whole.names if rehearsal.patterns.is_checkpoint(name)]
     if names:
-        found.versions.append(Version(0, 1, BEFORE, mark.index))
-        found.results[0] = ""
-        _acknowledge(found.recording, mark)
-        found.notes.append(
+        rehearsal.versions.append(Version(0, 1, BEFORE, mark.index))
+        rehearsal.results[0] = ""
+        _acknowledge(rehearsal.recording, mark)
+        rehearsal.notes.append(
             f"it never resumes, although {names[-1]} is there: does that take another command? "
             "give it with --resume-cmd"
         )

@@ -12,6 +12,8 @@ import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.script.command import TENSOR_FILES
 from ckpt_conformance.processes import children
@@ -42,6 +44,12 @@ class Result:
         return _hash("".join(f"{k}\0{v}\0" for k, v in sorted(self.leaves.items())).encode())
 
 
+class OfFile(msgspec.Struct, frozen=True):
+    """What the child that reads a result says of one file."""
+
+    leaves: dict[str, str]  # path of a leaf -> digest
+
+
 def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
@@ -69,14 +77,15 @@ def read(path: Path) -> Result:
         files = trees.files(path) if path.is_dir() else [path]
         for file in files:
             name = file.relative_to(path).as_posix() if path.is_dir() else ""
-            put(
-                {"leaves": {f"{name}{':' if name else ''}{k}": v for k, v in _leaves(file).items()}}
-            )
+            prefix = f"{name}:" if name else ""
+            leaves = {f"{prefix}{path}": digest for path, digest in _leaves(file).items()}
+            put(msgspec.to_builtins(OfFile(leaves)))
 
     leaves: dict[str, str] = {}
     for line in children.run(work, DEADLINE):
-        leaves |= line.get("leaves", {})
-        if line.get("end", "ended") != "ended":
+        if "end" not in line:
+            leaves |= msgspec.convert(line, OfFile).leaves
+        elif line["end"] != "ended":
             return Result(found)
     return Result(found, leaves)
 
@@ -121,13 +130,13 @@ def differences(found: Result, wanted: Result) -> list[str]:
     if found.bytes == ABSENT:
         return ["it is not there"]
     keys = [k for k in wanted.leaves if found.leaves.get(k) != wanted.leaves[k]]
-    told: list[str] = []
+    lines: list[str] = []
     for key in keys[:SHOWN]:
         now = _short(found.leaves.get(key, ABSENT))
-        told.append(f"{key or 'value'}: {now}, not {_short(wanted.leaves[key])}")
-    told += [f"{key}: too much" for key in list(found.leaves.keys() - wanted.leaves.keys())[:2]]
+        lines.append(f"{key or 'value'}: {now}, not {_short(wanted.leaves[key])}")
+    lines += [f"{key}: too much" for key in list(found.leaves.keys() - wanted.leaves.keys())[:2]]
     more = len(keys) - SHOWN
-    return told + ([f"and {more} more"] if more > 0 else [])
+    return lines + ([f"and {more} more"] if more > 0 else [])
 
 
 def _short(text: str) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.explore.materializer import Materializer
-from ckpt_conformance.crash.explore.messages import from_line, to_line
-from ckpt_conformance.crash.script import child, messages, progress, ranks, results
+from ckpt_conformance.crash.explore.messages import from_line, to_line, unpack
+from ckpt_conformance.crash.script import child, progress, ranks, results
 from ckpt_conformance.crash.script.command import TENSOR_FILES, Start, start_of
 from ckpt_conformance.crash.script.host import Host, tail
 from ckpt_conformance.crash.script.messages import (
@@ -182,7 +182,7 @@ class Worker:
         if request.state and self.recording is not None:
             if self.materializer is None:
                 self.materializer = Materializer(self.recording, self.root)
-            self.materializer.apply(messages.unpack(request.state))
+            self.materializer.apply(unpack(request.state)[0])
             return
         self.materializer = None
         trees.empty(self.root)
