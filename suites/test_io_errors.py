@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
     Saved = RunResult | SaveResult | None  # what came of a save; None if it was not reached
-    Told = list[tuple[str, Case]]  # what to say of a directory, and how to resume from it
+    NamedCases = list[tuple[str, Case]]  # what to say of a directory, and how to resume from it
 
 OLDER, NEWEST = 2, 4
 WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
@@ -47,7 +47,7 @@ COMPONENTS = 10  # calls of state_dict in a save that are hit, one after the oth
 class Attempt:
     """A save of step 4 that is to meet an error, and the folder for what it leaves.
 
-    With `again` the same save is made once more without the error, by the same manager.
+    With `again` the same save is made once more afterwards, without the error.
     """
 
     fault: Fault
@@ -202,7 +202,7 @@ class Rule:
     or_new: Leaves | None = None
 
 
-def judge_each(subject: Subject, cases: Told, rule: Rule) -> None:
+def judge_each(subject: Subject, cases: NamedCases, rule: Rule) -> None:
     """Resume from each directory; raise Violation for the first that breaks the rule."""
     legal, acknowledged = rule.legal, rule.acknowledged
 
@@ -230,7 +230,7 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
     How: fail the N-th write, flush or rename of a save, then all of them, as where a permission is
     lost; if it reports success, load what it saved.
     """
-    cases: Told = []
+    cases: NamedCases = []
     for hit in failures(subject, "new"):
         if hit.error is None:
             message = f"an error of {hit.name} does not reach the caller"
@@ -247,7 +247,7 @@ def evidence_of(call: SeenCall) -> dict[str, int | str]:
     return {"call": call.call, "what": call.what, "path": call.path, "order": call.order}
 
 
-def locked(subject: Subject) -> Told:
+def locked(subject: Subject) -> NamedCases:
     """Save step 4 while every write, rename and removal is refused: a permission is lost."""
     faults = [
         fault_injectors.spec(name, at=1, persistent=True, mode="raise", error="EACCES")
@@ -277,7 +277,7 @@ def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subjec
         judge_each(subject, cases, Rule(legal, WHOLE, (OLDER, NEWEST), new))
 
 
-def left_behind(subject: Subject, name: str, what: str) -> Told:
+def left_behind(subject: Subject, name: str, what: str) -> NamedCases:
     """List what saves that raised left behind, with what to say of it."""
     raised = [hit for hit in failures(subject, name) if hit.error]
     return [(f"after an error of {hit.name} in a save of {what}", hit.case) for hit in raised]

@@ -318,7 +318,8 @@ class Child:
         if op.state == "await":
             result["done"] = self.gate.wait_for_upload(op.count)
         else:
-            result["done"] = self.gate.set(op.state, op.after)
+            self.gate.set(op.state, op.after)
+            result["done"] = True
 
     def op_call(self, op: messages.Call, result: Draft) -> None:
         """Call a capability's method."""

@@ -18,12 +18,11 @@ class Gate:
         self._free = 0
         self._arrived = 0
 
-    def set(self, state: str, after: int = 0) -> str:
+    def set(self, state: str, after: int = 0) -> None:
         """Set the state and wake whoever waits; the next `after` files still pass."""
         with self._condition:
             self.state, self._free, self._arrived = state, after, 0
             self._condition.notify_all()
-        return state
 
     def pass_through(self, name: str) -> None:
         """Wait while the gate is shut; raise OSError(EIO) while it fails."""

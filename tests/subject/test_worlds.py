@@ -24,9 +24,8 @@ from ckpt_conformance.workload import joining
 from ckpt_conformance.workload.hashing import hash_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
 
 LAYOUTS = [
@@ -46,7 +45,7 @@ def subject(new_subject: Callable[..., Subject]) -> Subject:
     return new_subject("dcp-per-step")
 
 
-def final(result: worlds.WorldResult) -> Leaves:
+def final(result: worlds.WorldResult) -> Mapping[str, object]:
     assert result.exit_kind is ExitKind.ENDED, result.output
     assert result.error is None
     state = result.of(RunResult).final
