@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = {"quick": 3, "full": 30}
 SHORTEN = 12  # examples that may be tried while one that fails is shrunk
-AXES = ("fsdp", "tp", "replicate", "dim")
+AXES: tuple[str, ...] = ("fsdp", "tp", "replicate", "dim")
 # Simple ones first: Hypothesis shrinks towards them.
 TENSORS = {
     "rows": (7, 5, 3, 2, 1, 8),
@@ -129,14 +129,14 @@ def each(subject: Subject, most: int, check: Callable[[Drawn], None]) -> None:
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    tensors = st.tuples(*map(st.sampled_from, TENSORS.values()))
-    drawn = st.builds(
-        lambda two, values: Drawn(two[0], two[1], Model(*values)),
-        st.sampled_from(pairs(most)),
-        tensors,
-    )
+    tensors: Any = st.tuples(*map(st.sampled_from, TENSORS.values()))
+    drawn: Any = st.builds(_drawn, st.sampled_from(pairs(most)), tensors)
     checked: Any = seed(subject.seed)(quiet(given(drawn)(once)))
     checked()
+
+
+def _drawn(both: tuple[Layout, Layout], values: tuple[int, int, str, str]) -> Drawn:
+    return Drawn(*both, Model(*values))
 
 
 def _error_of(check: Callable[[Drawn], None], drawn: Drawn) -> BaseException | None:

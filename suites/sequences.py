@@ -408,7 +408,7 @@ class Execution:
             return
         if refused or result.exit_kind is not ExitKind.ENDED:
             self.leave(f"a load of one of {sorted(may)} fails", result)
-        if step not in may or step is None:
+        if step is None or step not in may:
             self.leave(f"a load gives step {step}; {sorted(may)} may be there", result)
         self.log.append(f"... step {step}")
         run = self.compare(state, step, self.disk[step].runs, result)

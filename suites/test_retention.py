@@ -151,8 +151,8 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     steps = left(subject, rotating(subject, 12, tuple(range(1, 13)), 3))
     entries = len(trees.listing(subject.root))
     if steps != [10, 11, 12]:
-        evidence = {"steps": steps}
-        raise Violation("rotation does not leave the newest three of twelve", evidence=evidence)
+        message = "rotation does not leave the newest three of twelve"
+        raise Violation(message, evidence={"steps": steps})
     fresh(subject)
     rotating(subject, 3, (1, 2, 3), 3)
     usual = len(trees.listing(subject.root))

@@ -161,7 +161,7 @@ def draw(
 ) -> list[list[Rule]]:
     """Draw scripts by the seed; of many, choose those with the most kinds of rule."""
     count, rules = BUDGETS[subject.budget]
-    given = {"vocabulary": vocabulary, "damages": tuple(damages), "scripts": []}
+    given: dict[str, object] = {"vocabulary": vocabulary, "damages": damages, "scripts": []}
     machine: Any = type("Scripts", (Draw,), given)
     quiet = settings(
         max_examples=4 * count,
@@ -197,7 +197,7 @@ def world_of(subject: Subject) -> World:
 def plain_checks() -> list[Check]:
     """List the checks of a resume without faults: what fails there fails here, too."""
     named = {**vars(smoke), **vars(bit_exact), **vars(rng_scheduler)}
-    return [value for name, value in named.items() if name.startswith("test_") and callable(value)]
+    return [named[name] for name in named if name.startswith("test_") and callable(named[name])]
 
 
 def deaths(subject: Subject) -> list[Fault]:

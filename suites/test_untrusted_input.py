@@ -158,8 +158,18 @@ def test_a_checkpoint_holds_state_and_no_objects(subject: Subject) -> None:
             )
 
 
-PLAIN = {"torch", "numpy", "collections", "builtins", "__builtin__", "copyreg", "copy_reg"}
-PLAIN |= {"_codecs", "pathlib", "datetime"}
+PLAIN = {
+    "torch",
+    "numpy",
+    "collections",
+    "builtins",
+    "__builtin__",
+    "copyreg",
+    "copy_reg",
+    "_codecs",
+    "pathlib",
+    "datetime",
+}
 OBJECTS = ("torch.optim.", "torch.nn.modules.", "torch.utils.data.")
 
 
