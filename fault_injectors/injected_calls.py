@@ -384,6 +384,12 @@ def untyped(_: str, trial: Trial) -> str:
     return f"{trial.name} is raised as {error.type}: {error.message[:200]}"
 
 
+def _shown(call: SeenCall) -> dict[str, object]:
+    """Give what a reader wants of a call that was hit."""
+    names = ("call", "what", "path", "size", "reads", "injected")
+    return {name: getattr(call, name) for name in names}
+
+
 def require(
     subject: Subject, whats: Sequence[str], is_wrong: Callable[[str, Trial], str]
 ) -> list[str]:
@@ -400,7 +406,7 @@ def require(
             told = f"{wrong[0].name} does harm among other trials, and none alone"
             raise Unknown(f"order dependence: {told}")
         evidence: dict[str, Any] = {
-            "call": structs.asdict(trial.call) if trial.told.call else {},
+            "call": _shown(trial.told.call) if trial.told.call else {},
             "error": msgspec.to_builtins(trial.error),
         }
         evidence["where else"] = tally(wrong)
