@@ -4,7 +4,7 @@ Facts that the order of calls rests on (Linux; each was seen on real images):
 
 - a rename without an fsync of the file before it leaves a new name with 0 bytes (ext4, xfs);
 - an fsync of a file does not make its name durable: the directory needs its own fsync;
-- `os.fsync` on bytes that still sit in Python's buffer syncs nothing (bugs.md A04).
+- `os.fsync` on bytes that still sit in Python's buffer syncs nothing (A04).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The names on disk, and nothing else: no function here touches the file system.
 
-Two formats in one root (sources: MegaCpp "Two Formats, One Manager", checklist E1 and MX9):
+Two formats in one root (MegaCpp describes them as "Two Formats, One Manager"; MX9):
 
     root/run_id                              the id of the run that writes here
     root/latest                              a hint: the relative name of the newest commit

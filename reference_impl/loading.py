@@ -321,7 +321,7 @@ class Loading(ManagerBase):
         matches = optimizer_state.match_groups(
             saved["param_groups"], facts.get("param_names"), optimizer, names or []
         )
-        host = {(place, key) for place, key in facts.get("host_state", [])}
+        host = {(int(place), str(key)) for place, key in facts.get("host_state", [])}
         return optimizer_state.plan_state(saved, matches, optimizer, host, reads)
 
     # ---- fill and hand over --------------------------------------------------------------------

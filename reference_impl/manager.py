@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.reference_impl import layout, resolve, snapshot
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.opened import LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
-    from ckpt_conformance.reference_impl.train_state import Stateful
+    from ckpt_conformance.reference_impl.train_state import SavedParts, Stateful
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class CheckpointManager(RankSaving, RankLoading):
         scheduler: Stateful | Mapping[str, Stateful] | None = None,
         dataloader: Stateful | None = None,
         tokens_seen: int = 0,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Tree] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
     ) -> Path:
         """Save a job. When this returns, the checkpoint survives a power loss.
@@ -68,7 +69,7 @@ class CheckpointManager(RankSaving, RankLoading):
             SaveRefused: the state holds what a safe load would refuse; nothing was written.
             OSError: the disk's own error. The older checkpoints are still there.
         """
-        given: dict[str, Any] = {
+        parts: SavedParts = {
             "model": model,
             "optimizers": optimizers,
             "scheduler": scheduler,
@@ -78,8 +79,8 @@ class CheckpointManager(RankSaving, RankLoading):
             "stateful": stateful,
         }
         if self.ranks is not None:
-            return self.save_on_ranks(self.ranks, step, given)
-        state = self.capture(step, **given)
+            return self.save_on_ranks(self.ranks, step, parts)
+        state = self.capture(step, **parts)
         state.refuse_parts()
         return self.save_snapshot(state).path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from torch.distributed import is_initialized
 from torch.distributed.tensor import DTensor
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ckpt_conformance.reference_impl.encode import Path, Tree
+    from ckpt_conformance.reference_impl.encode import Path, StateDict, Tree
     from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
     from ckpt_conformance.reference_impl.manifest import (
         FileEntry,
@@ -76,7 +76,7 @@ class LoadResult:
 
     step: int
     tokens_seen: int
-    extra: dict[str, Any]
+    extra: StateDict
     reference: CheckpointReference
     refused: list[Refusal]
     cold: list[str]

@@ -27,7 +27,7 @@ from ckpt_conformance.reference_impl.torch_zip import TensorRef
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpt_conformance.reference_impl.encode import Path, Tree
+    from ckpt_conformance.reference_impl.encode import Path, StateDict, Tree
     from ckpt_conformance.reference_impl.fill import ReadPlan
 
 Names = list[list[str]]
@@ -62,7 +62,7 @@ def _own_names(group: Mapping[str, Any]) -> list[str | None]:
     return names if len(names) == len(group["params"]) else [None] * len(group["params"])
 
 
-def host_state(optimizer: object) -> list[list[Any]]:
+def host_state(optimizer: object) -> list[list[int | str]]:
     """State that is kept on the CPU although its parameter is on a device: [place, key].
 
     `step` usually is, and offloaded moments are (G08): the load has to know.
@@ -89,8 +89,8 @@ class GroupMatch:
     """
 
     saved: Mapping[str, Tree]
-    order: list[Any]
-    live: dict[str, Any]
+    order: list[Tree]
+    live: StateDict
 
 
 def match_groups(
@@ -127,7 +127,7 @@ def match_groups(
 
 def _match_by_name(
     wanted: list[str],
-    group: dict[str, Any],
+    group: StateDict,
     saved: list[tuple[Mapping[str, Tree], list[str]]],
 ) -> GroupMatch:
     """The first saved group that holds exactly the wanted names (G05)."""

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.layout import CheckpointReference
-    from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.manifest import Json, Manifest
     from ckpt_conformance.reference_impl.opened import OpenCheckpoint
-    from ckpt_conformance.reference_impl.ranks import Json, Ranks
+    from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 

@@ -47,7 +47,9 @@ from ckpt_conformance.reference_impl.ranks_state import joined_ties
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ckpt_conformance.reference_impl.ranks import Json, Ranks
+    from ckpt_conformance.reference_impl.encode import StateDict
+    from ckpt_conformance.reference_impl.manifest import Json
+    from ckpt_conformance.reference_impl.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +245,7 @@ class RankLoading(Loading):
         """Whose train state this rank takes: its own, or the first one's in another world."""
         return ranks.rank if manifest.world_size == ranks.size else 0
 
-    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> StateDict:
         """The documents, with the train state that is this rank's."""
         manifest = opened.manifest
         if manifest.kind == "model":

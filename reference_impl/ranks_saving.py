@@ -12,7 +12,7 @@ error, nothing is published, and what was staged is removed (N01, I06, I09).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.reference_impl import dcp_ranks, durable, layout
 from ckpt_conformance.reference_impl.dcp_ranks import Written
@@ -42,14 +42,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.ranks import Json, Ranks
+    from ckpt_conformance.reference_impl.manifest import Json
+    from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.train_state import SavedParts
 
 
 class RankSaving(FlatSaving):
     """Capture, write and publish on several ranks."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Mapping[str, Any]) -> Path:
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save a job that runs on several ranks; every rank calls it.
 
         Returns:
@@ -57,7 +59,7 @@ class RankSaving(FlatSaving):
         """
         what = f"save of step {step}"
         try:
-            reference = self.save_together(ranks, what, step, given)
+            reference = self.save_together(ranks, what, step, parts)
         except BaseException:
             if ranks.leads:
                 self.abandon()
@@ -69,11 +71,11 @@ class RankSaving(FlatSaving):
         ranks: Ranks,
         what: str,
         step: int,
-        given: Mapping[str, Any],
+        parts: SavedParts,
     ) -> CheckpointReference:
         """The four lines of the protocol."""
         (state, own), told = ranks.together(
-            what, lambda: self.bring(step, given), lambda one: self.describe(*one)
+            what, lambda: self.bring(step, parts), lambda one: self.describe(*one)
         )
         if not ranks.lead(f"{what}: compare", lambda: self.agree(told)):
             _, outlines = ranks.together(f"{what}: differences", lambda: own.outline, dict)
@@ -100,9 +102,9 @@ class RankSaving(FlatSaving):
 
     # ---- what a rank brings --------------------------------------------------------------------
 
-    def bring(self, step: int, given: Mapping[str, Any]) -> tuple[Snapshot, Own]:
+    def bring(self, step: int, parts: SavedParts) -> tuple[Snapshot, Own]:
         """Capture this rank's state and take it apart; nothing is sent or written."""
-        state = self.capture(step, **given)
+        state = self.capture(step, **parts)
         return state, take_apart(state, dcp=self.use_dcp)
 
     def describe(self, state: Snapshot, own: Own) -> Json:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import Tree
-    from ckpt_conformance.reference_impl.ranks import Json
+    from ckpt_conformance.reference_impl.manifest import Json
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 _VISIBLE = 30.0

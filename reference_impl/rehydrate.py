@@ -13,7 +13,7 @@ import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckpt_conformance.reference_impl.layout import CheckpointReference
+    from ckpt_conformance.reference_impl.manifest import Json
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ CONFIG_DEFAULTS: Mapping[str, bool] = {
 """Features that are younger than the oldest checkpoints; off is what those were trained with."""
 
 
-def patch_missing_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def patch_missing_config_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     """A copy of an old checkpoint's config with the newer keys, set to off (M037).
 
     It cannot invent what is not there: another sharding or number of experts is refused
@@ -107,7 +108,7 @@ class Imported:
     step: int | None
     state: dict[str, Tree] = field(default_factory=dict[str, Tree])
     train_state: dict[str, Tree] | None = None
-    meta: dict[str, Any] | None = None
+    meta: dict[str, Json] | None = None
 
 
 def import_unverified(directory: str | os.PathLike[str]) -> Imported:

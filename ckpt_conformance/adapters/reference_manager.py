@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference, rehydrate
 from ckpt_conformance.reference_impl.snapshot import Snapshot
@@ -11,6 +11,7 @@ from ckpt_conformance.reference_impl.trainer import parts
 
 if TYPE_CHECKING:
     from ckpt_conformance.contract import TrainingJob
+    from ckpt_conformance.reference_impl.layout import Kind
 
 
 class ReferenceManager:
@@ -24,9 +25,9 @@ class ReferenceManager:
         """Save with the job's extra dict."""
         self.manager.save(step, **parts(job), extra=job.extra.state_dict())
 
-    def load(self, job: TrainingJob, step: int | None = None, **given: Any) -> int:  # noqa: ANN401
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load and hand the extra dict back to the job."""
-        result = self.manager.load(step=step, **parts(job), **given)
+        result = self.manager.load(step=step, **parts(job))
         job.extra.load_state_dict(result.extra)
         return result.step
 
@@ -37,8 +38,11 @@ class ReferenceManager:
         return result.step
 
     def load_kind(self, job: TrainingJob, step: int, kind: str) -> int:
-        """Load a step in one format."""
-        return self.load(job, step, require_kind=kind)
+        """Load a step in one format: `model` or `dcp`."""
+        wanted = cast("Kind", kind)
+        result = self.manager.load(step=step, require_kind=wanted, **parts(job))
+        job.extra.load_state_dict(result.extra)
+        return result.step
 
     def save_kind(self, job: TrainingJob, step: int, kind: str) -> None:
         """Save a step in one format, whatever the manager's own is."""
@@ -48,10 +52,10 @@ class ReferenceManager:
 
     def load_without(self, job: TrainingJob, step: int, component: str) -> int:
         """Load and leave one component cold, on request."""
-        given = parts(job)
+        wanted = parts(job)
         if component == "optimizer":
-            given["optimizers"] = {}
-        result = self.manager.load(step=step, **given, allow_missing={component})
+            wanted["optimizers"] = {}
+        result = self.manager.load(step=step, **wanted, allow_missing={component})
         job.extra.load_state_dict(result.extra)
         return result.step
 

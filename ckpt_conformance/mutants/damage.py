@@ -153,7 +153,7 @@ class TrustsTheManifest(CheckpointManager):
     def read_manifest(self, reference: CheckpointReference) -> Manifest:
         """The content, under a digest made from itself."""
         try:
-            body: dict[str, Any] = json.loads(reference.manifest_path.read_bytes())
+            body: dict[str, manifest.Json] = json.loads(reference.manifest_path.read_bytes())
         except (ValueError, OSError) as error:
             raise CheckpointDamaged(f"{reference.manifest_path.name}: {error}") from error
         del body["manifest_digest"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan
+    from ckpt_conformance.reference_impl.manifest import ComponentFacts
 
 MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
 RUN = "CKC-RSUM-001"
@@ -88,7 +89,7 @@ class BackFilled(CheckpointManager):
 class MappedByPosition(CheckpointManager):
     """A reordered group gives each moment to a neighbour."""
 
-    def describe_optimizer(self, optimizer: Any, model: Any) -> dict[str, Any]:
+    def describe_optimizer(self, optimizer: Any, model: Any) -> ComponentFacts:
         """Keep no names."""
         return {**super().describe_optimizer(optimizer, model), "param_names": None}
 

@@ -22,6 +22,7 @@ from ckpt_conformance.reference_impl.shards import local_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpt_conformance.reference_impl.encode import StateDict
     from ckpt_conformance.reference_impl.layout import Refusal
     from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
@@ -159,7 +160,7 @@ class ClearsFirst(CheckpointManager):
         self, ranks: Ranks, job: Destinations, asked: Asked, refused: list[Refusal]
     ) -> Planned | None:
         """Clear, then find."""
-        state: dict[str, Any] = bare(job.model).state_dict()
+        state: StateDict = bare(job.model).state_dict()
         with torch.no_grad(), suppress(RuntimeError):
             for one in state.values():
                 if isinstance(one, torch.Tensor) and one.is_floating_point():
@@ -217,7 +218,7 @@ class BelievesTheIndex(CheckpointManager):
         """Verify all but the index."""
         return [name for name in super().share(ranks, opened) if name != layout.DCP_METADATA]
 
-    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> StateDict:
         """Read where parts lie from the index, and do not hold it against the manifest."""
         if opened.manifest.kind == "model":
             return super().documents_on_rank(ranks, opened)

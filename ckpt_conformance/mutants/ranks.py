@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.ranks_loading import Asked
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.train_state import SavedParts
 
 # -- in a save -------------------------------------------------------------------------------------
 
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 class WaitsForTheLost(CheckpointManager):
     """Has no end for a barrier that somebody left."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save; if a rank is lost, wait."""
         try:
-            return super().save_on_ranks(ranks, step, given)
+            return super().save_on_ranks(ranks, step, parts)
         except RankLost:
             signal.pause()
             raise
@@ -60,10 +61,10 @@ class WaitsForTheLost(CheckpointManager):
 class TransportError(CheckpointManager):
     """Lets an error of the connections pass for one of the save."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save; a lost rank is a broken connection."""
         try:
-            return super().save_on_ranks(ranks, step, given)
+            return super().save_on_ranks(ranks, step, parts)
         except RankLost as error:
             raise ConnectionError("Connection closed by peer") from error
 
@@ -158,7 +159,7 @@ class WritesWhereverItIs(CheckpointManager):
 class LeavesTheBarrier(CheckpointManager):
     """Raises outside of the agreement."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save, with agreements that a rank can walk out of."""
         agreeing: Any = ranks
         together = agreeing.together
@@ -169,7 +170,7 @@ class LeavesTheBarrier(CheckpointManager):
 
         agreeing.together = loose
         try:
-            return super().save_on_ranks(ranks, step, given)
+            return super().save_on_ranks(ranks, step, parts)
         finally:
             agreeing.together = together
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl import CheckpointReference
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.train_state import SavedParts
 
 
 @mutant(
@@ -41,9 +42,11 @@ class PublishesBeforeTheOthers(WritesElsewhere):
             self.write_bytes(staged / name, bytes(len(data)))
         return told
 
-    def save_together(self, ranks: Ranks, what: str, step: int, given: Any) -> CheckpointReference:  # noqa: ANN401
+    def save_together(
+        self, ranks: Ranks, what: str, step: int, parts: SavedParts
+    ) -> CheckpointReference:
         """Save; then the other ranks fill what is published."""
-        reference = super().save_together(ranks, what, step, given)
+        reference = super().save_together(ranks, what, step, parts)
         try:
             ranks.together(f"{what}: late", lambda: self.write_late(reference.directory))
         except BaseException:
@@ -73,7 +76,9 @@ class ReturnsWhenItHasWritten(CheckpointManager):
 
     _own: Exception | None = None
 
-    def save_together(self, ranks: Ranks, what: str, step: int, given: Any) -> CheckpointReference:  # noqa: ANN401
+    def save_together(
+        self, ranks: Ranks, what: str, step: int, parts: SavedParts
+    ) -> CheckpointReference:
         """Save; what became of the others' parts and of the commit only the first rank learns."""
         self._own = None
         agreeing: Any = ranks
@@ -89,7 +94,7 @@ class ReturnsWhenItHasWritten(CheckpointManager):
 
         vars(agreeing)["_tell"] = deaf
         try:
-            return super().save_together(ranks, what, step, given)
+            return super().save_together(ranks, what, step, parts)
         finally:
             del vars(agreeing)["_tell"]
 

@@ -15,6 +15,8 @@ from ckpt_conformance.reference_impl import CheckpointManager
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
+
 
 @mutant(
     "S01",
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
 class OtherNameIsStored(CheckpointManager):
     """Tied weights keep what the model was built with; the tie itself is there."""
 
-    def capture_model(self, model: Any) -> Mapping[str, Any]:
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
         """Keep the last name of each group."""
         state = super().capture_model(model)
         dropped = {name for group in self.find_ties(state) for name in group[:-1]}
         return {key: one for key, one in state.items() if key not in dropped}
 
-    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
         """Plan to read what is not tied: of a tie only the first name is looked for."""
         live = model.state_dict()
         tied = {name for group in self.find_ties(live) for name in group}
@@ -50,7 +52,7 @@ class OtherNameIsStored(CheckpointManager):
 class AliasIsDropped(CheckpointManager):
     """The writer drops, the reader requires: a manager that cannot load its own save."""
 
-    def capture_model(self, model: Any) -> Mapping[str, Any]:
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
         """Keep one name of each group."""
         state = dict(super().capture_model(model))
         for group in self.find_ties(state):
@@ -68,7 +70,7 @@ class AliasIsDropped(CheckpointManager):
 class TieIsLost(CheckpointManager):
     """Tied parameters are two tensors after the load, and the optimizer knows neither."""
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+    def restore_model(self, model: Any, state: StateDict) -> None:
         """Assign copies."""
         copies = {
             key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in state.items()
