@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.reference_impl import layout, resolve, snapshot
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
-from ckpt_conformance.reference_impl.opened import Destinations, LoadResult, ReshardReport
+from ckpt_conformance.reference_impl.loading import Destinations, LoadResult, ReshardReport
 from ckpt_conformance.reference_impl.ranks_loading import Asked, RankLoading
 from ckpt_conformance.reference_impl.ranks_saving import RankSaving
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import Tree
-    from ckpt_conformance.reference_impl.opened import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import SavedParts, Stateful

@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance.reference_impl import layout, permissions, snapshot, train_state
+import torch
+
+from ckpt_conformance.reference_impl import (
+    durable,
+    layout,
+    snapshot,
+    torch_zip,
+    train_state,
+)
+from ckpt_conformance.reference_impl.component_state import bare, plain_state
+from ckpt_conformance.reference_impl.encode import decode
 from ckpt_conformance.reference_impl.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
@@ -27,29 +37,33 @@ from ckpt_conformance.reference_impl.errors import (
 )
 from ckpt_conformance.reference_impl.fill import fill
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
-from ckpt_conformance.reference_impl.loading import Loading
-from ckpt_conformance.reference_impl.manifest import Manifest, parse_manifest
-from ckpt_conformance.reference_impl.model_state import bare, plain_state
-from ckpt_conformance.reference_impl.opened import (
+from ckpt_conformance.reference_impl.loading import (
     Destinations,
+    Loading,
     LoadPlan,
     OpenCheckpoint,
     check_documents,
     read_dcp_documents,
 )
-from ckpt_conformance.reference_impl.ranks_flat import (
-    check_layout,
-    files_of_rank,
-    read_rank_documents,
+from ckpt_conformance.reference_impl.manifest import (
+    Manifest,
+    parse_manifest,
 )
-from ckpt_conformance.reference_impl.ranks_state import joined_ties
+from ckpt_conformance.reference_impl.ranks_state import (
+    joined_ties,
+    layout_of_rank,
+    rank_key,
+)
+from ckpt_conformance.reference_impl.shards import layout_of
+from ckpt_conformance.reference_impl.torch_zip import LocalRef, TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ckpt_conformance.reference_impl.encode import StateDict
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.manifest import Json
     from ckpt_conformance.reference_impl.ranks import Ranks
+
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +251,7 @@ class RankLoading(Loading):
             raise CheckpointDamaged(f"its manifest does not list {name}")
         file = opened.open(name, entry)
         status = os.fstat(file.fileno())
-        permissions.check_owner(Path(name), status, self.owners)
+        durable.check_owner(Path(name), status, self.owners)
         if status.st_size != entry.size:
             raise CheckpointDamaged(f"{name} has {status.st_size} bytes instead of {entry.size}")
 
@@ -337,3 +351,69 @@ def divided(sizes: Mapping[str, int], count: int) -> list[list[str]]:
         shares[least].append(name)
         load[least] += sizes[name] + 1
     return shares
+
+
+# ---- per-rank files of several ranks -------------------------------------------------------------
+
+
+def files_of_rank(manifest: Manifest, rank: int) -> dict[str, str]:
+    """The files that a rank reads, by document; under the names that the manifest has for them."""
+    names = {layout.final_name(name): name for name in manifest.files}
+    wanted = {
+        "model": layout.model_name(manifest.step),
+        "optim": layout.optim_name(manifest.step, rank),
+        "extra": layout.extra_name(manifest.step, rank),
+    }
+    return {document: names[name] for document, name in wanted.items() if name in names}
+
+
+def read_rank_documents(opened: OpenCheckpoint, rank: int) -> dict[str, Tree]:
+    """The documents of one rank, from its files; what it held of distributed tensors is marked.
+
+    Raises:
+        CheckpointDamaged: its files and the manifest speak of different tensors.
+    """
+    manifest = opened.manifest
+    names = files_of_rank(manifest, rank)
+    names = {document: name for document, name in names.items() if name not in opened.absent}
+    trees = {
+        document: torch_zip.read_tree(opened.files[name][0], name)
+        for document, name in names.items()
+    }
+    listed = {
+        key.removeprefix(rank_key(rank, "")): entry
+        for key, entry in manifest.tensors.items()
+        if entry.file in names.values()
+    }
+    if snapshot.index_trees(trees) != listed:
+        raise CheckpointDamaged("its files and its manifest speak of different tensors")
+
+    def marked(key: str, ref: TensorRef) -> TensorRef:
+        # What the user has in `extra` has no live tensor to be compared with: it stays as it was.
+        own = key.startswith(("optimizer", "extra.stateful."))
+        return LocalRef(**vars(ref)) if own and key in manifest.layout else ref
+
+    found = snapshot.replace_tensors(trees, marked, TensorRef)
+    return {document: decode(tree) for document, tree in found.items()}
+
+
+def check_layout(manifest: Manifest, model: Mapping[str, Tree], rank: int) -> None:
+    """The model is distributed as it was at the save: per-rank files hold what that gave a rank.
+
+    Raises:
+        CheckpointMismatch: another mesh or other placements, with the first key.
+    """
+    live = {
+        f"model.{key}": layout_of(value)
+        for key, value in model.items()
+        if isinstance(value, torch.Tensor)
+    }
+    saved = {key: words for key, words in manifest.layout.items() if key.startswith("model.")}
+    for key in {**live, **saved}:
+        there, here = layout_of_rank(saved.get(key, ""), rank), live.get(key, "")
+        if there != here:
+            raise CheckpointMismatch(
+                f"{key} was distributed as {there or 'one tensor'!r} and is as "
+                f"{here or 'one tensor'!r} here: per-rank files load with the layout that they "
+                f"were saved with. Load them with it, and save with use_dcp=True",
+            )

@@ -7,6 +7,15 @@
 
 After each line all ranks know whether every one succeeded. If one failed, all raise the same
 error, nothing is published, and what was staged is removed (N01, I06, I09).
+
+In the per-rank format the first writes the model whole, and each rank its optimizers:
+
+    model_000200.pt              put together by the first rank, tensor by tensor, on the CPU
+    optim_000200_rank1.pt        what rank 1 holds of moments and counters, as it holds it
+    extra_000200_rank1.pt        rank 1's train state
+
+It loads with the same number of ranks and the same layout, and with nothing else: what a rank
+holds depends on both. The manifest keeps them. Another world goes through the DCP format (M034).
 """
 
 from __future__ import annotations
@@ -14,13 +23,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.reference_impl import dcp_ranks, durable, layout
-from ckpt_conformance.reference_impl.dcp_ranks import Written
-from ckpt_conformance.reference_impl.errors import SaveRefused
+from ckpt_conformance.reference_impl import (
+    dcp_format,
+    durable,
+    layout,
+    resolve,
+    snapshot,
+    torch_zip,
+)
+from ckpt_conformance.reference_impl.component_state import retie
+from ckpt_conformance.reference_impl.dcp_format import Written
+from ckpt_conformance.reference_impl.errors import (
+    SaveRefused,
+)
 from ckpt_conformance.reference_impl.fill import memory_of
 from ckpt_conformance.reference_impl.layout import CheckpointReference
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry, canonical
-from ckpt_conformance.reference_impl.ranks_flat import FlatSaving
 from ckpt_conformance.reference_impl.ranks_state import (
     Begun,
     Own,
@@ -28,24 +46,126 @@ from ckpt_conformance.reference_impl.ranks_state import (
     as_held,
     as_shaped,
     check_facts,
+    check_seen,
     index_extra,
     joined_layouts,
     joined_ties,
     parted,
+    rank_key,
     refuse_difference,
     take_apart,
     wait_until_seen,
 )
-from ckpt_conformance.reference_impl.shards import Assignment, Box, Held, assign
+from ckpt_conformance.reference_impl.retention import Retention
+from ckpt_conformance.reference_impl.shards import (
+    Assignment,
+    Box,
+    Held,
+    assign,
+    whole_box,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.manifest import Json
+    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.manifest import Json, Manifest
     from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import SavedParts
+
+
+class FlatSaving(Retention):
+    """Write and commit per-rank files of several ranks."""
+
+    def check_seen(self, sizes: Mapping[Path, int]) -> None:
+        """The first rank sees what all ranks have written, before it publishes (N10)."""
+        check_seen(sizes, self._timeout)
+
+    def gather_model(
+        self, ranks: Ranks, what: str, state: Snapshot, own: Own, begun: Begun
+    ) -> dict[str, Tree]:
+        """Bring the model to the first rank, one part at a time; nothing on the others.
+
+        Not by a collective of the job's: only the first rank's memory holds the whole, and never
+        that of a GPU.
+        """
+        whole = {key: part.data for key, part in own.parts.items()}
+        for key, boxes in begun.parted.items():
+            part = own.parts[key]
+            if ranks.leads:
+                whole[key] = part.data.new_empty(part.shape)
+            for rank, box in boxes.items():
+                if ranks.leads:
+                    data = part.data if rank == 0 else part.data.new_empty(box.sizes)
+                    if rank:
+                        ranks.receive_memory(what, rank, memory_of(data))
+                    whole[key][box.slices_in(whole_box(part.shape))] = data
+                elif rank == ranks.rank:
+                    ranks.send_memory(what, 0, memory_of(part.data))
+        if not ranks.leads:
+            return {}
+        documents = {"model": state.documents["model"]}
+        model: dict[str, Tree] = snapshot.replace_tensors(documents, whole.get)["model"]
+        retie(model, begun.ties)
+        return model
+
+    def write_flat_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Json:
+        """Write this rank's files under staging names, durably; tell what they are."""
+        trees = {
+            layout.optim_name(state.step, rank): ("optim", state.documents.get("optim")),
+            layout.extra_name(state.step, rank): ("extra", state.documents["extra"]),
+        }
+        if rank == 0:
+            trees[layout.model_name(state.step)] = ("model", own.model)
+        files: dict[str, Json] = {}
+        index: dict[str, Json] = {}
+        for name, (document, tree) in trees.items():
+            if tree is None:
+                continue
+            staged = self.staged(name, begun.save_id)
+            files[name] = vars(self.write_file(staged, tree))
+            with durable.open_regular(staged) as file:
+                read = {document: torch_zip.read_tree(file, name)}
+            index.update({key: vars(one) for key, one in snapshot.index_trees(read).items()})
+        return {"files": files, "index": index}
+
+    def finish_flat(
+        self,
+        state: Snapshot,
+        begun: Begun,
+        told: Sequence[Json],
+        written: Sequence[Json],
+    ) -> CheckpointReference:
+        """Write the manifest of all ranks' files, and publish them."""
+        files = {
+            name: FileEntry(**entry) for one in written for name, entry in one["files"].items()
+        }
+        tensors = {
+            rank_key(rank, key): TensorEntry(**as_shaped(entry))
+            for rank, one in enumerate(written)
+            for key, entry in one["index"].items()
+        }
+        manifest = replace(
+            self.make_manifest(state, begun.save_id, files, tensors),
+            world_size=len(told),
+            ties=begun.ties,
+            layout=joined_layouts([one["layout"] for one in told]),
+        )
+        places = {self.staged(name, begun.save_id): entry.size for name, entry in files.items()}
+        self.check_seen(places)
+        staged = self.staged(layout.flat_manifest_name(state.step), begun.save_id)
+        self.write_bytes(staged, manifest.to_bytes())
+        reference = self.publish(staged)
+        self.remove_unlisted(manifest)
+        return reference
+
+    def remove_unlisted(self, manifest: Manifest) -> None:
+        """Remove files of an older save of this step by more ranks, which nothing lists (J12)."""
+        for name in resolve.names_in(self.root):
+            if layout.flat_data_step(name) == manifest.step and name not in manifest.files:
+                self.unlink(self.root / name)
 
 
 class RankSaving(FlatSaving):
@@ -170,7 +290,7 @@ class RankSaving(FlatSaving):
         staged = self.staged(layout.directory_name(state.step), begun.save_id)
         wait_until_seen(staged, self._timeout)
         mine = {key: own.parts[key] for key in begun.assignment.writes[rank]}
-        files, written = dcp_ranks.write_parts(staged, rank, mine, self.fsync_file)
+        files, written = dcp_format.write_parts(staged, rank, mine, self.fsync_file)
         name = layout.dcp_extra_name(rank)
         extra = own.extra if rank else {**own.extra, "skeleton": own.skeleton}
         files[name] = self.write_file(staged / name, extra)
@@ -237,11 +357,11 @@ class RankSaving(FlatSaving):
         """Write `.metadata` and the manifest of everything that lies there, and publish it."""
         staged = self.staged(layout.directory_name(state.step), begun.save_id)
         parts = [Written.from_json(part) for one in written for part in one["parts"]]
-        tensors, sharded = dcp_ranks.index_parts(parts)
+        tensors, sharded = dcp_format.index_parts(parts)
         files = {
             name: FileEntry(**entry) for one in written for name, entry in one["files"].items()
         }
-        files |= dcp_ranks.write_metadata(staged, parts, begun.save_id, self.fsync_file)
+        files |= dcp_format.write_metadata(staged, parts, begun.save_id, self.fsync_file)
         extra = {key: entry for one in written for key, entry in one["extra"].items()}
         tensors |= {key: TensorEntry(**as_shaped(entry)) for key, entry in extra.items()}
         manifest = replace(

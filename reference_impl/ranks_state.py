@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.reference_impl import durable, snapshot, torch_zip
-from ckpt_conformance.reference_impl.dcp_ranks import Part
+from ckpt_conformance.reference_impl.dcp_format import Part
 from ckpt_conformance.reference_impl.encode import TAG, children, is_dict
 from ckpt_conformance.reference_impl.errors import SaveRefused
 from ckpt_conformance.reference_impl.shards import Assignment, Box, Held, whole_box
@@ -260,3 +260,8 @@ def layout_of_rank(words: str, rank: int) -> str:
     """What `joined_layouts` has of one rank."""
     found = words.split(_EACH)
     return found[rank] if len(found) > 1 else words
+
+
+def rank_key(rank: int, key: str) -> str:
+    """The key of a tensor in the manifest: that of a further rank's own file bears its number."""
+    return f"rank{rank}.{key}" if rank else key

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckpt_conformance.reference_impl import (
+    component_state,
     dcp_format,
-    dcp_metadata,
     durable,
     layout,
-    optimizer_state,
     snapshot,
     torch_zip,
     train_state,
 )
 from ckpt_conformance.reference_impl.base import ManagerBase
+from ckpt_conformance.reference_impl.component_state import bare, plain_state
 from ckpt_conformance.reference_impl.encode import TAG, Encoder, memory_groups
 from ckpt_conformance.reference_impl.layout import CheckpointReference
 from ckpt_conformance.reference_impl.manifest import (
@@ -34,7 +34,6 @@ from ckpt_conformance.reference_impl.manifest import (
     framework,
     read_manifest,
 )
-from ckpt_conformance.reference_impl.model_state import bare, plain_state
 from ckpt_conformance.reference_impl.resolve import candidate_at
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -107,8 +106,8 @@ class Saving(ManagerBase):
     def describe_optimizer(self, optimizer: Stateful, model: Stateful) -> ComponentFacts:
         """Facts that the load needs: the names of the parameters, and what is kept on the CPU."""
         return {
-            "param_names": optimizer_state.parameter_names(optimizer, bare(model)),
-            "host_state": optimizer_state.host_state(optimizer),
+            "param_names": component_state.parameter_names(optimizer, bare(model)),
+            "host_state": component_state.host_state(optimizer),
         }
 
     def capture_train_state(
@@ -312,5 +311,5 @@ def index_directory(directory: Path) -> dict[str, TensorEntry]:
     with durable.open_regular(directory / layout.DCP_EXTRA) as file:
         tensors = snapshot.index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
     with durable.open_regular(directory / layout.DCP_METADATA) as file:
-        stored = dcp_metadata.read_metadata(file)
+        stored = dcp_format.read_metadata(file)
     return {**tensors, **dcp_format.index_tensors(directory, stored)}

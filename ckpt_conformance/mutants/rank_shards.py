@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager, layout
+from ckpt_conformance.reference_impl.component_state import bare
 from ckpt_conformance.reference_impl.durable import file_size, hash_file
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.loading import read_dcp_documents
 from ckpt_conformance.reference_impl.manifest import ShardedEntry
-from ckpt_conformance.reference_impl.model_state import bare
-from ckpt_conformance.reference_impl.opened import read_dcp_documents
 from ckpt_conformance.reference_impl.shards import local_of
 
 if TYPE_CHECKING:

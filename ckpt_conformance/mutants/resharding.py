@@ -18,9 +18,9 @@ from ckpt_conformance.reference_impl import (
     resolve,
     torch_zip,
 )
+from ckpt_conformance.reference_impl.component_state import bare, plain_key
 from ckpt_conformance.reference_impl.encode import decode, walk
-from ckpt_conformance.reference_impl.model_state import bare, plain_key
-from ckpt_conformance.reference_impl.opened import read_dcp_documents
+from ckpt_conformance.reference_impl.loading import read_dcp_documents
 from ckpt_conformance.reference_impl.ranks_state import layout_of_rank
 from ckpt_conformance.reference_impl.shards import layout_of, local_of, shard_of, whole_box
 
