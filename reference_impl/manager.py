@@ -18,7 +18,7 @@ from ckpt_conformance.reference_impl import layout, resolve, snapshot
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
 from ckpt_conformance.reference_impl.loading import Destinations, LoadResult, ReshardReport
-from ckpt_conformance.reference_impl.ranks_loading import Asked, RankLoading
+from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, RankLoading
 from ckpt_conformance.reference_impl.ranks_saving import RankSaving
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ class CheckpointManager(RankSaving, RankLoading):
         )
         refused: list[Refusal] = []
         if self.ranks is not None:
-            asked = Asked(reference, step, require_kind, set(allow_missing))
-            return self.load_on_ranks(self.ranks, job, asked, refused)
+            request = LoadRequest(reference, step, require_kind, set(allow_missing))
+            return self.load_on_ranks(self.ranks, job, request, refused)
         wanted = self.candidates(reference, step, require_kind)
         for candidate in wanted:
             opened = self.try_open(candidate, job, set(allow_missing), refused)
@@ -187,13 +187,13 @@ class CheckpointManager(RankSaving, RankLoading):
         self,
         ranks: Ranks,
         job: Destinations,
-        asked: Asked,
+        request: LoadRequest,
         refused: list[Refusal],
     ) -> LoadResult:
         """Load on several ranks: all serve the same checkpoint, or all raise the same error."""
-        planned = self.find_on_ranks(ranks, job, asked, refused)
+        planned = self.find_on_ranks(ranks, job, request, refused)
         if planned is None:
-            raise self.nothing_on_ranks(ranks, asked, refused)
+            raise self.nothing_on_ranks(ranks, request, refused)
         with planned.opened:
             self.serve_together(ranks, planned, job)
         return self.result(planned.opened, planned.plan, refused)
@@ -201,16 +201,16 @@ class CheckpointManager(RankSaving, RankLoading):
     def nothing_on_ranks(
         self,
         ranks: Ranks,
-        asked: Asked,
+        request: LoadRequest,
         refused: list[Refusal],
     ) -> CheckpointNotFound | CheckpointDamaged:
         """The error of a load that could serve nothing, as the first rank sees it."""
 
         def reason() -> list[str | bool]:
-            error = self.nothing_served(asked.reference, asked.step, asked.kind, refused)
+            error = self.nothing_served(request.reference, request.step, request.kind, refused)
             return [isinstance(error, CheckpointDamaged), str(error)]
 
-        damaged, message = ranks.lead(f"{asked}: nothing", reason)
+        damaged, message = ranks.lead(f"{request}: nothing", reason)
         return CheckpointDamaged(message, refused) if damaged else CheckpointNotFound(message)
 
     def result(

@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadRequest:
     """What a load was asked for; the same on every rank."""
 
     reference: str | os.PathLike[str] | CheckpointReference | None
@@ -111,50 +111,50 @@ class RankLoading(Loading):
         self,
         ranks: Ranks,
         job: Destinations,
-        asked: Asked,
+        request: LoadRequest,
         refused: list[Refusal],
     ) -> Planned | None:
         """The first candidate that every rank can serve; None if there is none."""
-        what = str(asked)
-        _, told = ranks.together(what, lambda: self.ask(job, asked), lambda one: one)
-        found = ranks.lead(f"{what}: choose", lambda: self.choose(asked, told))
+        what = str(request)
+        _, reports = ranks.together(what, lambda: self.ask(job, request), lambda one: one)
+        found = ranks.lead(f"{what}: choose", lambda: self.choose(request, reports))
         self._ties = found["ties"]
         if self._run_id is None:
             self._run_id = found["run_id"]
         for one in found["candidates"]:
             candidate = self.placed(one)
             try:
-                return self.open_together(ranks, candidate, job, asked.allowed)
+                return self.open_together(ranks, candidate, job, request.allowed)
             except RanksDamaged as error:
                 refused.append(Refusal(candidate, str(error)))
                 level = logging.WARNING if ranks.leads else logging.INFO
                 logger.log(level, "%s is REFUSED: %s", candidate.path, error)
         return None
 
-    def ask(self, job: Destinations, asked: Asked) -> Json:
+    def ask(self, job: Destinations, request: LoadRequest) -> Json:
         """What this rank wants, for the first one to compare."""
         return {
-            "step": asked.step,
-            "kind": asked.kind,
-            "reference": asked.name,
-            "allowed": sorted(asked.allowed),
+            "step": request.step,
+            "kind": request.kind,
+            "reference": request.name,
+            "allowed": sorted(request.allowed),
             "components": job.ids,
             "ties": super().live_ties(plain_state(bare(job.model).state_dict())),
         }
 
-    def choose(self, asked: Asked, told: Sequence[Json]) -> Json:
+    def choose(self, request: LoadRequest, reports: Sequence[Json]) -> Json:
         """The candidates as the first rank sees them, once all are seen to want the same."""
-        for rank, one in enumerate(told):
+        for rank, report in enumerate(reports):
             for fact in ("step", "kind", "reference", "allowed", "components"):
-                if one[fact] != told[0][fact]:
+                if report[fact] != reports[0][fact]:
                     raise CheckpointMismatch(
-                        f"{fact} is {told[0][fact]} on rank 0 and {one[fact]} on rank {rank}: "
-                        f"every rank has to ask for the same",
+                        f"{fact} is {reports[0][fact]} on rank 0 and {report[fact]} on rank "
+                        f"{rank}: every rank has to ask for the same",
                     )
-        found = self.candidates(asked.reference, asked.step, asked.kind)
+        found = self.candidates(request.reference, request.step, request.kind)
         return {
             "run_id": self.run_id,
-            "ties": joined_ties([one["ties"] for one in told]),
+            "ties": joined_ties([report["ties"] for report in reports]),
             "candidates": [self.place_of(one) for one in found],
         }
 
@@ -164,9 +164,9 @@ class RankLoading(Loading):
         place = reference.directory.relative_to(self.root) if inside else reference.directory
         return [str(place), reference.step, reference.kind]
 
-    def placed(self, told: Json) -> CheckpointReference:
+    def placed(self, message: Json) -> CheckpointReference:
         """A reference as it was told."""
-        place, step, kind = told
+        place, step, kind = message
         return CheckpointReference(self.root / Path(place), step, kind)
 
     # ---- verify and plan -----------------------------------------------------------------------

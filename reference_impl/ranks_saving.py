@@ -135,7 +135,7 @@ class FlatSaving(Retention):
         self,
         state: Snapshot,
         begun: Begun,
-        told: Sequence[Json],
+        reports: Sequence[Json],
         written: Sequence[Json],
     ) -> CheckpointReference:
         """Write the manifest of all ranks' files, and publish them."""
@@ -149,9 +149,9 @@ class FlatSaving(Retention):
         }
         manifest = replace(
             self.make_manifest(state, begun.save_id, files, tensors),
-            world_size=len(told),
+            world_size=len(reports),
             ties=begun.ties,
-            layout=joined_layouts([one["layout"] for one in told]),
+            layout=joined_layouts([report["layout"] for report in reports]),
         )
         places = {self.staged(name, begun.save_id): entry.size for name, entry in files.items()}
         self.check_seen(places)
@@ -194,13 +194,13 @@ class RankSaving(FlatSaving):
         parts: SavedParts,
     ) -> CheckpointReference:
         """The four lines of the protocol."""
-        (state, own), told = ranks.together(
+        (state, own), reports = ranks.together(
             what, lambda: self.bring(step, parts), lambda one: self.describe(*one)
         )
-        if not ranks.lead(f"{what}: compare", lambda: self.agree(told)):
+        if not ranks.lead(f"{what}: compare", lambda: self.agree(reports)):
             _, outlines = ranks.together(f"{what}: differences", lambda: own.outline, dict)
             ranks.lead(f"{what}: compare", lambda: refuse_difference(outlines))
-        begun = as_begun(ranks.lead(f"{what}: plan", lambda: self.begin(state, told)))
+        begun = as_begun(ranks.lead(f"{what}: plan", lambda: self.begin(state, reports)))
         self._run_id = begun.run_id
         if not self.use_dcp:
             with ranks.speaking(f"{what}: gather"):
@@ -211,7 +211,7 @@ class RankSaving(FlatSaving):
             lambda: self.write_own(ranks.rank, state, own, begun),
             lambda one: one,
         )
-        name = ranks.lead(f"{what}: commit", lambda: self.commit(state, begun, told, written))
+        name = ranks.lead(f"{what}: commit", lambda: self.commit(state, begun, reports, written))
         return self.committed(step, str(name))
 
     def committed(self, step: int, name: str) -> CheckpointReference:
@@ -241,22 +241,22 @@ class RankSaving(FlatSaving):
 
     # ---- what the first rank decides -----------------------------------------------------------
 
-    def agree(self, told: Sequence[Json]) -> bool:
+    def agree(self, reports: Sequence[Json]) -> bool:
         """Whether what is not a tensor is the same on every rank.
 
         Raises:
             SaveRefused: they do not even save one step in one format.
         """
-        check_facts(told)
-        return all(one["outline"] == told[0]["outline"] for one in told)
+        check_facts(reports)
+        return all(report["outline"] == reports[0]["outline"] for report in reports)
 
-    def begin(self, state: Snapshot, told: Sequence[Json]) -> Json:
+    def begin(self, state: Snapshot, reports: Sequence[Json]) -> Json:
         """Hold the ranks against each other, then make the place for their files.
 
         Raises:
             SaveRefused: they do not hold one state.
         """
-        held = [{key: as_held(one) for key, one in rank["held"].items()} for rank in told]
+        held = [{key: as_held(part) for key, part in report["held"].items()} for report in reports]
         assignment = self.assign(held)
         self.prepare()
         save_id = layout.new_id()
@@ -268,7 +268,7 @@ class RankSaving(FlatSaving):
             "writes": assignment.writes,
             "shared": assignment.shared,
             "parted": {} if self.use_dcp else parted(held, assignment),
-            "ties": joined_ties([one["ties"] for one in told]),
+            "ties": joined_ties([report["ties"] for report in reports]),
         }
 
     def assign(self, held: Sequence[Mapping[str, Held]]) -> Assignment:
@@ -317,7 +317,7 @@ class RankSaving(FlatSaving):
         self,
         state: Snapshot,
         begun: Begun,
-        told: Sequence[Json],
+        reports: Sequence[Json],
         written: Sequence[Json],
     ) -> str:
         """Publish what all ranks have written, point to it, then rotate and mirror.
@@ -325,19 +325,19 @@ class RankSaving(FlatSaving):
         Returns:
             The name whose rename committed it.
         """
-        self.check_replicas(told, written)
+        self.check_replicas(reports, written)
         finish = self.finish_directory if self.use_dcp else self.finish_flat
-        reference = finish(state, begun, told, written)
+        reference = finish(state, begun, reports, written)
         self.set_latest(reference)
         self.after_commit(reference)
         return reference.commit_name
 
-    def check_replicas(self, told: Sequence[Json], written: Sequence[Json]) -> None:
+    def check_replicas(self, reports: Sequence[Json], written: Sequence[Json]) -> None:
         """What several ranks hold is the same on all of them, bit for bit (I04, I05, I09)."""
         seen: dict[tuple[str, Box], tuple[int, str]] = {}
         for rank, one in enumerate(written):
             for key, digest in one["replicas"].items():
-                place = (key, as_held(told[rank]["held"][key]).box)
+                place = (key, as_held(reports[rank]["held"][key]).box)
                 first, other = seen.setdefault(place, (rank, digest))
                 if other != digest:
                     raise SaveRefused(
@@ -351,7 +351,7 @@ class RankSaving(FlatSaving):
         self,
         state: Snapshot,
         begun: Begun,
-        told: Sequence[Json],
+        reports: Sequence[Json],
         written: Sequence[Json],
     ) -> CheckpointReference:
         """Write `.metadata` and the manifest of everything that lies there, and publish it."""
@@ -366,10 +366,10 @@ class RankSaving(FlatSaving):
         tensors |= {key: TensorEntry(**as_shaped(entry)) for key, entry in extra.items()}
         manifest = replace(
             self.make_manifest(state, begun.save_id, files, tensors),
-            world_size=len(told),
+            world_size=len(reports),
             ties=begun.ties,
             sharded=sharded,
-            layout=joined_layouts([one["layout"] for one in told]),
+            layout=joined_layouts([report["layout"] for report in reports]),
         )
         self.check_seen({staged / name: entry.size for name, entry in files.items()})
         self.write_bytes(staged / layout.DCP_MANIFEST, manifest.to_bytes())

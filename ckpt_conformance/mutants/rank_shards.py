@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
     from ckpt_conformance.reference_impl.ranks import Ranks
-    from ckpt_conformance.reference_impl.ranks_loading import Asked, Planned
+    from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, Planned
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class ClearsFirst(CheckpointManager):
     """Makes room in memory before it knows with what to fill it."""
 
     def find_on_ranks(
-        self, ranks: Ranks, job: Destinations, asked: Asked, refused: list[Refusal]
+        self, ranks: Ranks, job: Destinations, request: LoadRequest, refused: list[Refusal]
     ) -> Planned | None:
         """Clear, then find."""
         state: StateDict = bare(job.model).state_dict()
@@ -165,7 +165,7 @@ class ClearsFirst(CheckpointManager):
             for one in state.values():
                 if isinstance(one, torch.Tensor) and one.is_floating_point():
                     local_of(one).zero_()
-        return super().find_on_ranks(ranks, job, asked, refused)
+        return super().find_on_ranks(ranks, job, request, refused)
 
 
 @mutant(
@@ -178,7 +178,7 @@ class ClearsFirst(CheckpointManager):
 class KeepsOneReplica(CheckpointManager):
     """Assumes that what has one name is one thing."""
 
-    def check_replicas(self, told: Sequence[Any], written: Sequence[Any]) -> None:
+    def check_replicas(self, reports: Sequence[Any], written: Sequence[Any]) -> None:
         """Compare nothing."""
 
 
@@ -227,15 +227,15 @@ class BelievesTheIndex(CheckpointManager):
             index = FileSystemReader(path).read_metadata().state_dict_metadata
         except Exception as error:
             raise CheckpointDamaged(f"its index can not be read: {error}") from error
-        manifest, told = opened.manifest, dict[str, ShardedEntry]()
+        manifest, sharded = opened.manifest, dict[str, ShardedEntry]()
         for key, entry in manifest.sharded.items():
             first = {part.begin: part for part in entry.parts}
             last = max(entry.parts, key=lambda part: part.begin)
             chunks: list[Any] = list(getattr(index.get(key), "chunks", ()))
             boxes = [tuple(one.offsets) for one in chunks]
             parts = [replace(first.get(one, last), begin=one) for one in boxes]
-            told[key] = replace(entry, parts=tuple(parts))
-        opened.manifest = replace(manifest, sharded=told)
+            sharded[key] = replace(entry, parts=tuple(parts))
+        opened.manifest = replace(manifest, sharded=sharded)
         documents = read_dcp_documents(opened, self.source_rank(ranks, manifest), check=False)
         if manifest.world_size != ranks.size:
             documents["extra"]["rng"] = self.generators_of(ranks.rank, opened)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.reference_impl import CheckpointReference
     from ckpt_conformance.reference_impl.loading import Destinations
-    from ckpt_conformance.reference_impl.ranks_loading import Asked
+    from ckpt_conformance.reference_impl.ranks_loading import LoadRequest
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import SavedParts
@@ -79,11 +79,11 @@ class TransportError(CheckpointManager):
 class DeletesBeforeRanksSave(CheckpointManager):
     """Makes room first."""
 
-    def begin(self, state: Snapshot, told: Sequence[Any]) -> Any:  # noqa: ANN401
+    def begin(self, state: Snapshot, reports: Sequence[Any]) -> Any:  # noqa: ANN401
         """Delete, then begin."""
         for one in resolve.references(self.root) if self.root.is_dir() else ():
             shutil.rmtree(one.directory)
-        return super().begin(state, told)
+        return super().begin(state, reports)
 
 
 class WritesElsewhere(CheckpointManager):
@@ -95,17 +95,17 @@ class WritesElsewhere(CheckpointManager):
     def write_elsewhere(
         self, rank: int, state: Snapshot, own: Own, begun: Begun
     ) -> tuple[Any, dict[str, bytes]]:
-        """Write into a directory that nobody will look into; give what is told, and the files."""
+        """Write into a directory that nobody will look into; give the report and the files."""
         root = self.root
         with tempfile.TemporaryDirectory() as name:
             self.root = Path(name)
             staged = self.staged(layout.directory_name(state.step), begun.save_id)
             staged.mkdir()
             try:
-                told = super().write_own(rank, state, own, begun)
+                report = super().write_own(rank, state, own, begun)
             finally:
                 self.root = root
-            return told, {path.name: path.read_bytes() for path in staged.iterdir()}
+            return report, {path.name: path.read_bytes() for path in staged.iterdir()}
 
 
 @mutant(
@@ -119,14 +119,14 @@ class ErrorStaysOnItsRank(WritesElsewhere):
     """Keeps a flag that no other rank reads."""
 
     def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
-        """Write; of an error nothing is told, but what the files would have been."""
+        """Write; an error is not reported, but what the files would have been."""
         try:
             return super().write_own(rank, state, own, begun)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            told, _ = self.write_elsewhere(rank, state, own, begun)
-            return told
+            report, _ = self.write_elsewhere(rank, state, own, begun)
+            return report
 
 
 @mutant(
@@ -185,11 +185,11 @@ class LeavesTheBarrier(CheckpointManager):
 class FixedStagingOfRanks(CheckpointManager):
     """Meets its own leftovers."""
 
-    def begin(self, state: Snapshot, told: Sequence[Any]) -> Any:  # noqa: ANN401
+    def begin(self, state: Snapshot, reports: Sequence[Any]) -> Any:  # noqa: ANN401
         """Make the staging directory of the step, always the same."""
         if not self.root.is_dir():
             self.prepare()
-        begun = super().begin(state, told)
+        begun = super().begin(state, reports)
         fixed = self.staged(layout.directory_name(state.step), "0" * 12)
         self.rename(self.staged(layout.directory_name(state.step), begun["save_id"]), fixed)
         return {**begun, "save_id": "0" * 12}
@@ -246,15 +246,15 @@ class OwnListing(CheckpointManager):
     """Agrees on every verdict, and not on what it is about."""
 
     def find_on_ranks(
-        self, ranks: Ranks, job: Destinations, asked: Asked, refused: list[Refusal]
+        self, ranks: Ranks, job: Destinations, request: LoadRequest, refused: list[Refusal]
     ) -> Planned | None:
         """Try this rank's own candidates, in step with the other ranks."""
-        _, told = ranks.together("ask", lambda: self.ask(job, asked), lambda one: one)
-        found = ranks.lead("choose", lambda: self.choose(asked, told))
+        _, reports = ranks.together("ask", lambda: self.ask(job, request), lambda one: one)
+        found = ranks.lead("choose", lambda: self.choose(request, reports))
         self._ties, self._run_id = found["ties"], self._run_id or found["run_id"]
-        for one in self.candidates(asked.reference, asked.step, asked.kind):
+        for one in self.candidates(request.reference, request.step, request.kind):
             try:
-                return self.open_own(ranks, one, job, asked.allowed)
+                return self.open_own(ranks, one, job, request.allowed)
             except RanksDamaged as error:
                 refused.append(Refusal(one, str(error)))
         return None
@@ -327,7 +327,7 @@ class ReadsAlone(CheckpointManager):
     base="reference-dcp",
 )
 class PublishesBeforeTheOthers(WritesElsewhere):
-    """Is right again before anybody is told, but not before anybody can look."""
+    """Is right again before anybody hears of it, but not before anybody can look."""
 
     _late: Mapping[str, bytes] = {}
 
@@ -335,11 +335,11 @@ class PublishesBeforeTheOthers(WritesElsewhere):
         """Write; other ranks than the first only take the room that they need."""
         if rank == 0:
             return super().write_own(rank, state, own, begun)
-        told, self._late = self.write_elsewhere(rank, state, own, begun)
+        report, self._late = self.write_elsewhere(rank, state, own, begun)
         staged = self.staged(layout.directory_name(state.step), begun.save_id)
         for name, data in self._late.items():
             self.write_bytes(staged / name, bytes(len(data)))
-        return told
+        return report
 
     def save_together(
         self, ranks: Ranks, what: str, step: int, parts: SavedParts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.fill import ReadPlan
     from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
     from ckpt_conformance.reference_impl.ranks import Ranks
-    from ckpt_conformance.reference_impl.ranks_loading import Asked, Planned
+    from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, Planned
     from ckpt_conformance.reference_impl.train_state import Stateful
 
 
@@ -305,9 +306,9 @@ class CastsShards(CheckpointManager):
 class StepIgnoredOnRanks(CheckpointManager):
     """Follows the pointer where the ranks agree on a request."""
 
-    def choose(self, asked: Asked, told: Any) -> Any:  # noqa: ANN401
+    def choose(self, request: LoadRequest, reports: Any) -> Any:  # noqa: ANN401
         """Give all candidates."""
-        return super().choose(type(asked)(asked.reference, None, asked.kind, asked.allowed), told)
+        return super().choose(replace(request, step=None), reports)
 
 
 @mutant(
