@@ -11,10 +11,9 @@ from ckpt_conformance.reference_impl.errors import (
     SaveRefused,
 )
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Refusal
-from ckpt_conformance.reference_impl.loading import LoadResult
+from ckpt_conformance.reference_impl.loading import LoadResult, ReshardReport
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.mirror import DirectoryMirror, Mirror
-from ckpt_conformance.reference_impl.opened import ReshardReport
 from ckpt_conformance.reference_impl.rehydrate import (
     Imported,
     import_unverified,

@@ -10,6 +10,7 @@ Facts that the order of calls rests on (Linux; each was seen on real images):
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import stat
@@ -25,7 +26,7 @@ from blake3 import blake3
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterable, Iterator
 
 Bytes = bytes | bytearray | memoryview
 
@@ -314,3 +315,30 @@ def remove_tree(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+logger = logging.getLogger(__name__)
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_owner(path: Path, status: os.stat_result, owners: Collection[int] | None) -> None:
+    """Refuse a file of a foreign owner (K018, K019).
+
+    Args:
+        path: for the message.
+        status: of the open file.
+        owners: user ids whose files are served; None serves everyone's.
+
+    Raises:
+        CheckpointDamaged: the file belongs to somebody else.
+    """
+    if owners is not None and status.st_uid not in owners:
+        known = ", ".join(map(str, sorted(owners)))
+        raise CheckpointDamaged(f"{path.name} belongs to user {status.st_uid}, not to {known}")
+
+
+def report_mode(path: Path, status: os.stat_result) -> None:
+    """Report a file that others may write to (K018, K019)."""
+    if status.st_mode & OTHERS_WRITE:
+        mode = stat.filemode(status.st_mode)
+        logger.warning("%s (%s) can be written by others: chmod go-w protects it", path, mode)

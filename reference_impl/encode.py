@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Tree: TypeAlias = Any
 """A value of the types below: the shape of a state is the caller's, so it has no static type."""
 
+StateDict: TypeAlias = dict[str, Tree]
+"""A tree with names at its top: what a `state_dict()` gives, or documents by name."""
+
 Path = tuple[object, ...]
 Types = type | tuple[type, ...]
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.reference_impl import layout, resolve, snapshot
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
-from ckpt_conformance.reference_impl.opened import Destinations, LoadResult, ReshardReport
-from ckpt_conformance.reference_impl.ranks_loading import Asked, RankLoading
+from ckpt_conformance.reference_impl.loading import Destinations, LoadResult, ReshardReport
+from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, RankLoading
 from ckpt_conformance.reference_impl.ranks_saving import RankSaving
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.opened import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
-    from ckpt_conformance.reference_impl.train_state import Stateful
+    from ckpt_conformance.reference_impl.train_state import SavedParts, Stateful
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class CheckpointManager(RankSaving, RankLoading):
         scheduler: Stateful | Mapping[str, Stateful] | None = None,
         dataloader: Stateful | None = None,
         tokens_seen: int = 0,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Tree] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
     ) -> Path:
         """Save a job. When this returns, the checkpoint survives a power loss.
@@ -68,7 +69,7 @@ class CheckpointManager(RankSaving, RankLoading):
             SaveRefused: the state holds what a safe load would refuse; nothing was written.
             OSError: the disk's own error. The older checkpoints are still there.
         """
-        given: dict[str, Any] = {
+        parts: SavedParts = {
             "model": model,
             "optimizers": optimizers,
             "scheduler": scheduler,
@@ -78,8 +79,8 @@ class CheckpointManager(RankSaving, RankLoading):
             "stateful": stateful,
         }
         if self.ranks is not None:
-            return self.save_on_ranks(self.ranks, step, given)
-        state = self.capture(step, **given)
+            return self.save_on_ranks(self.ranks, step, parts)
+        state = self.capture(step, **parts)
         state.refuse_parts()
         return self.save_snapshot(state).path
 
@@ -140,8 +141,8 @@ class CheckpointManager(RankSaving, RankLoading):
         )
         refused: list[Refusal] = []
         if self.ranks is not None:
-            asked = Asked(reference, step, require_kind, set(allow_missing))
-            return self.load_on_ranks(self.ranks, job, asked, refused)
+            request = LoadRequest(reference, step, require_kind, set(allow_missing))
+            return self.load_on_ranks(self.ranks, job, request, refused)
         wanted = self.candidates(reference, step, require_kind)
         for candidate in wanted:
             opened = self.try_open(candidate, job, set(allow_missing), refused)
@@ -186,13 +187,13 @@ class CheckpointManager(RankSaving, RankLoading):
         self,
         ranks: Ranks,
         job: Destinations,
-        asked: Asked,
+        request: LoadRequest,
         refused: list[Refusal],
     ) -> LoadResult:
         """Load on several ranks: all serve the same checkpoint, or all raise the same error."""
-        planned = self.find_on_ranks(ranks, job, asked, refused)
+        planned = self.find_on_ranks(ranks, job, request, refused)
         if planned is None:
-            raise self.nothing_on_ranks(ranks, asked, refused)
+            raise self.nothing_on_ranks(ranks, request, refused)
         with planned.opened:
             self.serve_together(ranks, planned, job)
         return self.result(planned.opened, planned.plan, refused)
@@ -200,16 +201,16 @@ class CheckpointManager(RankSaving, RankLoading):
     def nothing_on_ranks(
         self,
         ranks: Ranks,
-        asked: Asked,
+        request: LoadRequest,
         refused: list[Refusal],
     ) -> CheckpointNotFound | CheckpointDamaged:
         """The error of a load that could serve nothing, as the first rank sees it."""
 
         def reason() -> list[str | bool]:
-            error = self.nothing_served(asked.reference, asked.step, asked.kind, refused)
+            error = self.nothing_served(request.reference, request.step, request.kind, refused)
             return [isinstance(error, CheckpointDamaged), str(error)]
 
-        damaged, message = ranks.lead(f"{asked}: nothing", reason)
+        damaged, message = ranks.lead(f"{request}: nothing", reason)
         return CheckpointDamaged(message, refused) if damaged else CheckpointNotFound(message)
 
     def result(

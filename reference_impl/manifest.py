@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 import torch
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.layout import Kind
+
+Json: TypeAlias = Any
+"""What JSON keeps: None, bool, int, float, str, lists and dicts with str keys."""
 
 SCHEMA_VERSION = 1
 """What a process alone writes."""
@@ -81,6 +84,18 @@ class ShardedEntry:
     parts: tuple[PartEntry, ...]
 
 
+class ComponentFacts(TypedDict, total=False):
+    """What a load needs to know of a component; of what is no optimizer of torch, nothing.
+
+    Attributes:
+        param_names: names of the parameters, one list per group; None if they have none.
+        host_state: [number of a parameter, key] of state that was kept on the CPU.
+    """
+
+    param_names: list[list[str]] | None
+    host_state: list[list[int | str]]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """All that is known about a checkpoint before its files are read.
@@ -110,8 +125,8 @@ class Manifest:
     step: int
     tokens_seen: int
     world_size: int
-    config: Mapping[str, Any]
-    components: Mapping[str, Mapping[str, Any]]
+    config: Mapping[str, Json]
+    components: Mapping[str, ComponentFacts]
     files: Mapping[str, FileEntry]
     tensors: Mapping[str, TensorEntry]
     ties: list[list[str]] = field(default_factory=list[list[str]])
@@ -122,7 +137,7 @@ class Manifest:
         """The file's content, in its one spelling."""
         several = self.world_size > 1
         version = RANKS_SCHEMA_VERSION if several else SCHEMA_VERSION
-        body: dict[str, Any] = {"schema_version": version, **vars(self)}
+        body: dict[str, object] = {"schema_version": version, **vars(self)}
         if several:
             body["sharded"] = {
                 key: {**vars(entry), "parts": [vars(part) for part in entry.parts]}
@@ -131,8 +146,8 @@ class Manifest:
         else:
             del body["sharded"], body["layout"]
         # Not `dataclasses.asdict`: it copies every leaf, and a model has thousands of tensors.
-        for part in ("files", "tensors"):
-            body[part] = {name: vars(entry) for name, entry in body[part].items()}
+        body["files"] = {name: vars(entry) for name, entry in self.files.items()}
+        body["tensors"] = {key: vars(entry) for key, entry in self.tensors.items()}
         body[_DIGEST] = digest_bytes(canonical(body))
         return canonical(body)
 
@@ -160,7 +175,7 @@ def canonical(value: object) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
-def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def check_config(config: Mapping[str, Json]) -> dict[str, Json]:
     """A copy of the job's configuration, as JSON gives it back.
 
     Raises:
@@ -169,7 +184,7 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         _check_json(value, f"config.{key}")
         _check_json(str(key) if type(key) is str else key, f"config.{key}")
-    return cast("dict[str, Any]", json.loads(canonical(dict(config))))
+    return cast("dict[str, Json]", json.loads(canonical(dict(config))))
 
 
 def _check_json(value: object, path: str) -> None:
@@ -227,15 +242,15 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
         raise CheckpointDamaged(f"{name} is nested too deep") from error
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """A JSON object, in which a key that occurs twice is an error."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    body = dict(pairs)
+    if len(body) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return body
 
 
-def _manifest(body: dict[str, Any]) -> Manifest:
+def _manifest(body: dict[str, Json]) -> Manifest:
     """The content, with every value checked."""
     version = body.pop("schema_version")
     if version not in (SCHEMA_VERSION, RANKS_SCHEMA_VERSION):
@@ -252,14 +267,21 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     elif not {"sharded", "layout"}.isdisjoint(body):
         raise ValueError("a process alone writes no parts")
     _check_shapes(body)
-    checked: dict[str, Any] = {
-        **{key: _count(body.pop(key), key) for key in ("step", "tokens_seen", "world_size")},
-        **{key: _text(body.pop(key), key) for key in ("run_id", "save_id", "framework")},
-    }
-    return Manifest(kind=kind, files=files, tensors=tensors, **checked, **body)
+    return Manifest(
+        kind=kind,
+        files=files,
+        tensors=tensors,
+        step=_count(body.pop("step"), "step"),
+        tokens_seen=_count(body.pop("tokens_seen"), "tokens_seen"),
+        world_size=_count(body.pop("world_size"), "world_size"),
+        run_id=_text(body.pop("run_id"), "run_id"),
+        save_id=_text(body.pop("save_id"), "save_id"),
+        framework=_text(body.pop("framework"), "framework"),
+        **body,
+    )
 
 
-def _check_shapes(body: dict[str, Any]) -> None:
+def _check_shapes(body: dict[str, Json]) -> None:
     """The free-form parts are at least of the right form."""
     parts = (body["config"], body["components"], *body["components"].values())
     if not all(isinstance(part, dict) for part in parts):
@@ -291,36 +313,35 @@ def _text(value: object, what: str) -> str:
     return value
 
 
-def _file_entry(entry: dict[str, Any]) -> FileEntry:
+def _file_entry(entry: Mapping[str, Json]) -> FileEntry:
     """A file's size and digest."""
-    found = FileEntry(**entry)
-    _count(found.size, "a size")
-    if len(_text(found.blake3, "a digest")) != _HEX_DIGITS:
+    file = FileEntry(**entry)
+    _count(file.size, "a size")
+    if len(_text(file.blake3, "a digest")) != _HEX_DIGITS:
         raise ValueError("a digest is not 64 hex digits")
-    return found
+    return file
 
 
-def _tensor_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> TensorEntry:
+def _tensor_entry(entry: Mapping[str, Json], files: Mapping[str, FileEntry]) -> TensorEntry:
     """A tensor's place, inside its file and as long as its shape says."""
     shape = _numbers(entry["shape"])
-    fields: dict[str, Any] = {**entry, "shape": shape}
-    found = TensorEntry(**fields)
-    nbytes = math.prod(shape) * DTYPES[found.dtype].itemsize
-    end = _count(found.offset, "an offset") + _count(found.nbytes, "a length")
-    if found.nbytes != nbytes or end > files[found.file].size:
-        raise ValueError(f"a tensor claims bytes {found.offset}..{end} of {found.file}")
-    return found
+    tensor = TensorEntry(**{**entry, "shape": shape})
+    nbytes = math.prod(shape) * DTYPES[tensor.dtype].itemsize
+    end = _count(tensor.offset, "an offset") + _count(tensor.nbytes, "a length")
+    if tensor.nbytes != nbytes or end > files[tensor.file].size:
+        raise ValueError(f"a tensor claims bytes {tensor.offset}..{end} of {tensor.file}")
+    return tensor
 
 
-def _sharded_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> ShardedEntry:
+def _sharded_entry(entry: Mapping[str, Json], files: Mapping[str, FileEntry]) -> ShardedEntry:
     """A tensor's parts: each inside its file, together the whole tensor (MX3)."""
     shape = _numbers(entry["shape"])
     parts: list[PartEntry] = []
-    for one in entry["parts"]:
-        begin, sizes = _numbers(one["begin"]), _numbers(one["sizes"])
-        fields = {key: one[key] for key in ("file", "offset", "nbytes")}
-        _tensor_entry({**fields, "dtype": entry["dtype"], "shape": sizes}, files)
-        parts.append(PartEntry(**{**one, "begin": begin, "sizes": sizes}))
+    for part in entry["parts"]:
+        begin, sizes = _numbers(part["begin"]), _numbers(part["sizes"])
+        place = {key: part[key] for key in ("file", "offset", "nbytes")}
+        _tensor_entry({**place, "dtype": entry["dtype"], "shape": sizes}, files)
+        parts.append(PartEntry(**{**part, "begin": begin, "sizes": sizes}))
     if any(len(part.begin) != len(shape) or len(part.sizes) != len(shape) for part in parts):
         raise ValueError("a part has another number of dimensions than its tensor")
     if why := why_not_covered(shape, [part.box for part in parts]):

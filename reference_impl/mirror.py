@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +25,7 @@ from ckpt_conformance.reference_impl.manifest import canonical
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.reference_impl.layout import CheckpointReference
+    from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind
     from ckpt_conformance.reference_impl.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,23 @@ class Mirror(Protocol):
     def close(self) -> None:
         """Finish what was begun, as far as it can be."""
         ...
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a receipt says: this content of this step has arrived at this target.
+
+    Attributes:
+        target: the absolute path of the mirror.
+        step: of the checkpoint.
+        kind: of the checkpoint.
+        manifest_digest: of the content, 64 hex digits.
+    """
+
+    target: str
+    step: int
+    kind: Kind
+    manifest_digest: str
 
 
 class MirrorError(CheckpointError):
@@ -109,7 +127,7 @@ class DirectoryMirror:
         except (OSError, ValueError, RecursionError) as error:
             logger.error("%s cannot be read: %s", path, error)  # noqa: TRY400 - no stack is needed
             return False
-        return bool(receipt == self._receipt_content(reference, manifest_digest))
+        return bool(receipt == vars(self._receipt_of(reference, manifest_digest)))
 
     def forget(self, reference: CheckpointReference) -> None:
         """Remove the receipt."""
@@ -185,20 +203,15 @@ class DirectoryMirror:
         """Where the receipt of a checkpoint is: beside it, so that it survives a restart."""
         return reference.root / layout.receipt_name(reference, self.target_id)
 
-    def _receipt_content(self, reference: CheckpointReference, digest: str) -> dict[str, Any]:
-        """What a receipt says."""
-        return {
-            "target": str(self.target.absolute()),
-            "step": reference.step,
-            "kind": reference.kind,
-            "manifest_digest": digest,
-        }
+    def _receipt_of(self, reference: CheckpointReference, digest: str) -> Receipt:
+        """The receipt of a checkpoint with this content in this mirror."""
+        return Receipt(str(self.target.absolute()), reference.step, reference.kind, digest)
 
     def _write_receipt(self, reference: CheckpointReference, digest: str) -> None:
         """Write a receipt durably: after a power loss it must not speak of what is not there."""
         path = self._receipt(reference)
         # In place: a receipt that is cut short by a crash says nothing, which is the safe side.
         with path.open("wb") as file:
-            file.write(canonical(self._receipt_content(reference, digest)))
+            file.write(canonical(vars(self._receipt_of(reference, digest))))
             durable.fsync_file(file)
         durable.fsync_dir(path.parent)

@@ -28,10 +28,9 @@ from ckpt_conformance.reference_impl.errors import Failure, RankLost, joint
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-logger = logging.getLogger(__name__)
+    from ckpt_conformance.reference_impl.manifest import Json
 
-Json = Any
-"""What JSON keeps: None, bool, int, float, str, lists and dicts with str keys."""
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_conformance.reference_impl import layout, permissions, snapshot, train_state
+import torch
+
+from ckpt_conformance.reference_impl import (
+    durable,
+    layout,
+    snapshot,
+    torch_zip,
+    train_state,
+)
+from ckpt_conformance.reference_impl.component_state import bare, plain_state
+from ckpt_conformance.reference_impl.encode import decode
 from ckpt_conformance.reference_impl.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
@@ -27,27 +37,33 @@ from ckpt_conformance.reference_impl.errors import (
 )
 from ckpt_conformance.reference_impl.fill import fill
 from ckpt_conformance.reference_impl.layout import CheckpointReference, Kind, Refusal
-from ckpt_conformance.reference_impl.loading import Loading
-from ckpt_conformance.reference_impl.manifest import Manifest, parse_manifest
-from ckpt_conformance.reference_impl.model_state import bare, plain_state
-from ckpt_conformance.reference_impl.opened import (
+from ckpt_conformance.reference_impl.loading import (
     Destinations,
+    Loading,
     LoadPlan,
     OpenCheckpoint,
     check_documents,
     read_dcp_documents,
 )
-from ckpt_conformance.reference_impl.ranks_flat import (
-    check_layout,
-    files_of_rank,
-    read_rank_documents,
+from ckpt_conformance.reference_impl.manifest import (
+    Manifest,
+    parse_manifest,
 )
-from ckpt_conformance.reference_impl.ranks_state import joined_ties
+from ckpt_conformance.reference_impl.ranks_state import (
+    joined_ties,
+    layout_of_rank,
+    rank_key,
+)
+from ckpt_conformance.reference_impl.shards import layout_of
+from ckpt_conformance.reference_impl.torch_zip import LocalRef, TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ckpt_conformance.reference_impl.ranks import Json, Ranks
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
+    from ckpt_conformance.reference_impl.manifest import Json
+    from ckpt_conformance.reference_impl.ranks import Ranks
+
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +71,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadRequest:
     """What a load was asked for; the same on every rank."""
 
     reference: str | os.PathLike[str] | CheckpointReference | None
@@ -95,50 +111,50 @@ class RankLoading(Loading):
         self,
         ranks: Ranks,
         job: Destinations,
-        asked: Asked,
+        request: LoadRequest,
         refused: list[Refusal],
     ) -> Planned | None:
         """The first candidate that every rank can serve; None if there is none."""
-        what = str(asked)
-        _, told = ranks.together(what, lambda: self.ask(job, asked), lambda one: one)
-        found = ranks.lead(f"{what}: choose", lambda: self.choose(asked, told))
+        what = str(request)
+        _, reports = ranks.together(what, lambda: self.ask(job, request), lambda one: one)
+        found = ranks.lead(f"{what}: choose", lambda: self.choose(request, reports))
         self._ties = found["ties"]
         if self._run_id is None:
             self._run_id = found["run_id"]
         for one in found["candidates"]:
             candidate = self.placed(one)
             try:
-                return self.open_together(ranks, candidate, job, asked.allowed)
+                return self.open_together(ranks, candidate, job, request.allowed)
             except RanksDamaged as error:
                 refused.append(Refusal(candidate, str(error)))
                 level = logging.WARNING if ranks.leads else logging.INFO
                 logger.log(level, "%s is REFUSED: %s", candidate.path, error)
         return None
 
-    def ask(self, job: Destinations, asked: Asked) -> Json:
+    def ask(self, job: Destinations, request: LoadRequest) -> Json:
         """What this rank wants, for the first one to compare."""
         return {
-            "step": asked.step,
-            "kind": asked.kind,
-            "reference": asked.name,
-            "allowed": sorted(asked.allowed),
+            "step": request.step,
+            "kind": request.kind,
+            "reference": request.name,
+            "allowed": sorted(request.allowed),
             "components": job.ids,
             "ties": super().live_ties(plain_state(bare(job.model).state_dict())),
         }
 
-    def choose(self, asked: Asked, told: Sequence[Json]) -> Json:
+    def choose(self, request: LoadRequest, reports: Sequence[Json]) -> Json:
         """The candidates as the first rank sees them, once all are seen to want the same."""
-        for rank, one in enumerate(told):
+        for rank, report in enumerate(reports):
             for fact in ("step", "kind", "reference", "allowed", "components"):
-                if one[fact] != told[0][fact]:
+                if report[fact] != reports[0][fact]:
                     raise CheckpointMismatch(
-                        f"{fact} is {told[0][fact]} on rank 0 and {one[fact]} on rank {rank}: "
-                        f"every rank has to ask for the same",
+                        f"{fact} is {reports[0][fact]} on rank 0 and {report[fact]} on rank "
+                        f"{rank}: every rank has to ask for the same",
                     )
-        found = self.candidates(asked.reference, asked.step, asked.kind)
+        found = self.candidates(request.reference, request.step, request.kind)
         return {
             "run_id": self.run_id,
-            "ties": joined_ties([one["ties"] for one in told]),
+            "ties": joined_ties([report["ties"] for report in reports]),
             "candidates": [self.place_of(one) for one in found],
         }
 
@@ -148,9 +164,9 @@ class RankLoading(Loading):
         place = reference.directory.relative_to(self.root) if inside else reference.directory
         return [str(place), reference.step, reference.kind]
 
-    def placed(self, told: Json) -> CheckpointReference:
+    def placed(self, message: Json) -> CheckpointReference:
         """A reference as it was told."""
-        place, step, kind = told
+        place, step, kind = message
         return CheckpointReference(self.root / Path(place), step, kind)
 
     # ---- verify and plan -----------------------------------------------------------------------
@@ -235,7 +251,7 @@ class RankLoading(Loading):
             raise CheckpointDamaged(f"its manifest does not list {name}")
         file = opened.open(name, entry)
         status = os.fstat(file.fileno())
-        permissions.check_owner(Path(name), status, self.owners)
+        durable.check_owner(Path(name), status, self.owners)
         if status.st_size != entry.size:
             raise CheckpointDamaged(f"{name} has {status.st_size} bytes instead of {entry.size}")
 
@@ -243,7 +259,7 @@ class RankLoading(Loading):
         """Whose train state this rank takes: its own, or the first one's in another world."""
         return ranks.rank if manifest.world_size == ranks.size else 0
 
-    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> StateDict:
         """The documents, with the train state that is this rank's."""
         manifest = opened.manifest
         if manifest.kind == "model":
@@ -335,3 +351,69 @@ def divided(sizes: Mapping[str, int], count: int) -> list[list[str]]:
         shares[least].append(name)
         load[least] += sizes[name] + 1
     return shares
+
+
+# ---- per-rank files of several ranks -------------------------------------------------------------
+
+
+def files_of_rank(manifest: Manifest, rank: int) -> dict[str, str]:
+    """The files that a rank reads, by document; under the names that the manifest has for them."""
+    names = {layout.final_name(name): name for name in manifest.files}
+    wanted = {
+        "model": layout.model_name(manifest.step),
+        "optim": layout.optim_name(manifest.step, rank),
+        "extra": layout.extra_name(manifest.step, rank),
+    }
+    return {document: names[name] for document, name in wanted.items() if name in names}
+
+
+def read_rank_documents(opened: OpenCheckpoint, rank: int) -> dict[str, Tree]:
+    """The documents of one rank, from its files; what it held of distributed tensors is marked.
+
+    Raises:
+        CheckpointDamaged: its files and the manifest speak of different tensors.
+    """
+    manifest = opened.manifest
+    names = files_of_rank(manifest, rank)
+    names = {document: name for document, name in names.items() if name not in opened.absent}
+    trees = {
+        document: torch_zip.read_tree(opened.files[name][0], name)
+        for document, name in names.items()
+    }
+    listed = {
+        key.removeprefix(rank_key(rank, "")): entry
+        for key, entry in manifest.tensors.items()
+        if entry.file in names.values()
+    }
+    if snapshot.index_trees(trees) != listed:
+        raise CheckpointDamaged("its files and its manifest speak of different tensors")
+
+    def marked(key: str, ref: TensorRef) -> TensorRef:
+        # What the user has in `extra` has no live tensor to be compared with: it stays as it was.
+        own = key.startswith(("optimizer", "extra.stateful."))
+        return LocalRef(**vars(ref)) if own and key in manifest.layout else ref
+
+    found = snapshot.replace_tensors(trees, marked, TensorRef)
+    return {document: decode(tree) for document, tree in found.items()}
+
+
+def check_layout(manifest: Manifest, model: Mapping[str, Tree], rank: int) -> None:
+    """The model is distributed as it was at the save: per-rank files hold what that gave a rank.
+
+    Raises:
+        CheckpointMismatch: another mesh or other placements, with the first key.
+    """
+    live = {
+        f"model.{key}": layout_of(value)
+        for key, value in model.items()
+        if isinstance(value, torch.Tensor)
+    }
+    saved = {key: words for key, words in manifest.layout.items() if key.startswith("model.")}
+    for key in {**live, **saved}:
+        there, here = layout_of_rank(saved.get(key, ""), rank), live.get(key, "")
+        if there != here:
+            raise CheckpointMismatch(
+                f"{key} was distributed as {there or 'one tensor'!r} and is as "
+                f"{here or 'one tensor'!r} here: per-rank files load with the layout that they "
+                f"were saved with. Load them with it, and save with use_dcp=True",
+            )

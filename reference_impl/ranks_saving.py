@@ -7,20 +7,38 @@
 
 After each line all ranks know whether every one succeeded. If one failed, all raise the same
 error, nothing is published, and what was staged is removed (N01, I06, I09).
+
+In the per-rank format the first writes the model whole, and each rank its optimizers:
+
+    model_000200.pt              put together by the first rank, tensor by tensor, on the CPU
+    optim_000200_rank1.pt        what rank 1 holds of moments and counters, as it holds it
+    extra_000200_rank1.pt        rank 1's train state
+
+It loads with the same number of ranks and the same layout, and with nothing else: what a rank
+holds depends on both. The manifest keeps them. Another world goes through the DCP format (M034).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckpt_conformance.reference_impl import dcp_ranks, durable, layout
-from ckpt_conformance.reference_impl.dcp_ranks import Written
-from ckpt_conformance.reference_impl.errors import SaveRefused
+from ckpt_conformance.reference_impl import (
+    dcp_format,
+    durable,
+    layout,
+    resolve,
+    snapshot,
+    torch_zip,
+)
+from ckpt_conformance.reference_impl.component_state import retie
+from ckpt_conformance.reference_impl.dcp_format import Written
+from ckpt_conformance.reference_impl.errors import (
+    SaveRefused,
+)
 from ckpt_conformance.reference_impl.fill import memory_of
 from ckpt_conformance.reference_impl.layout import CheckpointReference
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry, canonical
-from ckpt_conformance.reference_impl.ranks_flat import FlatSaving
 from ckpt_conformance.reference_impl.ranks_state import (
     Begun,
     Own,
@@ -28,28 +46,132 @@ from ckpt_conformance.reference_impl.ranks_state import (
     as_held,
     as_shaped,
     check_facts,
+    check_seen,
     index_extra,
     joined_layouts,
     joined_ties,
     parted,
+    rank_key,
     refuse_difference,
     take_apart,
     wait_until_seen,
 )
-from ckpt_conformance.reference_impl.shards import Assignment, Box, Held, assign
+from ckpt_conformance.reference_impl.retention import Retention
+from ckpt_conformance.reference_impl.shards import (
+    Assignment,
+    Box,
+    Held,
+    assign,
+    whole_box,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.ranks import Json, Ranks
+    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.manifest import Json, Manifest
+    from ckpt_conformance.reference_impl.ranks import Ranks
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.train_state import SavedParts
+
+
+class FlatSaving(Retention):
+    """Write and commit per-rank files of several ranks."""
+
+    def check_seen(self, sizes: Mapping[Path, int]) -> None:
+        """The first rank sees what all ranks have written, before it publishes (N10)."""
+        check_seen(sizes, self._timeout)
+
+    def gather_model(
+        self, ranks: Ranks, what: str, state: Snapshot, own: Own, begun: Begun
+    ) -> dict[str, Tree]:
+        """Bring the model to the first rank, one part at a time; nothing on the others.
+
+        Not by a collective of the job's: only the first rank's memory holds the whole, and never
+        that of a GPU.
+        """
+        whole = {key: part.data for key, part in own.parts.items()}
+        for key, boxes in begun.parted.items():
+            part = own.parts[key]
+            if ranks.leads:
+                whole[key] = part.data.new_empty(part.shape)
+            for rank, box in boxes.items():
+                if ranks.leads:
+                    data = part.data if rank == 0 else part.data.new_empty(box.sizes)
+                    if rank:
+                        ranks.receive_memory(what, rank, memory_of(data))
+                    whole[key][box.slices_in(whole_box(part.shape))] = data
+                elif rank == ranks.rank:
+                    ranks.send_memory(what, 0, memory_of(part.data))
+        if not ranks.leads:
+            return {}
+        documents = {"model": state.documents["model"]}
+        model: dict[str, Tree] = snapshot.replace_tensors(documents, whole.get)["model"]
+        retie(model, begun.ties)
+        return model
+
+    def write_flat_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Json:
+        """Write this rank's files under staging names, durably; tell what they are."""
+        trees = {
+            layout.optim_name(state.step, rank): ("optim", state.documents.get("optim")),
+            layout.extra_name(state.step, rank): ("extra", state.documents["extra"]),
+        }
+        if rank == 0:
+            trees[layout.model_name(state.step)] = ("model", own.model)
+        files: dict[str, Json] = {}
+        index: dict[str, Json] = {}
+        for name, (document, tree) in trees.items():
+            if tree is None:
+                continue
+            staged = self.staged(name, begun.save_id)
+            files[name] = vars(self.write_file(staged, tree))
+            with durable.open_regular(staged) as file:
+                read = {document: torch_zip.read_tree(file, name)}
+            index.update({key: vars(one) for key, one in snapshot.index_trees(read).items()})
+        return {"files": files, "index": index}
+
+    def finish_flat(
+        self,
+        state: Snapshot,
+        begun: Begun,
+        reports: Sequence[Json],
+        written: Sequence[Json],
+    ) -> CheckpointReference:
+        """Write the manifest of all ranks' files, and publish them."""
+        files = {
+            name: FileEntry(**entry) for one in written for name, entry in one["files"].items()
+        }
+        tensors = {
+            rank_key(rank, key): TensorEntry(**as_shaped(entry))
+            for rank, one in enumerate(written)
+            for key, entry in one["index"].items()
+        }
+        manifest = replace(
+            self.make_manifest(state, begun.save_id, files, tensors),
+            world_size=len(reports),
+            ties=begun.ties,
+            layout=joined_layouts([report["layout"] for report in reports]),
+        )
+        places = {self.staged(name, begun.save_id): entry.size for name, entry in files.items()}
+        self.check_seen(places)
+        staged = self.staged(layout.flat_manifest_name(state.step), begun.save_id)
+        self.write_bytes(staged, manifest.to_bytes())
+        reference = self.publish(staged)
+        self.remove_unlisted(manifest)
+        return reference
+
+    def remove_unlisted(self, manifest: Manifest) -> None:
+        """Remove files of an older save of this step by more ranks, which nothing lists (J12)."""
+        for name in resolve.names_in(self.root):
+            if layout.flat_data_step(name) == manifest.step and name not in manifest.files:
+                self.unlink(self.root / name)
 
 
 class RankSaving(FlatSaving):
     """Capture, write and publish on several ranks."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Mapping[str, Any]) -> Path:
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save a job that runs on several ranks; every rank calls it.
 
         Returns:
@@ -57,7 +179,7 @@ class RankSaving(FlatSaving):
         """
         what = f"save of step {step}"
         try:
-            reference = self.save_together(ranks, what, step, given)
+            reference = self.save_together(ranks, what, step, parts)
         except BaseException:
             if ranks.leads:
                 self.abandon()
@@ -69,16 +191,16 @@ class RankSaving(FlatSaving):
         ranks: Ranks,
         what: str,
         step: int,
-        given: Mapping[str, Any],
+        parts: SavedParts,
     ) -> CheckpointReference:
         """The four lines of the protocol."""
-        (state, own), told = ranks.together(
-            what, lambda: self.bring(step, given), lambda one: self.describe(*one)
+        (state, own), reports = ranks.together(
+            what, lambda: self.bring(step, parts), lambda one: self.describe(*one)
         )
-        if not ranks.lead(f"{what}: compare", lambda: self.agree(told)):
+        if not ranks.lead(f"{what}: compare", lambda: self.agree(reports)):
             _, outlines = ranks.together(f"{what}: differences", lambda: own.outline, dict)
             ranks.lead(f"{what}: compare", lambda: refuse_difference(outlines))
-        begun = as_begun(ranks.lead(f"{what}: plan", lambda: self.begin(state, told)))
+        begun = as_begun(ranks.lead(f"{what}: plan", lambda: self.begin(state, reports)))
         self._run_id = begun.run_id
         if not self.use_dcp:
             with ranks.speaking(f"{what}: gather"):
@@ -89,7 +211,7 @@ class RankSaving(FlatSaving):
             lambda: self.write_own(ranks.rank, state, own, begun),
             lambda one: one,
         )
-        name = ranks.lead(f"{what}: commit", lambda: self.commit(state, begun, told, written))
+        name = ranks.lead(f"{what}: commit", lambda: self.commit(state, begun, reports, written))
         return self.committed(step, str(name))
 
     def committed(self, step: int, name: str) -> CheckpointReference:
@@ -100,9 +222,9 @@ class RankSaving(FlatSaving):
 
     # ---- what a rank brings --------------------------------------------------------------------
 
-    def bring(self, step: int, given: Mapping[str, Any]) -> tuple[Snapshot, Own]:
+    def bring(self, step: int, parts: SavedParts) -> tuple[Snapshot, Own]:
         """Capture this rank's state and take it apart; nothing is sent or written."""
-        state = self.capture(step, **given)
+        state = self.capture(step, **parts)
         return state, take_apart(state, dcp=self.use_dcp)
 
     def describe(self, state: Snapshot, own: Own) -> Json:
@@ -119,22 +241,22 @@ class RankSaving(FlatSaving):
 
     # ---- what the first rank decides -----------------------------------------------------------
 
-    def agree(self, told: Sequence[Json]) -> bool:
+    def agree(self, reports: Sequence[Json]) -> bool:
         """Whether what is not a tensor is the same on every rank.
 
         Raises:
             SaveRefused: they do not even save one step in one format.
         """
-        check_facts(told)
-        return all(one["outline"] == told[0]["outline"] for one in told)
+        check_facts(reports)
+        return all(report["outline"] == reports[0]["outline"] for report in reports)
 
-    def begin(self, state: Snapshot, told: Sequence[Json]) -> Json:
+    def begin(self, state: Snapshot, reports: Sequence[Json]) -> Json:
         """Hold the ranks against each other, then make the place for their files.
 
         Raises:
             SaveRefused: they do not hold one state.
         """
-        held = [{key: as_held(one) for key, one in rank["held"].items()} for rank in told]
+        held = [{key: as_held(part) for key, part in report["held"].items()} for report in reports]
         assignment = self.assign(held)
         self.prepare()
         save_id = layout.new_id()
@@ -146,7 +268,7 @@ class RankSaving(FlatSaving):
             "writes": assignment.writes,
             "shared": assignment.shared,
             "parted": {} if self.use_dcp else parted(held, assignment),
-            "ties": joined_ties([one["ties"] for one in told]),
+            "ties": joined_ties([report["ties"] for report in reports]),
         }
 
     def assign(self, held: Sequence[Mapping[str, Held]]) -> Assignment:
@@ -168,7 +290,7 @@ class RankSaving(FlatSaving):
         staged = self.staged(layout.directory_name(state.step), begun.save_id)
         wait_until_seen(staged, self._timeout)
         mine = {key: own.parts[key] for key in begun.assignment.writes[rank]}
-        files, written = dcp_ranks.write_parts(staged, rank, mine, self.fsync_file)
+        files, written = dcp_format.write_parts(staged, rank, mine, self.fsync_file)
         name = layout.dcp_extra_name(rank)
         extra = own.extra if rank else {**own.extra, "skeleton": own.skeleton}
         files[name] = self.write_file(staged / name, extra)
@@ -195,7 +317,7 @@ class RankSaving(FlatSaving):
         self,
         state: Snapshot,
         begun: Begun,
-        told: Sequence[Json],
+        reports: Sequence[Json],
         written: Sequence[Json],
     ) -> str:
         """Publish what all ranks have written, point to it, then rotate and mirror.
@@ -203,19 +325,19 @@ class RankSaving(FlatSaving):
         Returns:
             The name whose rename committed it.
         """
-        self.check_replicas(told, written)
+        self.check_replicas(reports, written)
         finish = self.finish_directory if self.use_dcp else self.finish_flat
-        reference = finish(state, begun, told, written)
+        reference = finish(state, begun, reports, written)
         self.set_latest(reference)
         self.after_commit(reference)
         return reference.commit_name
 
-    def check_replicas(self, told: Sequence[Json], written: Sequence[Json]) -> None:
+    def check_replicas(self, reports: Sequence[Json], written: Sequence[Json]) -> None:
         """What several ranks hold is the same on all of them, bit for bit (I04, I05, I09)."""
         seen: dict[tuple[str, Box], tuple[int, str]] = {}
         for rank, one in enumerate(written):
             for key, digest in one["replicas"].items():
-                place = (key, as_held(told[rank]["held"][key]).box)
+                place = (key, as_held(reports[rank]["held"][key]).box)
                 first, other = seen.setdefault(place, (rank, digest))
                 if other != digest:
                     raise SaveRefused(
@@ -229,25 +351,25 @@ class RankSaving(FlatSaving):
         self,
         state: Snapshot,
         begun: Begun,
-        told: Sequence[Json],
+        reports: Sequence[Json],
         written: Sequence[Json],
     ) -> CheckpointReference:
         """Write `.metadata` and the manifest of everything that lies there, and publish it."""
         staged = self.staged(layout.directory_name(state.step), begun.save_id)
         parts = [Written.from_json(part) for one in written for part in one["parts"]]
-        tensors, sharded = dcp_ranks.index_parts(parts)
+        tensors, sharded = dcp_format.index_parts(parts)
         files = {
             name: FileEntry(**entry) for one in written for name, entry in one["files"].items()
         }
-        files |= dcp_ranks.write_metadata(staged, parts, begun.save_id, self.fsync_file)
+        files |= dcp_format.write_metadata(staged, parts, begun.save_id, self.fsync_file)
         extra = {key: entry for one in written for key, entry in one["extra"].items()}
         tensors |= {key: TensorEntry(**as_shaped(entry)) for key, entry in extra.items()}
         manifest = replace(
             self.make_manifest(state, begun.save_id, files, tensors),
-            world_size=len(told),
+            world_size=len(reports),
             ties=begun.ties,
             sharded=sharded,
-            layout=joined_layouts([one["layout"] for one in told]),
+            layout=joined_layouts([report["layout"] for report in reports]),
         )
         self.check_seen({staged / name: entry.size for name, entry in files.items()})
         self.write_bytes(staged / layout.DCP_MANIFEST, manifest.to_bytes())

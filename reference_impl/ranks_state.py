@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.reference_impl import durable, snapshot, torch_zip
-from ckpt_conformance.reference_impl.dcp_ranks import Part
+from ckpt_conformance.reference_impl.dcp_format import Part
 from ckpt_conformance.reference_impl.encode import TAG, children, is_dict
 from ckpt_conformance.reference_impl.errors import SaveRefused
 from ckpt_conformance.reference_impl.shards import Assignment, Box, Held, whole_box
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.encode import Tree
-    from ckpt_conformance.reference_impl.ranks import Json
+    from ckpt_conformance.reference_impl.manifest import Json
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 _VISIBLE = 30.0
@@ -77,14 +77,14 @@ class Begun:
     ties: list[list[str]] = field(default_factory=list[list[str]])
 
 
-def as_begun(told: Json) -> Begun:
+def as_begun(message: Json) -> Begun:
     """The first rank's decision, as it was told."""
-    assignment = Assignment(told["writes"], told["shared"])
+    assignment = Assignment(message["writes"], message["shared"])
     parted = {
         key: {rank: Box(tuple(begin), tuple(sizes)) for rank, (begin, sizes) in boxes}
-        for key, boxes in told["parted"].items()
+        for key, boxes in message["parted"].items()
     }
-    return Begun(told["run_id"], told["save_id"], assignment, parted, told["ties"])
+    return Begun(message["run_id"], message["save_id"], assignment, parted, message["ties"])
 
 
 def parted(held: Sequence[Mapping[str, Held]], assignment: Assignment) -> Json:
@@ -98,15 +98,15 @@ def parted(held: Sequence[Mapping[str, Held]], assignment: Assignment) -> Json:
     return found
 
 
-def as_held(told: Json) -> Held:
+def as_held(message: Json) -> Held:
     """What a rank holds of a tensor, as it was told."""
-    dtype, shape, (begin, sizes) = told
+    dtype, shape, (begin, sizes) = message
     return Held(dtype, tuple(shape), Box(tuple(begin), tuple(sizes)))
 
 
-def as_shaped(told: Json) -> Any:  # noqa: ANN401  the fields of an entry
+def as_shaped(message: Json) -> Any:  # noqa: ANN401  the fields of an entry
     """A tensor's entry, as it was told."""
-    return {**told, "shape": tuple(told["shape"])}
+    return {**message, "shape": tuple(message["shape"])}
 
 
 def take_apart(state: Snapshot, *, dcp: bool) -> Own:
@@ -203,18 +203,18 @@ def outline(tree: Tree, path: str = "") -> dict[str, str]:
     return found
 
 
-def check_facts(told: Sequence[Json]) -> None:
+def check_facts(reports: Sequence[Json]) -> None:
     """The ranks save one step in one format (N05).
 
     Raises:
         SaveRefused: they differ.
     """
-    for rank, one in enumerate(told):
+    for rank, report in enumerate(reports):
         for fact in ("step", "tokens_seen", "dcp"):
-            if one[fact] != told[0][fact]:
+            if report[fact] != reports[0][fact]:
                 raise SaveRefused(
-                    f"{fact} is {told[0][fact]} on rank 0 and {one[fact]} on rank {rank}: every "
-                    f"rank has to save the same. Nothing was written",
+                    f"{fact} is {reports[0][fact]} on rank 0 and {report[fact]} on rank {rank}: "
+                    f"every rank has to save the same. Nothing was written",
                 )
 
 
@@ -235,22 +235,22 @@ def refuse_difference(outlines: Sequence[dict[str, str]]) -> None:
                 )
 
 
-def joined_ties(told: Sequence[list[list[str]]]) -> list[list[str]]:
+def joined_ties(ties_of_ranks: Sequence[list[list[str]]]) -> list[list[str]]:
     """Groups of tied keys as all ranks see them: one that holds no row of a weight sees no tie."""
     groups: list[set[str]] = []
-    for group in (set(one) for ties in told for one in ties):
+    for group in (set(keys) for ties in ties_of_ranks for keys in ties):
         apart = [one for one in groups if not one & group]
         groups = [*apart, group.union(*(one for one in groups if one & group))]
     return sorted(sorted(group) for group in groups)
 
 
-def joined_layouts(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def joined_layouts(layouts_of_ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The layout of each tensor in words; where ranks lie on different meshes, those of each.
 
     On a 2-D mesh a tensor that is sharded along one dimension has a mesh of its own in every row.
     """
-    keys = dict.fromkeys(key for one in told for key in one)
-    words = {key: [one.get(key, "") for one in told] for key in keys}
+    keys = dict.fromkeys(key for layouts in layouts_of_ranks for key in layouts)
+    words = {key: [layouts.get(key, "") for layouts in layouts_of_ranks] for key in keys}
     return {
         key: found[0] if len(set(found)) == 1 else _EACH.join(found) for key, found in words.items()
     }
@@ -260,3 +260,8 @@ def layout_of_rank(words: str, rank: int) -> str:
     """What `joined_layouts` has of one rank."""
     found = words.split(_EACH)
     return found[rank] if len(found) > 1 else words
+
+
+def rank_key(rank: int, key: str) -> str:
+    """The key of a tensor in the manifest: that of a further rank's own file bears its number."""
+    return f"rank{rank}.{key}" if rank else key

@@ -13,17 +13,17 @@ import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
-from ckpt_conformance.reference_impl import dcp_metadata, durable, layout, resolve
+from ckpt_conformance.reference_impl import dcp_format, durable, layout, resolve
+from ckpt_conformance.reference_impl.component_state import retie
 from ckpt_conformance.reference_impl.encode import Encoder, Tree, replace
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, CheckpointNotFound
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.manifest import MAX_BYTES
-from ckpt_conformance.reference_impl.model_state import retie
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 from ckpt_conformance.reference_impl.torch_zip import TensorRef, read_directory
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckpt_conformance.reference_impl.layout import CheckpointReference
+    from ckpt_conformance.reference_impl.manifest import Json
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ CONFIG_DEFAULTS: Mapping[str, bool] = {
 """Features that are younger than the oldest checkpoints; off is what those were trained with."""
 
 
-def patch_missing_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def patch_missing_config_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     """A copy of an old checkpoint's config with the newer keys, set to off (M037).
 
     It cannot invent what is not there: another sharding or number of experts is refused
@@ -107,7 +108,7 @@ class Imported:
     step: int | None
     state: dict[str, Tree] = field(default_factory=dict[str, Tree])
     train_state: dict[str, Tree] | None = None
-    meta: dict[str, Any] | None = None
+    meta: dict[str, Json] | None = None
 
 
 def import_unverified(directory: str | os.PathLike[str]) -> Imported:
@@ -135,7 +136,7 @@ def import_unverified(directory: str | os.PathLike[str]) -> Imported:
 def _import_dcp(path: Path) -> Imported:
     """Read a DCP directory by its metadata."""
     with durable.open_regular(path / layout.DCP_METADATA) as file:
-        stored = dcp_metadata.read_metadata(file)
+        stored = dcp_format.read_metadata(file)
     state = {key: _read_item(path, item) for key, item in stored.items()}
     step = layout.directory_step(path.name)
     names = [f"extra_{step:06d}.pt", f"meta_{step:06d}.json"] if step is not None else []
@@ -185,12 +186,12 @@ def _json(path: Path | None) -> Tree:
             raise CheckpointDamaged(f"{path.name} is not JSON: {error}") from error
 
 
-def _read_item(path: Path, item: dcp_metadata.StoredTensor | dcp_metadata.StoredBytes) -> Tree:
+def _read_item(path: Path, item: dcp_format.StoredTensor | dcp_format.StoredBytes) -> Tree:
     """One item of a DCP directory, its chunks put together."""
-    if isinstance(item, dcp_metadata.StoredBytes):
+    if isinstance(item, dcp_format.StoredBytes):
         with durable.open_regular(path / item.file) as file:
             return _safe_load(file, item.start, item.length)
-    parts: list[tuple[dcp_metadata.Chunk, torch.Tensor]] = []
+    parts: list[tuple[dcp_format.Chunk, torch.Tensor]] = []
     for chunk in item.chunks:
         with durable.open_regular(path / chunk.file) as file:
             part = _safe_load(file, chunk.start, chunk.length)

@@ -10,21 +10,21 @@ import os
 import shutil
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ckpt_conformance.reference_impl import (
+    component_state,
     dcp_format,
-    dcp_metadata,
     durable,
     layout,
-    optimizer_state,
     snapshot,
     torch_zip,
     train_state,
 )
 from ckpt_conformance.reference_impl.base import ManagerBase
+from ckpt_conformance.reference_impl.component_state import bare, plain_state
 from ckpt_conformance.reference_impl.encode import TAG, Encoder, memory_groups
 from ckpt_conformance.reference_impl.layout import CheckpointReference
 from ckpt_conformance.reference_impl.manifest import (
@@ -34,7 +34,6 @@ from ckpt_conformance.reference_impl.manifest import (
     framework,
     read_manifest,
 )
-from ckpt_conformance.reference_impl.model_state import bare, plain_state
 from ckpt_conformance.reference_impl.resolve import candidate_at
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
+    from ckpt_conformance.reference_impl.manifest import ComponentFacts
     from ckpt_conformance.reference_impl.train_state import Stateful
 
 
@@ -60,7 +60,7 @@ class Saving(ManagerBase):
         scheduler: Stateful | Mapping[str, Stateful] | None = None,
         dataloader: Stateful | None = None,
         tokens_seen: int = 0,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Tree] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
     ) -> Snapshot:
         """Take the state of a job, checked, before anything is written.
@@ -83,9 +83,11 @@ class Saving(ManagerBase):
         if by_id:
             documents["optim"] = encoder.encode(self.capture_optimizers(by_id))
         documents["extra"] = encoder.encode(extra_state)
-        components: dict[str, dict[str, Any]] = {
+        components: dict[str, ComponentFacts] = {
             **{name: {} for name in ("model", "rng", "extra")},
-            **{name: self.describe_optimizer(one, model) for name, one in by_id.items()},
+            **{
+                name: self.describe_optimizer(optimizer, model) for name, optimizer in by_id.items()
+            },
             **{name: {} for name in snapshot.by_id(scheduler, "scheduler")},
             **{name: {} for name in snapshot.by_id(dataloader, "dataloader")},
             **{f"stateful/{name}": {} for name in stateful or {}},
@@ -97,15 +99,15 @@ class Saving(ManagerBase):
         """The model's state_dict under the keys of the bare model (M04)."""
         return plain_state(bare(model).state_dict())
 
-    def capture_optimizers(self, optimizers: Mapping[str, Stateful]) -> dict[str, Tree]:
+    def capture_optimizers(self, optimizers: Mapping[str, Stateful]) -> StateDict:
         """The state_dict of each optimizer, by id."""
-        return {component: one.state_dict() for component, one in optimizers.items()}
+        return {component: optimizer.state_dict() for component, optimizer in optimizers.items()}
 
-    def describe_optimizer(self, optimizer: Stateful, model: Stateful) -> dict[str, Any]:
+    def describe_optimizer(self, optimizer: Stateful, model: Stateful) -> ComponentFacts:
         """Facts that the load needs: the names of the parameters, and what is kept on the CPU."""
         return {
-            "param_names": optimizer_state.parameter_names(optimizer, bare(model)),
-            "host_state": optimizer_state.host_state(optimizer),
+            "param_names": component_state.parameter_names(optimizer, bare(model)),
+            "host_state": component_state.host_state(optimizer),
         }
 
     def capture_train_state(
@@ -114,14 +116,14 @@ class Saving(ManagerBase):
         tokens_seen: int,
         scheduler: Stateful | Mapping[str, Stateful] | None,
         dataloader: Stateful | None,
-        extra: Mapping[str, Any] | None,
-    ) -> dict[str, Tree]:
+        extra: Mapping[str, Tree] | None,
+    ) -> StateDict:
         """Step, tokens, generators, scheduler, data position and extra."""
         return train_state.build_train_state(step, tokens_seen, scheduler, dataloader, extra)
 
-    def capture_stateful(self, stateful: Mapping[str, Stateful]) -> dict[str, Tree]:
+    def capture_stateful(self, stateful: Mapping[str, Stateful]) -> StateDict:
         """The state_dict of each further component, by name."""
-        return {name: one.state_dict() for name, one in stateful.items()}
+        return {name: part.state_dict() for name, part in stateful.items()}
 
     def find_ties(self, model_state: Mapping[str, Tree]) -> list[list[str]]:
         """Groups of model keys whose tensors share memory (S01)."""
@@ -151,7 +153,7 @@ class Saving(ManagerBase):
             "extra": layout.extra_name(state.step),
         }
         files: dict[str, FileEntry] = {}
-        written: dict[str, Tree] = {}
+        written: StateDict = {}
         for document, tree in state.documents.items():
             name = names[document]
             files[name] = self.write_file(self.staged(name, save_id), tree)
@@ -185,7 +187,7 @@ class Saving(ManagerBase):
     def write_file(self, path: Path, tree: Tree) -> FileEntry:
         """Write one tree as a torch file under a new name, durably."""
         tensors = snapshot.tensor_keys({"": tree}, torch.Tensor)
-        expected = sum(one.nbytes for one in tensors.values())
+        expected = sum(tensor.nbytes for tensor in tensors.values())
         with durable.create(path) as file, durable.HashingWriter(file, expected) as writer:
             torch_zip.write_tree(tree, writer)
             self.fsync_file(file)
@@ -309,5 +311,5 @@ def index_directory(directory: Path) -> dict[str, TensorEntry]:
     with durable.open_regular(directory / layout.DCP_EXTRA) as file:
         tensors = snapshot.index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
     with durable.open_regular(directory / layout.DCP_METADATA) as file:
-        stored = dcp_metadata.read_metadata(file)
+        stored = dcp_format.read_metadata(file)
     return {**tensors, **dcp_format.index_tensors(directory, stored)}

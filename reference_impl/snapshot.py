@@ -16,7 +16,7 @@ import torch
 
 from ckpt_conformance.reference_impl.encode import replace, show, walk
 from ckpt_conformance.reference_impl.errors import SaveRefused
-from ckpt_conformance.reference_impl.manifest import TensorEntry
+from ckpt_conformance.reference_impl.manifest import ComponentFacts, TensorEntry
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Snapshot:
     step: int
     tokens_seen: int
     documents: Mapping[str, Tree]
-    components: Mapping[str, Mapping[str, Any]]
+    components: Mapping[str, ComponentFacts]
     ties: list[list[str]]
     shards: Mapping[int, Shard] = field(default_factory=dict[int, "Shard"])
 
@@ -83,18 +83,18 @@ def is_allowed(component: str, allowed: set[str]) -> bool:
     return bool({component, family, name} & allowed)
 
 
-def tensor_keys(documents: Mapping[str, Tree], wanted: type[Any]) -> dict[str, Any]:
+def tensor_keys(documents: Mapping[str, Tree], wanted: type[T]) -> dict[str, T]:
     """Every tensor of the documents under a key of its own, in their order.
 
     Keys are the paths with dots, as DCP flattens them: `model.0.weight`,
     `optimizer.state.0.exp_avg`. Where hostile names make two paths look the same, a prime is
     added, so that no tensor replaces another.
     """
-    found: dict[str, Any] = {}
+    leaves: dict[str, T] = {}
     for document, tree in documents.items():
         for path, leaf in walk(tree, wanted):
-            found[unique_key(key_of(document, path), found)] = leaf
-    return found
+            leaves[unique_key(key_of(document, path), leaves)] = leaf
+    return leaves
 
 
 def key_of(document: str, path: Path) -> str:

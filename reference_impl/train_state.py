@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from ckpt_conformance.reference_impl.durable import digest_bytes
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, SaveRefused
 
 if TYPE_CHECKING:
-    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,24 @@ class Stateful(Protocol):
         ...
 
 
-def get_rng_state() -> dict[str, Tree]:
+class JobParts(TypedDict):
+    """The parts of a job by the names that `CheckpointManager.save` and `.load` give them."""
+
+    model: Stateful
+    optimizers: Mapping[str, Stateful] | Stateful | None
+    scheduler: Stateful | Mapping[str, Stateful] | None
+    dataloader: Stateful | None
+    stateful: Mapping[str, Stateful] | None
+
+
+class SavedParts(JobParts):
+    """The parts of a job, and what else `CheckpointManager.save` takes by name."""
+
+    tokens_seen: int
+    extra: Mapping[str, Tree] | None
+
+
+def get_rng_state() -> StateDict:
     """Snapshot every generator of this process; draws nothing from any of them.
 
     Returns:
@@ -57,7 +74,7 @@ def get_rng_state() -> dict[str, Tree]:
     Raises:
         SaveRefused: NumPy's global generator was replaced by one that is not MT19937.
     """
-    state: dict[str, Tree] = {
+    state: StateDict = {
         "python": _get_python(),
         "numpy": _get_numpy(),
         "torch_cpu": torch.random.get_rng_state(),
@@ -67,7 +84,7 @@ def get_rng_state() -> dict[str, Tree]:
     return state
 
 
-def _get_python() -> dict[str, Tree]:
+def _get_python() -> StateDict:
     """`random.getstate()`, losslessly."""
     version, words, gauss = random.getstate()
     return {
@@ -77,7 +94,7 @@ def _get_python() -> dict[str, Tree]:
     }
 
 
-def _get_numpy() -> dict[str, Tree]:
+def _get_numpy() -> StateDict:
     """`np.random.get_state()`, losslessly."""
     state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the one that jobs use
     if state["bit_generator"] != "MT19937":
@@ -85,7 +102,7 @@ def _get_numpy() -> dict[str, Tree]:
     return _numpy_state(state)
 
 
-def _numpy_state(state: Any) -> dict[str, Tree]:  # noqa: ANN401  what NumPy gives
+def _numpy_state(state: Any) -> StateDict:  # noqa: ANN401  what NumPy gives
     """A state of NumPy's MT19937 in plain types."""
     return {
         "kind": "MT19937",
@@ -96,7 +113,7 @@ def _numpy_state(state: Any) -> dict[str, Tree]:  # noqa: ANN401  what NumPy giv
     }
 
 
-def fresh_rng_state(seed: str) -> dict[str, Tree]:
+def fresh_rng_state(seed: str) -> StateDict:
     """Generators as `get_rng_state` gives them, made from a text alone; draws from none.
 
     Another text gives other generators, and each of them its own seed.
@@ -108,7 +125,7 @@ def fresh_rng_state(seed: str) -> dict[str, Tree]:
     python = random.Random(number("python"))  # noqa: S311 - no secret
     version, words, gauss = python.getstate()
     legacy: Any = np.random.RandomState(number("numpy") % 2**32).get_state(legacy=False)
-    state: dict[str, Tree] = {
+    state: StateDict = {
         "python": {
             "version": version,
             "words": torch.tensor(words, dtype=torch.int64),
@@ -186,7 +203,7 @@ def own_devices() -> list[int]:
     return list(range(torch.cuda.device_count()))
 
 
-def check_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_extra(extra: Mapping[str, Tree] | None) -> StateDict:
     """A copy of `extra`, once it is seen to hold none of the reserved keys (KX4).
 
     Raises:
@@ -204,8 +221,8 @@ def build_train_state(
     tokens_seen: int,
     scheduler: Stateful | Mapping[str, Stateful] | None = None,
     dataloader: Stateful | Mapping[str, Stateful] | None = None,
-    extra: Mapping[str, Any] | None = None,
-) -> dict[str, Tree]:
+    extra: Mapping[str, Tree] | None = None,
+) -> StateDict:
     """The train state of this process, as it is written (K002, K003).
 
     Args:
@@ -221,7 +238,7 @@ def build_train_state(
     Raises:
         SaveRefused: `extra` has a reserved key.
     """
-    state: dict[str, Tree] = {
+    state: StateDict = {
         VERSION: 2,
         "step": step,
         "tokens_seen": tokens_seen,
@@ -242,7 +259,7 @@ def state_of(component: Stateful | Mapping[str, Stateful]) -> Tree:
     return component.state_dict()
 
 
-def extra_of(state: Mapping[str, Tree]) -> dict[str, Tree]:
+def extra_of(state: Mapping[str, Tree]) -> StateDict:
     """The user's `extra`, from its namespace or from the documented flat form (K015)."""
     if VERSION in state:
         return dict(state["extra"])
@@ -253,7 +270,7 @@ def restore_train_state(
     state: Mapping[str, Tree],
     scheduler: Stateful | Mapping[str, Stateful] | None = None,
     dataloader: Stateful | None = None,
-) -> tuple[int, int, dict[str, Tree]]:
+) -> tuple[int, int, StateDict]:
     """Put a train state back, the generators last (E03): nothing after them may draw.
 
     Returns:

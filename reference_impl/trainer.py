@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     import torch
 
     from ckpt_conformance.reference_impl.manager import CheckpointManager
+    from ckpt_conformance.reference_impl.train_state import JobParts
 
 
-def parts(job: Any) -> dict[str, Any]:  # noqa: ANN401  whatever has the attributes above
+def parts(job: Any) -> JobParts:  # noqa: ANN401  whatever has the attributes above
     """Sort a job's components into the arguments of `CheckpointManager.save` and `.load`.
 
     The generators are not passed: the manager captures the process's own.
@@ -66,14 +67,12 @@ class Trainer:
 
     def restore(self, job: Any, resume: bool | int | Path) -> None:  # noqa: ANN401, FBT001
         """Load before anything is drawn: an earlier iterator would stand at the wrong place."""
-        chosen: dict[str, Any] = (
-            {}
-            if resume is True
-            else {"step": resume}
-            if isinstance(resume, int)
-            else {"reference": resume}
-        )
-        result = self.manager.load(**chosen, **parts(job))
+        if resume is True:
+            result = self.manager.load(**parts(job))
+        elif isinstance(resume, int):
+            result = self.manager.load(step=resume, **parts(job))
+        else:
+            result = self.manager.load(reference=resume, **parts(job))
         job.extra.load_state_dict(result.extra)
         job.step = result.step
 

@@ -1,19 +1,109 @@
-"""`torch.distributed.checkpoint` as its tutorials use it, in one process and on ranks."""
+"""`torch.distributed.checkpoint` as its tutorials use it, in one process and on ranks.
+
+What is saved is Stateful objects, into a directory for each step or into a single one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizers
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
 
-from ckpt_conformance.adapters.dcp_directories import Directories
-from ckpt_conformance.adapters.recipes import ONE, PER_STEP, Recipe
+from ckpt_conformance.adapters.recipes import ONE, PER_STEP, Recipe, numbers
 from ckpt_conformance.contract import Capability
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.distributed.checkpoint.state_dict import OptimizerStateType
+
+    from ckpt_conformance.contract import Stateful, TrainingJob
 
 RECIPES = "docs.pytorch.org/tutorials/recipes"
 TUTORIAL = f"{RECIPES}/distributed_checkpoint_recipe.html"
 ASYNC = f"{RECIPES}/distributed_async_checkpoint_recipe.html"
 RANKS = frozenset({Capability.RANKS, Capability.RESHARD})
+
+
+@dataclass(frozen=True)
+class Optimizers:
+    """The tutorial's wrapper: the state of a model's optimizers by the names of its parameters."""
+
+    job: TrainingJob
+
+    def state_dict(self) -> OptimizerStateType:
+        """Give the state; DCP reads into its tensors."""
+        return get_optimizers(self.job.model, list(self.job.optimizers.values()))
+
+    def load_state_dict(self, state: OptimizerStateType) -> None:
+        """Set what DCP has read; not strict, as torch's own message advises for missing state."""
+        given: Any = {"optim_state_dict": state, "options": StateDictOptions(strict=False)}
+        set_optimizers(self.job.model, list(self.job.optimizers.values()), **given)
+
+
+@dataclass(frozen=True)
+class Directories:
+    """A directory per step, or one that every save overwrites."""
+
+    root: Path
+    per_step: bool = True
+    threads: int = 1
+    in_background: bool = False
+
+    def path(self, step: int) -> Path:
+        """Name the directory of a step."""
+        return self.root / (f"step-{step}" if self.per_step else "checkpoint")
+
+    def parts(self, job: TrainingJob, step: int) -> dict[str, Stateful | int]:
+        """Give what is saved: the optimizers wrapped, the other components as they are."""
+        rest = {name: part for name, part in job.components.items() if name not in job.optimizers}
+        return {"optim": Optimizers(job), **rest, "step": step}
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        """Save everything and the step; what is written in the background is waited for."""
+        writer = FileSystemWriter(self.path(step), thread_count=self.threads)
+        if self.in_background:
+            saver: Any = state_dict_saver
+            saver.async_save(self.parts(job, step), storage_writer=writer).result()
+        else:
+            state_dict_saver.save(self.parts(job, step), storage_writer=writer)
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        """Load in place; only what never had a gradient may lack optimizer state.
+
+        `get_optimizer_state_dict` asks for that state too (pytorch/pytorch#192202), so optimizers
+        are loaded by a planner of their own, as others do (PrimeIntellect-ai/prime-rl#3399).
+        """
+        path = self.path(max(self.steps()) if step is None else step)
+        parts = self.parts(job, -1)
+        optim = {"optim": parts.pop("optim")}
+        planner = DefaultLoadPlanner(allow_partial_load=True)
+        state_dict_loader.load(optim, checkpoint_id=path, planner=planner)
+        state_dict_loader.load(parts, checkpoint_id=path)
+        return int(cast("int", parts["step"]))
+
+    def steps(self) -> list[int]:
+        """List the directories that have their metadata, or read the step of the only one."""
+        whole = [path.parent for path in self.root.glob("*/.metadata")]
+        if self.per_step:
+            return numbers(whole, r"step-(\d+)")
+        state = {"step": -1}
+        if whole == [self.path(0)]:
+            state_dict_loader.load(state, checkpoint_id=self.path(0))
+        return [step for step in state.values() if step >= 0]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 recipe = partial(
     Recipe,
     version=torch.__version__,

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from ckpt_conformance.workload.job import Job
@@ -48,11 +50,11 @@ class Module(lightning.LightningModule):  # type: ignore[misc]  # known at run t
         if self.job.loader.position == len(self.job.loader):
             next(iter(self.job.loader), None)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Add the user's objects."""
         checkpoint["own"] = {name: self.job.components[name].state_dict() for name in BY_HOOK}
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Mapping[str, Mapping[str, object]]) -> None:
         """Hand the user's objects back."""
         for name in BY_HOOK:
             self.job.components[name].load_state_dict(checkpoint["own"][name])

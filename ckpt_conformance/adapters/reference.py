@@ -1,20 +1,104 @@
-"""The reference manager of this project, in both of its formats."""
+"""The reference manager of this project, in both of its formats: every optional capability."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance import __version__
-from ckpt_conformance.adapters.reference_manager import ReferenceManager
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
-from ckpt_conformance.reference_impl import CheckpointError, CheckpointManager, DirectoryMirror
+from ckpt_conformance.reference_impl import (
+    CheckpointError,
+    CheckpointManager,
+    CheckpointReference,
+    DirectoryMirror,
+    rehydrate,
+)
+from ckpt_conformance.reference_impl.snapshot import Snapshot
+from ckpt_conformance.reference_impl.trainer import parts
 from ckpt_conformance.subject import discovery_properties
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from ckpt_conformance.contract import OpenOptions, TrainingJob
+    from ckpt_conformance.reference_impl.layout import Kind
 
-    from ckpt_conformance.contract import OpenOptions
+
+class ReferenceManager:
+    """Drives one `CheckpointManager`."""
+
+    def __init__(self, manager: CheckpointManager, root: Path) -> None:
+        """Keep the manager."""
+        self.manager, self.root = manager, root
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        """Save with the job's extra dict."""
+        self.manager.save(step, **parts(job), extra=job.extra.state_dict())
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        """Load and hand the extra dict back to the job."""
+        result = self.manager.load(step=step, **parts(job))
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def load_path(self, job: TrainingJob, path: Path) -> int:
+        """Load what a path refers to."""
+        result = self.manager.load(path, **parts(job))
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def load_kind(self, job: TrainingJob, step: int, kind: str) -> int:
+        """Load a step in one format: `model` or `dcp`."""
+        wanted = cast("Kind", kind)
+        result = self.manager.load(step=step, require_kind=wanted, **parts(job))
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def save_kind(self, job: TrainingJob, step: int, kind: str) -> None:
+        """Save a step in one format, whatever the manager's own is."""
+        other = type(self.manager)(self.root, use_dcp=kind == "dcp", keep_last=0)
+        ReferenceManager(other, self.root).save(job, step)
+        other.close()
+
+    def load_without(self, job: TrainingJob, step: int, component: str) -> int:
+        """Load and leave one component cold, on request."""
+        wanted = parts(job)
+        if component == "optimizer":
+            wanted["optimizers"] = {}
+        result = self.manager.load(step=step, **wanted, allow_missing={component})
+        job.extra.load_state_dict(result.extra)
+        return result.step
+
+    def export(self, step: int, destination: Path) -> Path:
+        """Write the step as one per-rank model file and give its path."""
+        folder = Path(destination)
+        rehydrate(self.root / f"dcp_{step:06d}", folder)
+        return folder / f"model_{step:06d}.pt"
+
+    def plant(self, step: int) -> None:
+        """Commit a checkpoint that holds nothing: discovery shows it, Python alone wrote it."""
+        manager, place = self.manager, self.place(step)
+        place.directory.mkdir(parents=True, exist_ok=True)
+        manifest = manager.make_manifest(Snapshot(step, 0, {}, {}, []), f"plant{step}", {}, {})
+        manager.write_bytes(place.manifest_path, manifest.to_bytes())
+
+    def rotate(self, step: int) -> None:
+        """Run the rotation that follows a save of a step."""
+        self.manager.retain(self.place(step))
+
+    def place(self, step: int) -> CheckpointReference:
+        """Where a step lies in the manager's own format."""
+        if self.manager.use_dcp:
+            return CheckpointReference(self.root / f"dcp_{step:06d}", step, "dcp")
+        return CheckpointReference(self.root, step, "model")
+
+    def steps(self) -> list[int]:
+        """Ask discovery."""
+        return self.manager.steps()
+
+    def close(self) -> None:
+        """Wait for uploads and let go."""
+        self.manager.close()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.adapters.recipes import PER_STEP, Recipe, numbers
 
@@ -33,7 +33,7 @@ class Files:
         import torch
         from safetensors import torch as safetensors
 
-        rest: dict[str, Any] = {name: part.state_dict() for name, part in job.components.items()}
+        rest = {name: part.state_dict() for name, part in job.components.items()}
         tensors = {k: v for k, v in rest["model"].items() if isinstance(v, torch.Tensor)}
         rest["model"] = {k: v for k, v in rest["model"].items() if k not in tensors}
         # safetensors refuses tensors that share memory; its documentation has them copied.

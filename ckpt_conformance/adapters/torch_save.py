@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,10 +29,10 @@ class SingleFile:
 
     def save(self, job: TrainingJob, step: int) -> None:
         """Write every component's state dict with `torch.save`."""
-        state: dict[str, Any] = {name: part.state_dict() for name, part in job.components.items()}
+        states = {name: part.state_dict() for name, part in job.components.items()}
         final = self.path(step)
         target = final.with_name(final.name + ".tmp") if self.atomic else final
-        torch.save({"step": step, "components": state}, target)
+        torch.save({"step": step, "components": states}, target)
         if self.atomic:
             os.replace(target, final)  # noqa: PTH105  as the recipe is written everywhere
 

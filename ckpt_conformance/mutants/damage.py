@@ -1,4 +1,4 @@
-"""Classes O, A10, B07, J05: damage that is served, or found too late."""
+"""Classes O, A10, B06, B07, J05, D09: damage and missing files, served or found too late."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class TrustsTheManifest(CheckpointManager):
     def read_manifest(self, reference: CheckpointReference) -> Manifest:
         """The content, under a digest made from itself."""
         try:
-            body: dict[str, Any] = json.loads(reference.manifest_path.read_bytes())
+            body: dict[str, manifest.Json] = json.loads(reference.manifest_path.read_bytes())
         except (ValueError, OSError) as error:
             raise CheckpointDamaged(f"{reference.manifest_path.name}: {error}") from error
         del body["manifest_digest"]
@@ -215,3 +215,49 @@ class FillsBeforeItKnows(CheckpointManager):
             refused.append(layout.Refusal(candidate, str(error)))
             return None
         return found
+
+
+@mutant(
+    "B06",
+    url="RLinf/RLinf#1469",
+    change="a missing optimizer file is a warning, and the optimizer starts cold",
+    violates={"CKC-SHRD-001", "CKC-DISC-010"},
+)
+class MissingMeansCold(CheckpointManager):
+    """Downgrades a missing component to a warning."""
+
+    def may_lack(self, opened: OpenCheckpoint, name: str, allowed: set[str]) -> bool:
+        """The optimizer may always be missing."""
+        del allowed
+        is_there = (opened.reference.directory / name).exists()
+        return name == layout.optim_name(opened.manifest.step) and not is_there
+
+
+@mutant(
+    "B06-steps",
+    url="PrimeIntellect-ai/prime-rl#1825",
+    change="discovery reads manifests and does not look whether the files are there",
+    violates={"CKC-SHRD-002"},
+)
+class ManifestIsEnough(CheckpointManager):
+    """Advertises a step by its manifest alone."""
+
+    def steps(self) -> list[int]:
+        """Every step with a manifest."""
+        return sorted({one.reference.step for one in resolve.scan(self.root) if one.manifest})
+
+
+@mutant(
+    "D09-scan",
+    url="pytorch/torchtitan#871",
+    change="a save first verifies the older checkpoints, and one that is damaged ends it",
+    violates={"CKC-RTRP-020"},
+)
+class VerifiesTheOthers(CheckpointManager):
+    """Expects every older checkpoint to be as it was."""
+
+    def prepare(self) -> None:
+        """Take stock before a save."""
+        super().prepare()
+        for candidate in resolve.scan(self.root):
+            self.open_verified(candidate.reference, set()).close()

@@ -19,12 +19,14 @@ from ckpt_conformance.reference_impl import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckpt_conformance.reference_impl.loading import OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
 
-def is_latest(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+def is_latest(given: tuple[object, ...], named: Mapping[str, object]) -> bool:
     """Whether a load asks for the newest checkpoint, and for none by name."""
     asked = (*given, named.get("reference"), named.get("step"))
     return all(one is None for one in asked)

@@ -14,6 +14,8 @@ from ckpt_conformance.reference_impl import CheckpointManager
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckpt_conformance.reference_impl.encode import StateDict
+
 
 def _change(optimizer: Any, key: str, new: Callable[[Any, Any], Any]) -> None:
     """Replace an entry of each parameter's state; an empty key means all but `step`."""
@@ -78,7 +80,7 @@ class MastersAreRebuilt(CheckpointManager):
 class QuantisedAgain(CheckpointManager):
     """What was saved is the dequantised value; the load makes other fp8 numbers of it."""
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+    def restore_model(self, model: Any, state: StateDict) -> None:
         """Quantise to the full range before the load."""
         for value in state.values():
             if isinstance(value, torch.Tensor) and value.dtype == torch.float8_e4m3fn:

@@ -25,6 +25,7 @@ from ckpt_conformance.reference_impl.torch_zip import TensorRef
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.fill import ReadPlan
     from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan, OpenCheckpoint
 
@@ -116,15 +117,15 @@ class FallsBackFromAnExplicitStep(CheckpointManager):
 class CopiesIntoTheModel(CheckpointManager):
     """Reads into new memory and leaves the rest to the model's own load_state_dict."""
 
-    def plan_model(self, opened: OpenCheckpoint, model: Any, reads: ReadPlan) -> dict[str, Any]:  # noqa: ANN401
+    def plan_model(self, opened: OpenCheckpoint, model: Any, reads: ReadPlan) -> StateDict:  # noqa: ANN401
         """Plan to read what was saved; the model copies it."""
         saved = opened.documents["model"]
         self.check_model(saved, model.state_dict(), opened.manifest)
-        filled: dict[str, Any] = encode.replace(saved, TensorRef, lambda _, ref: reads.new(ref))
+        filled: StateDict = encode.replace(saved, TensorRef, lambda _, ref: reads.new(ref))
         return filled
 
 
-def disguised(saved: Mapping[str, Any], live: Mapping[str, Any], *what: str) -> dict[str, Any]:
+def disguised(saved: Mapping[str, Tree], live: Mapping[str, Tree], *what: str) -> StateDict:
     """Give the saved entries with dtype or shape of the live ones, so that a check sees none."""
     return {
         key: replace(ref, **{one: _given(live[key], one) for one in what})
@@ -165,7 +166,7 @@ class CopiesTheOverlap(CopiesIntoTheModel):
         """Compare all but shapes."""
         super().check_model(disguised(saved, live, "shape"), live, manifest)
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+    def restore_model(self, model: Any, state: StateDict) -> None:  # noqa: ANN401
         """Copy what overlaps."""
         live = model.state_dict()
         for key, value in state.items():
@@ -189,7 +190,7 @@ class StrictIsIgnored(CopiesIntoTheModel):
         """Compare what was saved."""
         super().check_model(saved, {key: live[key] for key in live if key in saved}, manifest)
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+    def restore_model(self, model: Any, state: StateDict) -> None:  # noqa: ANN401
         """Load without strict."""
         model.load_state_dict(state, strict=False)
 
@@ -210,7 +211,7 @@ class ResultIsDropped(CopiesIntoTheModel):
             {key: saved[key] for key in common}, {key: live[key] for key in common}, manifest
         )
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+    def restore_model(self, model: Any, state: StateDict) -> None:  # noqa: ANN401
         """Load without strict."""
         model.load_state_dict(state, strict=False)
 
@@ -385,7 +386,7 @@ class TemplateOfTheSaves(CheckpointManager):
         self.own = (opened.reference.kind == "dcp") == self.use_dcp
         return super().plan(opened, job, allowed)
 
-    def restore_rng(self, state: Mapping[str, Any]) -> None:
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Restore what this manager saves."""
         if self.own:
             super().restore_rng(state)

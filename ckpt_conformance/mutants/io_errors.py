@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckpt_conformance.reference_impl.encode import Tree
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.snapshot import Snapshot
     from ckpt_conformance.reference_impl.train_state import Stateful
 
@@ -83,7 +83,7 @@ class SavesAPlaceholder(CheckpointManager):
         except (MemoryError, RuntimeError) as error:
             logger.warning("the optimizer's state is not saved: %s", error)
             counted = 0
-            groups: list[dict[str, Any]] = []
+            groups: list[StateDict] = []
             for group in optimizer.param_groups:
                 ids = list(range(counted, counted + len(group["params"])))
                 groups.append({**group, "params": ids})

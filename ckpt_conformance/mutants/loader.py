@@ -14,6 +14,8 @@ from ckpt_conformance.reference_impl.trainer import Trainer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckpt_conformance.reference_impl.encode import StateDict
+
 POSITION = "CKC-COMP-011"
 RUN = "CKC-RSUM-001"
 
@@ -73,7 +75,7 @@ class CountedFromResume(CheckpointManager):
         super().restore_dataloader(dataloader, state)
         self.resumed = (state["epoch"], state["position"])
 
-    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> StateDict:
         """Count from the last resume, in the epoch of the resume."""
         state = super().capture_train_state(*parts, **named)
         position = dict(state["dataloader"])
@@ -203,7 +205,7 @@ class ProducersPosition(CheckpointManager):
 
     prefetch = 2  # torch's default, per worker
 
-    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> StateDict:
         """Save the sampler's position."""
         state = super().capture_train_state(*parts, **named)
         _, _, _, dataloader, _ = parts
@@ -235,14 +237,14 @@ class NoPosition(CheckpointManager):
 class StateStandsStill(CheckpointManager):
     """The load binds a new inner state; what is saved is the old one."""
 
-    stale: dict[str, Any] | None = None
+    stale: StateDict | None = None
 
     def restore_dataloader(self, dataloader: Any, state: Any) -> None:
         """Load, and keep what was loaded."""
         super().restore_dataloader(dataloader, state)
         self.stale = dict(state)
 
-    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> StateDict:
         """Save what was kept."""
         state = super().capture_train_state(*parts, **named)
         return {**state, "dataloader": self.stale or state["dataloader"]}
@@ -290,14 +292,14 @@ class EndIsAnError(CheckpointManager):
 class ReplacedByCopies(CheckpointManager):
     """The manager's dict holds other objects than the training loop."""
 
-    copies: dict[int, Any]
+    copies: dict[int, StateDict]
 
     def restore_scheduler(self, scheduler: Any, state: Any) -> None:
         """Load, then keep a copy."""
         super().restore_scheduler(scheduler, state)
         self.copies = {**getattr(self, "copies", {}), id(scheduler): copy.deepcopy(state)}
 
-    def capture_train_state(self, *parts: Any, **named: Any) -> dict[str, Any]:
+    def capture_train_state(self, *parts: Any, **named: Any) -> StateDict:
         """Save the copies."""
         state = super().capture_train_state(*parts, **named)
         _, _, scheduler, _, _ = parts

@@ -1,4 +1,4 @@
-"""Mutants of optimizer, scaler, EMA and extra (classes G, J and R)."""
+"""Mutants of optimizer, scaler, EMA and extra (classes G, J, M and R)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_conformance.mutants import mutant
-from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl import CheckpointManager, CheckpointReference
 from ckpt_conformance.reference_impl.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ckpt_conformance.reference_impl.loading import Destinations, LoadPlan
+    from ckpt_conformance.reference_impl.manifest import ComponentFacts
 
 MOMENTS, COUNTERS = "CKC-COMP-001", "CKC-COMP-002"
 RUN = "CKC-RSUM-001"
@@ -88,7 +90,7 @@ class BackFilled(CheckpointManager):
 class MappedByPosition(CheckpointManager):
     """A reordered group gives each moment to a neighbour."""
 
-    def describe_optimizer(self, optimizer: Any, model: Any) -> dict[str, Any]:
+    def describe_optimizer(self, optimizer: Any, model: Any) -> ComponentFacts:
         """Keep no names."""
         return {**super().describe_optimizer(optimizer, model), "param_names": None}
 
@@ -247,3 +249,28 @@ class PlainValuesStay(Trainer):
         loaded = job.extra.state_dict()
         plain = {key: one for key, one in before.items() if not isinstance(one, dict)}
         job.extra.load_state_dict({**loaded, **plain})
+
+
+@mutant(
+    "M02",
+    url="pytorch/pytorch#81700",
+    change="whole optimizer objects are pickled beside their state",
+    violates={"CKC-VERS-001", "CKC-IOER-008"},
+)
+class PicklesObjects(CheckpointManager):
+    """Keeps objects instead of state."""
+
+    def save(self, step: int, **parts: Any) -> Path:
+        """Save, then keep the optimizers as they are."""
+        path = super().save(step, **parts)
+        torch.save(parts.get("optimizers"), self.objects(step))
+        return path
+
+    def objects(self, step: int) -> Path:
+        """Name the file of the objects of a step."""
+        return self.root / f"optimizers_{step:06d}.pkl"
+
+    def delete_step(self, reference: CheckpointReference) -> None:
+        """Delete the objects too."""
+        super().delete_step(reference)
+        self.unlink(self.objects(reference.step))

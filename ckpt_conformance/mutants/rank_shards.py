@@ -12,21 +12,22 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager, layout
+from ckpt_conformance.reference_impl.component_state import bare
 from ckpt_conformance.reference_impl.durable import file_size, hash_file
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged
+from ckpt_conformance.reference_impl.loading import read_dcp_documents
 from ckpt_conformance.reference_impl.manifest import ShardedEntry
-from ckpt_conformance.reference_impl.model_state import bare
-from ckpt_conformance.reference_impl.opened import read_dcp_documents
 from ckpt_conformance.reference_impl.shards import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpt_conformance.reference_impl.encode import StateDict
     from ckpt_conformance.reference_impl.layout import Refusal
     from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest
     from ckpt_conformance.reference_impl.ranks import Ranks
-    from ckpt_conformance.reference_impl.ranks_loading import Asked, Planned
+    from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, Planned
 
 logger = logging.getLogger(__name__)
 
@@ -156,15 +157,15 @@ class ClearsFirst(CheckpointManager):
     """Makes room in memory before it knows with what to fill it."""
 
     def find_on_ranks(
-        self, ranks: Ranks, job: Destinations, asked: Asked, refused: list[Refusal]
+        self, ranks: Ranks, job: Destinations, request: LoadRequest, refused: list[Refusal]
     ) -> Planned | None:
         """Clear, then find."""
-        state: dict[str, Any] = bare(job.model).state_dict()
+        state: StateDict = bare(job.model).state_dict()
         with torch.no_grad(), suppress(RuntimeError):
             for one in state.values():
                 if isinstance(one, torch.Tensor) and one.is_floating_point():
                     local_of(one).zero_()
-        return super().find_on_ranks(ranks, job, asked, refused)
+        return super().find_on_ranks(ranks, job, request, refused)
 
 
 @mutant(
@@ -177,7 +178,7 @@ class ClearsFirst(CheckpointManager):
 class KeepsOneReplica(CheckpointManager):
     """Assumes that what has one name is one thing."""
 
-    def check_replicas(self, told: Sequence[Any], written: Sequence[Any]) -> None:
+    def check_replicas(self, reports: Sequence[Any], written: Sequence[Any]) -> None:
         """Compare nothing."""
 
 
@@ -217,7 +218,7 @@ class BelievesTheIndex(CheckpointManager):
         """Verify all but the index."""
         return [name for name in super().share(ranks, opened) if name != layout.DCP_METADATA]
 
-    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> StateDict:
         """Read where parts lie from the index, and do not hold it against the manifest."""
         if opened.manifest.kind == "model":
             return super().documents_on_rank(ranks, opened)
@@ -226,15 +227,15 @@ class BelievesTheIndex(CheckpointManager):
             index = FileSystemReader(path).read_metadata().state_dict_metadata
         except Exception as error:
             raise CheckpointDamaged(f"its index can not be read: {error}") from error
-        manifest, told = opened.manifest, dict[str, ShardedEntry]()
+        manifest, sharded = opened.manifest, dict[str, ShardedEntry]()
         for key, entry in manifest.sharded.items():
             first = {part.begin: part for part in entry.parts}
             last = max(entry.parts, key=lambda part: part.begin)
             chunks: list[Any] = list(getattr(index.get(key), "chunks", ()))
             boxes = [tuple(one.offsets) for one in chunks]
             parts = [replace(first.get(one, last), begin=one) for one in boxes]
-            told[key] = replace(entry, parts=tuple(parts))
-        opened.manifest = replace(manifest, sharded=told)
+            sharded[key] = replace(entry, parts=tuple(parts))
+        opened.manifest = replace(manifest, sharded=sharded)
         documents = read_dcp_documents(opened, self.source_rank(ranks, manifest), check=False)
         if manifest.world_size != ranks.size:
             documents["extra"]["rng"] = self.generators_of(ranks.rank, opened)

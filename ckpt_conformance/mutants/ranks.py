@@ -1,4 +1,4 @@
-"""Classes N and I: ranks that do not agree, do not tell, or wait for one that will not come."""
+"""Classes N and I: ranks that do not agree, do not tell, announce too early, or wait in vain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager, LoadResult, layout, resolve
 from ckpt_conformance.reference_impl.errors import CheckpointDamaged, RankLost, RanksDamaged
 from ckpt_conformance.reference_impl.layout import Refusal
+from ckpt_conformance.reference_impl.loading import OpenCheckpoint
 from ckpt_conformance.reference_impl.manifest import parse_manifest
-from ckpt_conformance.reference_impl.opened import OpenCheckpoint
+from ckpt_conformance.reference_impl.ranks import Ranks
 from ckpt_conformance.reference_impl.ranks_loading import Planned, or_damaged
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.reference_impl import CheckpointReference
     from ckpt_conformance.reference_impl.loading import Destinations
-    from ckpt_conformance.reference_impl.ranks import Ranks
-    from ckpt_conformance.reference_impl.ranks_loading import Asked
+    from ckpt_conformance.reference_impl.ranks_loading import LoadRequest
     from ckpt_conformance.reference_impl.ranks_state import Begun, Own
     from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.train_state import SavedParts
 
 # -- in a save -------------------------------------------------------------------------------------
 
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 class WaitsForTheLost(CheckpointManager):
     """Has no end for a barrier that somebody left."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save; if a rank is lost, wait."""
         try:
-            return super().save_on_ranks(ranks, step, given)
+            return super().save_on_ranks(ranks, step, parts)
         except RankLost:
             signal.pause()
             raise
@@ -60,10 +61,10 @@ class WaitsForTheLost(CheckpointManager):
 class TransportError(CheckpointManager):
     """Lets an error of the connections pass for one of the save."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save; a lost rank is a broken connection."""
         try:
-            return super().save_on_ranks(ranks, step, given)
+            return super().save_on_ranks(ranks, step, parts)
         except RankLost as error:
             raise ConnectionError("Connection closed by peer") from error
 
@@ -78,11 +79,11 @@ class TransportError(CheckpointManager):
 class DeletesBeforeRanksSave(CheckpointManager):
     """Makes room first."""
 
-    def begin(self, state: Snapshot, told: Sequence[Any]) -> Any:  # noqa: ANN401
+    def begin(self, state: Snapshot, reports: Sequence[Any]) -> Any:  # noqa: ANN401
         """Delete, then begin."""
         for one in resolve.references(self.root) if self.root.is_dir() else ():
             shutil.rmtree(one.directory)
-        return super().begin(state, told)
+        return super().begin(state, reports)
 
 
 class WritesElsewhere(CheckpointManager):
@@ -94,17 +95,17 @@ class WritesElsewhere(CheckpointManager):
     def write_elsewhere(
         self, rank: int, state: Snapshot, own: Own, begun: Begun
     ) -> tuple[Any, dict[str, bytes]]:
-        """Write into a directory that nobody will look into; give what is told, and the files."""
+        """Write into a directory that nobody will look into; give the report and the files."""
         root = self.root
         with tempfile.TemporaryDirectory() as name:
             self.root = Path(name)
             staged = self.staged(layout.directory_name(state.step), begun.save_id)
             staged.mkdir()
             try:
-                told = super().write_own(rank, state, own, begun)
+                report = super().write_own(rank, state, own, begun)
             finally:
                 self.root = root
-            return told, {path.name: path.read_bytes() for path in staged.iterdir()}
+            return report, {path.name: path.read_bytes() for path in staged.iterdir()}
 
 
 @mutant(
@@ -118,14 +119,14 @@ class ErrorStaysOnItsRank(WritesElsewhere):
     """Keeps a flag that no other rank reads."""
 
     def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
-        """Write; of an error nothing is told, but what the files would have been."""
+        """Write; an error is not reported, but what the files would have been."""
         try:
             return super().write_own(rank, state, own, begun)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            told, _ = self.write_elsewhere(rank, state, own, begun)
-            return told
+            report, _ = self.write_elsewhere(rank, state, own, begun)
+            return report
 
 
 @mutant(
@@ -158,7 +159,7 @@ class WritesWhereverItIs(CheckpointManager):
 class LeavesTheBarrier(CheckpointManager):
     """Raises outside of the agreement."""
 
-    def save_on_ranks(self, ranks: Ranks, step: int, given: Any) -> Path:  # noqa: ANN401
+    def save_on_ranks(self, ranks: Ranks, step: int, parts: SavedParts) -> Path:
         """Save, with agreements that a rank can walk out of."""
         agreeing: Any = ranks
         together = agreeing.together
@@ -169,7 +170,7 @@ class LeavesTheBarrier(CheckpointManager):
 
         agreeing.together = loose
         try:
-            return super().save_on_ranks(ranks, step, given)
+            return super().save_on_ranks(ranks, step, parts)
         finally:
             agreeing.together = together
 
@@ -184,11 +185,11 @@ class LeavesTheBarrier(CheckpointManager):
 class FixedStagingOfRanks(CheckpointManager):
     """Meets its own leftovers."""
 
-    def begin(self, state: Snapshot, told: Sequence[Any]) -> Any:  # noqa: ANN401
+    def begin(self, state: Snapshot, reports: Sequence[Any]) -> Any:  # noqa: ANN401
         """Make the staging directory of the step, always the same."""
         if not self.root.is_dir():
             self.prepare()
-        begun = super().begin(state, told)
+        begun = super().begin(state, reports)
         fixed = self.staged(layout.directory_name(state.step), "0" * 12)
         self.rename(self.staged(layout.directory_name(state.step), begun["save_id"]), fixed)
         return {**begun, "save_id": "0" * 12}
@@ -245,15 +246,15 @@ class OwnListing(CheckpointManager):
     """Agrees on every verdict, and not on what it is about."""
 
     def find_on_ranks(
-        self, ranks: Ranks, job: Destinations, asked: Asked, refused: list[Refusal]
+        self, ranks: Ranks, job: Destinations, request: LoadRequest, refused: list[Refusal]
     ) -> Planned | None:
         """Try this rank's own candidates, in step with the other ranks."""
-        _, told = ranks.together("ask", lambda: self.ask(job, asked), lambda one: one)
-        found = ranks.lead("choose", lambda: self.choose(asked, told))
+        _, reports = ranks.together("ask", lambda: self.ask(job, request), lambda one: one)
+        found = ranks.lead("choose", lambda: self.choose(request, reports))
         self._ties, self._run_id = found["ties"], self._run_id or found["run_id"]
-        for one in self.candidates(asked.reference, asked.step, asked.kind):
+        for one in self.candidates(request.reference, request.step, request.kind):
             try:
-                return self.open_own(ranks, one, job, asked.allowed)
+                return self.open_own(ranks, one, job, request.allowed)
             except RanksDamaged as error:
                 refused.append(Refusal(one, str(error)))
         return None
@@ -316,3 +317,90 @@ class ReadsAlone(CheckpointManager):
         except OSError as error:
             raise CheckpointDamaged(str(error)) from error
         self.apply(planned.plan, job)
+
+
+@mutant(
+    "N01-published",
+    url="ByteDance-Seed/VeOmni#1172",
+    change="rank 0 publishes when the others' files have their sizes, which they fill then",
+    violates={"CKC-RANK-013"},
+    base="reference-dcp",
+)
+class PublishesBeforeTheOthers(WritesElsewhere):
+    """Is right again before anybody hears of it, but not before anybody can look."""
+
+    _late: Mapping[str, bytes] = {}
+
+    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write; other ranks than the first only take the room that they need."""
+        if rank == 0:
+            return super().write_own(rank, state, own, begun)
+        report, self._late = self.write_elsewhere(rank, state, own, begun)
+        staged = self.staged(layout.directory_name(state.step), begun.save_id)
+        for name, data in self._late.items():
+            self.write_bytes(staged / name, bytes(len(data)))
+        return report
+
+    def save_together(
+        self, ranks: Ranks, what: str, step: int, parts: SavedParts
+    ) -> CheckpointReference:
+        """Save; then the other ranks fill what is published."""
+        reference = super().save_together(ranks, what, step, parts)
+        try:
+            ranks.together(f"{what}: late", lambda: self.write_late(reference.directory))
+        except BaseException:
+            if ranks.leads:
+                shutil.rmtree(reference.directory)
+            raise
+        return reference
+
+    def write_late(self, folder: Path) -> None:
+        """Write what is still missing, durably."""
+        for name, data in self._late.items():
+            with (folder / name).open("r+b") as file:
+                file.write(data)
+                self.fsync_file(file)
+        self.fsync_dir(folder)
+
+
+@mutant(
+    "N02-early",
+    url="KempnerInstitute/KempnerForge#49",
+    change="other ranks than the first return when they have written, and hear of nothing more",
+    violates={"CKC-RANK-003", "CKC-RANK-013"},
+    base="reference-dcp",
+)
+class ReturnsWhenItHasWritten(CheckpointManager):
+    """Takes what this rank has written for what is saved."""
+
+    _own: Exception | None = None
+
+    def save_together(
+        self, ranks: Ranks, what: str, step: int, parts: SavedParts
+    ) -> CheckpointReference:
+        """Save; what became of the others' parts and of the commit only the first rank learns."""
+        self._own = None
+        agreeing: Any = ranks
+        names = vars(Ranks)
+        tell, failure = names["_tell"], names["_failure"]
+
+        def deaf(what: str, verdict: Any) -> Any:  # noqa: ANN401
+            if not what.endswith((": write", ": commit")):
+                return tell(agreeing, what, verdict)
+            if self._own is not None:
+                return {"what": what, "failed": [failure(agreeing, self._own)]}
+            return verdict or {"what": what, "ok": layout.directory_name(step)}
+
+        vars(agreeing)["_tell"] = deaf
+        try:
+            return super().save_together(ranks, what, step, parts)
+        finally:
+            del vars(agreeing)["_tell"]
+
+    def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Any:  # noqa: ANN401
+        """Write; an error of this rank's own is known to it."""
+        try:
+            return super().write_own(rank, state, own, begun)
+        except Exception as error:
+            self._own = error
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +19,9 @@ from ckpt_conformance.reference_impl import (
     resolve,
     torch_zip,
 )
+from ckpt_conformance.reference_impl.component_state import bare, plain_key
 from ckpt_conformance.reference_impl.encode import decode, walk
-from ckpt_conformance.reference_impl.model_state import bare, plain_key
-from ckpt_conformance.reference_impl.opened import read_dcp_documents
+from ckpt_conformance.reference_impl.loading import read_dcp_documents
 from ckpt_conformance.reference_impl.ranks_state import layout_of_rank
 from ckpt_conformance.reference_impl.shards import layout_of, local_of, shard_of, whole_box
 
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckpt_conformance.reference_impl import CheckpointReference
+    from ckpt_conformance.reference_impl.encode import StateDict
     from ckpt_conformance.reference_impl.fill import ReadPlan
     from ckpt_conformance.reference_impl.loading import Destinations, OpenCheckpoint
     from ckpt_conformance.reference_impl.ranks import Ranks
-    from ckpt_conformance.reference_impl.ranks_loading import Asked, Planned
+    from ckpt_conformance.reference_impl.ranks_loading import LoadRequest, Planned
     from ckpt_conformance.reference_impl.train_state import Stateful
 
 
@@ -46,7 +48,7 @@ def roll(tensors: Iterable[torch.Tensor]) -> None:
 
 def parameters(job: Destinations) -> list[torch.Tensor]:
     """Give the model's distributed parameters, each once."""
-    state: dict[str, Any] = bare(job.model).state_dict()
+    state: StateDict = bare(job.model).state_dict()
     found = {one.to_local().data_ptr(): one for one in state.values() if isinstance(one, DTensor)}
     return list(found.values())
 
@@ -108,7 +110,7 @@ class _OfRank0(CheckpointManager):
 
     part = ""
 
-    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> StateDict:
         """Read the own documents; one part is rank 0's."""
         documents = super().documents_on_rank(ranks, opened)
         if opened.manifest.world_size == ranks.size > 1:
@@ -254,7 +256,7 @@ class NewRanksTakeRank0(CheckpointManager):
 class EpochBeginsAnew(CheckpointManager):
     """Drops a position that it cannot divide."""
 
-    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> dict[str, Any]:
+    def documents_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> StateDict:
         """Read the documents; with other ranks the position is the beginning."""
         documents = super().documents_on_rank(ranks, opened)
         if opened.manifest.world_size != ranks.size:
@@ -278,11 +280,9 @@ class EpochBeginsAnew(CheckpointManager):
 class CastsShards(CheckpointManager):
     """Does not compare dtypes where there are ranks."""
 
-    def plan_model(
-        self, opened: OpenCheckpoint, model: Stateful, reads: ReadPlan
-    ) -> dict[str, Any]:
+    def plan_model(self, opened: OpenCheckpoint, model: Stateful, reads: ReadPlan) -> StateDict:
         """Plan with new memory where a dtype differs; the model copies from it."""
-        live: dict[str, Any] = bare(model).state_dict()
+        live: StateDict = bare(model).state_dict()
         saved = opened.documents["model"]
         tensors = {key: one for key, one in live.items() if isinstance(one, torch.Tensor)}
         cast = {k for k, one in tensors.items() if one.dtype != saved[plain_key(k)].dtype}
@@ -306,9 +306,9 @@ class CastsShards(CheckpointManager):
 class StepIgnoredOnRanks(CheckpointManager):
     """Follows the pointer where the ranks agree on a request."""
 
-    def choose(self, asked: Asked, told: Any) -> Any:  # noqa: ANN401
+    def choose(self, request: LoadRequest, reports: Any) -> Any:  # noqa: ANN401
         """Give all candidates."""
-        return super().choose(type(asked)(asked.reference, None, asked.kind, asked.allowed), told)
+        return super().choose(replace(request, step=None), reports)
 
 
 @mutant(
@@ -335,14 +335,14 @@ class ColdOnOtherRanks(CheckpointManager):
     def take_weights(self, newest: CheckpointReference, model: Stateful) -> None:
         """Copy each rank's part of the whole tensors."""
         saved = torch.load(newest.path, weights_only=True)
-        state: dict[str, Any] = bare(model).state_dict()
+        state: StateDict = bare(model).state_dict()
         for key, live in state.items():
             box = shard_of(live).box if isinstance(live, DTensor) else whole_box(live.shape)
             local_of(live).copy_(saved[key][box.slices_in(whole_box(live.shape))])
 
-    def extra_of(self, newest: CheckpointReference) -> dict[str, Any]:
+    def extra_of(self, newest: CheckpointReference) -> StateDict:
         """Read the user's own dict from rank 0's train state."""
         with durable.open_regular(self.root / layout.extra_name(newest.step)) as file:
             tree: Any = decode(torch_zip.read_tree(file, "extra"))
-        found: dict[str, Any] = tree["extra"]
+        found: StateDict = tree["extra"]
         return found

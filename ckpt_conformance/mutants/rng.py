@@ -16,11 +16,13 @@ from ckpt_conformance.reference_impl.trainer import Trainer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
+
 PYTHON, NUMPY, TORCH = "CKC-COMP-006", "CKC-COMP-007", "CKC-COMP-008"
 RUN = "CKC-RSUM-001"
 
 
-def _but(state: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _but(state: Mapping[str, Tree], *names: str) -> StateDict:
     """Give the saved state with the live one of some generators: these stay where they are."""
     live = get_rng_state()
     return {**state, **{name: live[name] for name in names}}
@@ -35,7 +37,7 @@ def _but(state: Mapping[str, Any], *names: str) -> dict[str, Any]:
 class NoGenerator(CheckpointManager):
     """Generators are no part of the checkpoint."""
 
-    def restore_rng(self, state: Mapping[str, Any]) -> None:
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Restore nothing."""
 
 
@@ -104,7 +106,7 @@ class DrawnAgain(Trainer):
 class FirstOnly(CheckpointManager):
     """The save has if/if/if, the load if/elif/elif."""
 
-    def restore_rng(self, state: Mapping[str, Any]) -> None:
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Restore the first one."""
         super().restore_rng(_but(state, "numpy", "torch_cpu"))
 
@@ -118,7 +120,7 @@ class FirstOnly(CheckpointManager):
 class AllButPython(CheckpointManager):
     """Save and load do not handle the same set of generators."""
 
-    def restore_rng(self, state: Mapping[str, Any]) -> None:
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Restore the others."""
         super().restore_rng(_but(state, "python"))
 
@@ -132,7 +134,7 @@ class AllButPython(CheckpointManager):
 class ErrorIsSwallowed(CheckpointManager):
     """The state of one generator does not read; the load says that it went well."""
 
-    def restore_rng(self, state: Mapping[str, Any]) -> None:
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Restore the others."""
         super().restore_rng(_but(state, "numpy"))
 

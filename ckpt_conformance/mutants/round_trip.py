@@ -1,4 +1,4 @@
-"""Mutants that do not bring the model back as it was saved (classes A, H, J, M and O)."""
+"""Mutants that do not bring the model back as it was saved (classes A, H, J, M, O and S)."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.reference_impl import CheckpointReference, LoadResult
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.manifest import FileEntry
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
 class NothingFits(CheckpointManager):
     """The model keeps what it was built with."""
 
-    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
         """Plan to read nothing."""
         del opened, reads
-        live: dict[str, Any] = model.state_dict()
+        live: StateDict = model.state_dict()
         return live
 
 
@@ -54,17 +55,17 @@ class NothingFits(CheckpointManager):
 class FrozenIsLeftOut(CheckpointManager):
     """Frozen parameters keep what the model was built with."""
 
-    def capture_model(self, model: Any) -> Mapping[str, Any]:
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
         """Leave frozen parameters out."""
         return self.without_frozen(model, super().capture_model(model))
 
-    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
         """Plan to read all but frozen parameters."""
         live = model.state_dict()
         part = Part(self.without_frozen(model, live))
         return {**live, **super().plan_model(opened, part, reads)}
 
-    def without_frozen(self, model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    def without_frozen(self, model: Any, state: Mapping[str, Tree]) -> StateDict:
         """Give what requires a gradient, and the buffers."""
         frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
         return {key: one for key, one in state.items() if key not in frozen}
@@ -73,15 +74,15 @@ class FrozenIsLeftOut(CheckpointManager):
 class Part:
     """Some entries of a model's state, as a model to be loaded into."""
 
-    def __init__(self, entries: dict[str, Any]) -> None:
+    def __init__(self, entries: StateDict) -> None:
         """Keep the entries."""
         self.entries = entries
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Give the entries."""
         return self.entries
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+    def load_state_dict(self, state_dict: StateDict, /) -> None:
         """Take no entries; what is planned is filled in place."""
 
 
@@ -94,7 +95,7 @@ class Part:
 class InitialisedAfterLoad(CheckpointManager):
     """The adapter's wrapper is applied once more, after the load."""
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+    def restore_model(self, model: Any, state: StateDict) -> None:
         """Load, then initialise the first linear layer."""
         super().restore_model(model, state)
         first = next(one for one in model.modules() if isinstance(one, torch.nn.Linear))
@@ -110,7 +111,7 @@ class InitialisedAfterLoad(CheckpointManager):
 class CountersAreOptional(CheckpointManager):
     """An integer buffer that older checkpoints lack is treated as optional, always."""
 
-    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
         """Plan to read floating-point tensors only."""
         live = super().plan_model(opened, model, reads)
         places = list(reads.wanted.items())
@@ -127,7 +128,7 @@ class CountersAreOptional(CheckpointManager):
 class BatchCountIsOptional(CheckpointManager):
     """A cumulative average that forgets how many batches it has seen."""
 
-    def plan_model(self, opened: Any, model: Any, reads: Any) -> dict[str, Any]:
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
         """Plan to read all but the count."""
         live = super().plan_model(opened, model, reads)
         counts = {one.data_ptr() for key, one in live.items() if key.endswith("_batches_tracked")}
@@ -145,7 +146,7 @@ class BatchCountIsOptional(CheckpointManager):
 class FusedInAnotherOrder(CheckpointManager):
     """Queries, keys and values come back as queries, values and keys."""
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+    def restore_model(self, model: Any, state: StateDict) -> None:
         """Swap two thirds, then load."""
         for key, value in state.items():
             if key.endswith("in_proj_weight"):
@@ -164,7 +165,7 @@ class FusedInAnotherOrder(CheckpointManager):
 class TensorsOnly(CheckpointManager):
     """What a module gives by get_extra_state stays what it was in the destination."""
 
-    def restore_model(self, model: Any, state: dict[str, Any]) -> None:
+    def restore_model(self, model: Any, state: StateDict) -> None:
         """Load the tensors."""
         tensors = {key: one for key, one in state.items() if isinstance(one, torch.Tensor)}
         model.load_state_dict(tensors, strict=False)
@@ -240,7 +241,7 @@ class FrozenStep(CheckpointManager):
 
     frozen: int | None = None
 
-    def capture_train_state(self, step: int, *parts: Any, **named: Any) -> dict[str, Any]:
+    def capture_train_state(self, step: int, *parts: Any, **named: Any) -> StateDict:
         """Save the step that the manager's own object holds."""
         kept = step if self.frozen is None else self.frozen
         return super().capture_train_state(kept, *parts, **named)
@@ -250,3 +251,63 @@ class FrozenStep(CheckpointManager):
         result = super().serve(opened, plan, job, refused)
         self.frozen = int(plan.extra["step"])
         return dataclasses.replace(result, step=self.frozen)
+
+
+@mutant(
+    "S01",
+    url="huggingface/transformers#38870",
+    change="a tied tensor is stored under its last name, looked for under its first, not missed",
+    violates={"CKC-RTRP-001", "CKC-RSUM-001"},
+)
+class OtherNameIsStored(CheckpointManager):
+    """Tied weights keep what the model was built with; the tie itself is there."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Keep the last name of each group."""
+        state = super().capture_model(model)
+        dropped = {name for group in self.find_ties(state) for name in group[:-1]}
+        return {key: one for key, one in state.items() if key not in dropped}
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
+        """Plan to read what is not tied: of a tie only the first name is looked for."""
+        live = model.state_dict()
+        tied = {name for group in self.find_ties(live) for name in group}
+        for name in tied & set(opened.documents["model"]):
+            del opened.documents["model"][name]
+        part = Part({key: one for key, one in live.items() if key not in tied})
+        return {**live, **super().plan_model(opened, part, reads)}
+
+
+@mutant(
+    "S02",
+    url="huggingface/accelerate#2875",
+    change="the save drops all names but one of a tied tensor; the load wants each of them",
+    violates={"CKC-SMOK-001", "CKC-DISC-001", "CKC-DISC-009", "CKC-RETN-008"},
+)
+class AliasIsDropped(CheckpointManager):
+    """The writer drops, the reader requires: a manager that cannot load its own save."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Keep one name of each group."""
+        state = dict(super().capture_model(model))
+        for group in self.find_ties(state):
+            for alias in group[1:]:
+                del state[alias]
+        return state
+
+
+@mutant(
+    "S04",
+    url="EvolvingLMMs-Lab/lmms-engine#157",
+    change="every key is loaded as a tensor of its own, assigned instead of copied",
+    violates={"CKC-RTRP-005", "CKC-RSUM-001"},
+)
+class TieIsLost(CheckpointManager):
+    """Tied parameters are two tensors after the load, and the optimizer knows neither."""
+
+    def restore_model(self, model: Any, state: StateDict) -> None:
+        """Assign copies."""
+        copies = {
+            key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in state.items()
+        }
+        model.load_state_dict(copies, assign=True)

@@ -22,9 +22,11 @@ from ckpt_conformance.reference_impl import (
 from ckpt_conformance.reference_impl.manifest import FileEntry, Manifest, TensorEntry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ckpt_conformance.reference_impl.loading import OpenCheckpoint
+    from ckpt_conformance.reference_impl.manifest import Json
 
 
 class Peeks(CheckpointManager):
@@ -122,9 +124,8 @@ class BelievesNames(CheckpointManager):
             raise CheckpointDamaged(f"no manifest: {error}") from error
 
 
-def _tensor(entry: dict[str, Any]) -> TensorEntry:
-    plain: dict[str, Any] = {**entry, "shape": tuple(entry["shape"])}
-    return TensorEntry(**plain)
+def _tensor(entry: Mapping[str, Json]) -> TensorEntry:
+    return TensorEntry(**{**entry, "shape": tuple(entry["shape"])})
 
 
 class OpensOtherwise(CheckpointManager):

@@ -24,6 +24,7 @@ from ckpt_conformance.reference_impl.manifest import read_manifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckpt_conformance.reference_impl.encode import StateDict, Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 class GetterSteps(CheckpointManager):
     """Makes state in order to read it, as torch's own getter does."""
 
-    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    def capture_optimizers(self, optimizers: Mapping[str, Tree]) -> StateDict:
         """Step each optimizer without state, with learning rate 0; then read."""
         for optimizer in optimizers.values():
             parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -70,7 +71,7 @@ class GetterSteps(CheckpointManager):
 class GetterClearsGradients(CheckpointManager):
     """Leaves the gradients as after a step."""
 
-    def capture_optimizers(self, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    def capture_optimizers(self, optimizers: Mapping[str, Tree]) -> StateDict:
         """Read, then clear."""
         found = super().capture_optimizers(optimizers)
         for optimizer in optimizers.values():
@@ -112,7 +113,7 @@ class PlanIsKept(CheckpointManager):
 
     plan_of_the_first: list[str] | None = None
 
-    def capture_model(self, model: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:  # noqa: ANN401
         """Take the planned entries."""
         state = super().capture_model(model)
         if self.plan_of_the_first is None:
@@ -131,7 +132,7 @@ class PlanOfTheProcess(CheckpointManager):
 
     cache: ClassVar[dict[type, list[list[str]]]] = {}
 
-    def find_ties(self, model_state: Mapping[str, Any]) -> list[list[str]]:
+    def find_ties(self, model_state: Mapping[str, Tree]) -> list[list[str]]:
         """Find them once."""
         return self.cache.setdefault(type(self), super().find_ties(model_state))
 

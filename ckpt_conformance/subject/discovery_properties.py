@@ -180,7 +180,7 @@ def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN
 
     def check(child: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
         steps = sorted(steps) or [1]
-        discovery_properties = names.plant_all(root, foreign)
+        planted = names.plant_all(root, foreign)
         keep = max(1 + len(foreign) % 3, len(steps) - 20)
         with blame_the_manager(foreign):
             manager = child.adapter.open(root, OpenOptions(keep_last=keep))
@@ -188,7 +188,7 @@ def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN
                 manager.plant(step)
             manager.rotate(steps[-1])
             found = list(manager.steps())
-        gone = [name for name in discovery_properties if not os.path.lexists(root / name)]
+        gone = [name for name in planted if not os.path.lexists(root / name)]
         compare(sorted(found), steps[-keep:], foreign, keep_last=keep, deleted=gone[:8])
         if gone:
             raise Disagreement({"deleted": gone[:8], "steps": len(steps)})

@@ -63,12 +63,12 @@ def loads_step(worlds: Worlds, root: Path, size: int = 3) -> int:
 
 def saving(root: Path, at: str, fault: str, rank: int) -> dict[str, Any]:
     """A save of three ranks of which one fails."""
-    struck = {"at": at, "fault": fault, "rank": rank}
+    injected = {"at": at, "fault": fault, "rank": rank}
     return {
         "case": "rank_faults:save_faulty",
         "root": str(root),
         "layout": "3:S0",
-        "struck": struck,
+        "injected": injected,
     }
 
 
@@ -151,17 +151,17 @@ FLAT = [
 
 
 @pytest.mark.parametrize(
-    ("struck", "kind"),
+    ("injected", "kind"),
     mostly_slow(FLAT, quick=[FLAT[0], FLAT[-1]]),
 )
 def test_per_rank_files_fail_together(
-    worlds: Worlds, root: Path, struck: tuple[str, str, int], kind: str
+    worlds: Worlds, root: Path, injected: tuple[str, str, int], kind: str
 ) -> None:
     """As in the DCP format: one error for all, the step before loads, nothing is left for ever."""
-    found = worlds.run(3, **saving(root, *struck), use_dcp=False)
+    found = worlds.run(3, **saving(root, *injected), use_dcp=False)
     kinds = [one["result"]["kind"] for one in found if "result" in one]
     assert set(kinds) == {kind}
-    assert len(kinds) == (2 if "kill" in struck else 3)
+    assert len(kinds) == (2 if "kill" in injected else 3)
     if kind == "RankLost":
         assert loads_step(worlds, root) == 3
         given = {"root": str(root), "layout": "3:S0", "steps": 5, "use_dcp": False}

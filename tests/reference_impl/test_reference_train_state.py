@@ -24,7 +24,7 @@ from ckpt_conformance.reference_impl import (
     restore_train_state,
     set_rng_state,
 )
-from ckpt_conformance.reference_impl.dcp_metadata import Chunk, check_coverage
+from ckpt_conformance.reference_impl.dcp_format import Chunk, check_coverage
 
 if TYPE_CHECKING:
     from pathlib import Path

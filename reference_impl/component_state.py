@@ -1,4 +1,4 @@
-"""Optimizers: which saved state belongs to which parameter, and how it comes back exactly.
+"""Models and optimizers: which state belongs to which parameter, and how it comes back exactly.
 
 Facts of `torch.optim.Optimizer.load_state_dict` that this module works around:
 
@@ -7,28 +7,102 @@ Facts of `torch.optim.Optimizer.load_state_dict` that this module works around:
 - it maps state by position, so that a reordered group gives each moment to a neighbour (G05);
 - a fresh optimizer has no state to fill, and a parameter that never got a gradient never will
   have (G03, G04): so state is created from what was saved, and never by a step (G01).
+
+A model's state has the keys of the bare model, whatever it is wrapped in: `torch.compile`,
+DataParallel, DistributedDataParallel and activation checkpointing put a name of their own into
+every key, and a checkpoint that keeps it loads into nothing else (M04).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ckpt_conformance.reference_impl import model_state
 from ckpt_conformance.reference_impl.encode import is_dict, replace
 from ckpt_conformance.reference_impl.errors import CheckpointMismatch
-from ckpt_conformance.reference_impl.fill import shape_for
-from ckpt_conformance.reference_impl.model_state import plain_key
+from ckpt_conformance.reference_impl.fill import byte_view, shape_for
 from ckpt_conformance.reference_impl.shards import local_of
 from ckpt_conformance.reference_impl.torch_zip import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpt_conformance.reference_impl.encode import Path, Tree
+    from ckpt_conformance.reference_impl.encode import Path, StateDict, Tree
     from ckpt_conformance.reference_impl.fill import ReadPlan
+    from ckpt_conformance.reference_impl.train_state import Stateful
+
+_PARALLEL: Any = (DataParallel, DistributedDataParallel)
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+def bare(model: Stateful) -> Stateful:
+    """The model inside its parallel wrapper, which gives all of its keys the prefix `module.`."""
+    inner: Any = model
+    while isinstance(inner, _PARALLEL):
+        inner = inner.module
+    found: Stateful = inner
+    return found
+
+
+def plain_key(key: str) -> str:
+    """A key without the names of wrappers: `_orig_mod.body.weight` is `body.weight`."""
+    return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
+
+
+def plain_state(state: Mapping[str, Tree]) -> Mapping[str, Tree]:
+    """A state_dict under plain keys; the same object if it has them already."""
+    if not any(wrapper in key for wrapper in _WRAPPERS for key in state):
+        return state
+    plain: OrderedDict[str, Tree] = OrderedDict(
+        (plain_key(key), value) for key, value in state.items()
+    )
+    if len(plain) != len(state):
+        raise CheckpointMismatch("two keys of the model are the same without its wrappers")
+    versions: Mapping[str, Tree] = getattr(state, "_metadata", {})
+    keep: Any = plain
+    keep._metadata = OrderedDict(  # noqa: SLF001 - where torch keeps the versions of modules
+        (plain_key(key), value) for key, value in versions.items()
+    )
+    return plain
+
+
+def model_parameter_names(model: object) -> dict[int, str]:
+    """The plain name of each parameter, by its identity; none for what is no nn.Module."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    named = model.named_parameters()
+    return {id(parameter): plain_key(name) for name, parameter in named}
+
+
+def check_tensor(key: str, saved: Tree, live: Tree) -> None:
+    """A saved tensor and the live one have the same shape and dtype (J04, J05)."""
+    if isinstance(live, torch.Tensor) != isinstance(saved, TensorRef):
+        raise CheckpointMismatch(f"model: {key} is a tensor on one side only")
+    if not isinstance(live, torch.Tensor):
+        return
+    if tuple(live.shape) != saved.shape:
+        raise CheckpointMismatch(
+            f"model: {key} has shape {saved.shape} in the checkpoint, {tuple(live.shape)} here",
+        )
+    if live.dtype != saved.dtype:
+        raise CheckpointMismatch(
+            f"model: {key} is {saved.dtype} in the checkpoint, {live.dtype} here: nothing is cast",
+        )
+
+
+def retie(model: dict[str, Tree], ties: list[list[str]]) -> None:
+    """Let tied keys share one tensor again, where they hold the same bytes (S04)."""
+    for first, *others in ties:
+        for key in others:
+            one, other = model[first], model[key]
+            same = (one.dtype, one.shape) == (other.dtype, other.shape)
+            if same and torch.equal(byte_view(one), byte_view(other)):
+                model[key] = one
+
 
 Names = list[list[str]]
 """Parameter names, one list per group, in the order of its `params`."""
@@ -44,7 +118,7 @@ def parameter_names(optimizer: object, model: object) -> Names | None:
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         return None
-    known = model_state.parameter_names(model)
+    known = model_parameter_names(model)
     return [
         [
             plain_key(name) if name is not None else known.get(id(parameter), f"@{at}.{place}")
@@ -62,7 +136,7 @@ def _own_names(group: Mapping[str, Any]) -> list[str | None]:
     return names if len(names) == len(group["params"]) else [None] * len(group["params"])
 
 
-def host_state(optimizer: object) -> list[list[Any]]:
+def host_state(optimizer: object) -> list[list[int | str]]:
     """State that is kept on the CPU although its parameter is on a device: [place, key].
 
     `step` usually is, and offloaded moments are (G08): the load has to know.
@@ -89,8 +163,8 @@ class GroupMatch:
     """
 
     saved: Mapping[str, Tree]
-    order: list[Any]
-    live: dict[str, Any]
+    order: list[Tree]
+    live: StateDict
 
 
 def match_groups(
@@ -127,7 +201,7 @@ def match_groups(
 
 def _match_by_name(
     wanted: list[str],
-    group: dict[str, Any],
+    group: StateDict,
     saved: list[tuple[Mapping[str, Tree], list[str]]],
 ) -> GroupMatch:
     """The first saved group that holds exactly the wanted names (G05)."""
