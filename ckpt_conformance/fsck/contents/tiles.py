@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpt_conformance.fsck.formats import torch_file
+from ckpt_conformance.fsck.formats import cover, torch_file
 from ckpt_conformance.fsck.source.findings import Malformed
 
 if TYPE_CHECKING:
@@ -160,14 +160,6 @@ def tiles(box: Box, item: int, most: int = TILE) -> Iterator[Box]:
             )
 
 
-def meeting(box: Box, other: Box) -> Box | None:
-    """Return what two boxes share; None for nothing."""
-    start = tuple(max(a, b) for a, b in zip(box[0], other[0], strict=True))
-    ends = zip(box[0], box[1], other[0], other[1], strict=True)
-    size = tuple(min(a + m, b + n) - low for (a, m, b, n), low in zip(ends, start, strict=True))
-    return None if any(extent <= 0 for extent in size) else (start, size)
-
-
 def pairs(pieces: Sequence[Piece], others: Sequence[Piece]) -> Iterator[tuple[Piece, Piece, Box]]:
     """Yield the pieces of two stored tensors that share elements, and what they share.
 
@@ -188,6 +180,6 @@ def pairs(pieces: Sequence[Piece], others: Sequence[Piece]) -> Iterator[tuple[Pi
         low, extent = piece.box[0][axis], piece.box[1][axis]
         first = bisect_left(starts, low - widest + 1)
         for at in range(first, bisect_left(starts, low + extent)):
-            shared = meeting(piece.box, ordered[at].box)
+            shared = cover.meeting(piece.box, ordered[at].box)
             if shared:
                 yield piece, ordered[at], shared

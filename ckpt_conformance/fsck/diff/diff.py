@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -24,7 +24,7 @@ from ckpt_conformance.fsck.diff.compare import Difference, SideError, Sides, Sta
 from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
 from ckpt_conformance.fsck.layouts import layouts
 from ckpt_conformance.fsck.source.findings import Kind, Malformed
-from ckpt_conformance.fsck.source.source import CHUNK
+from ckpt_conformance.fsck.source.source import CHUNK, cancelling_pool
 from ckpt_conformance.fsck.source.sums import check_spans
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class _Payload:
         jobs: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self.found, self.contents, self.jobs = compared, contents, jobs
+        self.compared, self.contents, self.jobs = compared, contents, jobs
         self._progress = progress
         self._lock = threading.Lock()
         self._own = threading.local()
@@ -299,23 +299,19 @@ class _Payload:
         self._done = self._total = 0
 
     def run(self, payload: Sequence[tuple[str, Tensor, Tensor]]) -> None:
-        """Compare pairs of tensors; what differs goes into `found`."""
+        """Compare pairs of tensors; what differs goes into `compared`."""
         self._total = sum(one.nbytes for _, one, _ in payload)
         try:
-            with ThreadPoolExecutor(self.jobs) as pool:
-                waiting = {pool.submit(self._one, *each): each for each in payload}
-                try:
-                    for future in as_completed(waiting):
-                        self._take(waiting[future], future.result())
-                except BaseException:  # Ctrl-C, too: what has not begun is not begun
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+            with cancelling_pool(self.jobs) as pool:
+                waiting = {pool.submit(self._compare, *pair): pair for pair in payload}
+                for future in as_completed(waiting):
+                    self._take(waiting[future], future.result())
         finally:
             for sides in self._opened:
                 sides.close()
-        self.found.nbytes = self._total
+        self.compared.nbytes = self._total
 
-    def _one(self, name: str, a: Tensor, b: Tensor) -> Difference | SideError | None:
+    def _compare(self, name: str, a: Tensor, b: Tensor) -> Difference | SideError | None:
         """Compare one pair, in a thread; what cannot be read is given, not raised."""
         if not hasattr(self._own, "sides"):
             content_a, content_b = self.contents
@@ -334,18 +330,20 @@ class _Payload:
             if self._progress:
                 self._progress(self._done, self._total)
 
-    def _take(self, pair: tuple[str, Tensor, Tensor], came: Difference | SideError | None) -> None:
+    def _take(
+        self, pair: tuple[str, Tensor, Tensor], outcome: Difference | SideError | None
+    ) -> None:
         """Add the outcome of a pair; where it differs, look for damage as the reason."""
         name, a, b = pair
-        if came is None:
-            self.found.same.append(name)
-        elif isinstance(came, Difference):
-            self.found.differences.append(came)
-            self.found.a.problems += self._damage(self.contents[0], name, a)
-            self.found.b.problems += self._damage(self.contents[1], name, b)
+        if outcome is None:
+            self.compared.same.append(name)
+        elif isinstance(outcome, Difference):
+            self.compared.differences.append(outcome)
+            self.compared.a.problems += self._damage(self.contents[0], name, a)
+            self.compared.b.problems += self._damage(self.contents[1], name, b)
         else:
-            side = (self.found.a, self.found.b)[came.side]
-            side.problems.append(f"{name}: {came}")
+            side = (self.compared.a, self.compared.b)[outcome.side]
+            side.problems.append(f"{name}: {outcome}")
 
     def _damage(self, content: Content, name: str, tensor: Tensor) -> list[str]:
         """Verify the CRCs of the pieces of a tensor that differs."""

@@ -124,12 +124,14 @@ def _overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
             pairs += 1
             if pairs > _MOST_PAIRS or other[0][0] >= box[0][0] + box[1][0]:
                 break
-            if _share(box, other):
+            if meeting(box, other):
                 return box, other
     return None
 
 
-def _share(box: Box, other: Box) -> bool:
-    """Return whether two boxes share an element."""
-    sides = zip(box[0], box[1], other[0], other[1], strict=True)
-    return all(max(a, b) < min(a + long, b + wide) for a, long, b, wide in sides)
+def meeting(left: Box, right: Box) -> Box | None:
+    """Return what two boxes share; None where they share no element."""
+    start = tuple(map(max, left[0], right[0]))
+    ends = zip(*left, *right, strict=True)
+    size = tuple(min(a + m, b + n) - low for (a, m, b, n), low in zip(ends, start, strict=True))
+    return None if any(extent <= 0 for extent in size) else (start, size)

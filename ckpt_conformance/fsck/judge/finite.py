@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.fsck.contents import content, tiles, ulps
 from ckpt_conformance.fsck.contents.tiles import Reader
 from ckpt_conformance.fsck.judge.judge import sample
-from ckpt_conformance.fsck.source.findings import Kind, Malformed, NotFinite
+from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, NotFinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,20 +47,21 @@ def count(
     total, done = sum(tensor.nbytes for _, tensor in floats), 0
     own, opened = threading.local(), list[Reader]()
 
-    def run(pair: tuple[str, Tensor]) -> NotFinite | str:
+    def run(pair: tuple[str, Tensor]) -> NotFinite | Finding:
         if not hasattr(own, "reader"):
             own.reader = Reader(folder)
             opened.append(own.reader)
         try:
             return _of_tensor(own.reader, *pair)
         except (OSError, Malformed) as error:
-            return f"NaNs of {pair[0]} were not counted: {error}"
+            what = f"NaNs of {pair[0]} were not counted: {error}"
+            return Finding(Kind.UNKNOWN, pair[1].pieces[0].file, what)
 
     not_finite: list[NotFinite] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for (_, tensor), outcome in zip(floats, pool.map(run, floats), strict=True):
-            if isinstance(outcome, str):
-                report.say(Kind.UNKNOWN, tensor.pieces[0].file, outcome)
+            if isinstance(outcome, Finding):
+                report.findings.append(outcome)
             elif outcome.nan or outcome.infinite:
                 not_finite.append(outcome)
             done += tensor.nbytes

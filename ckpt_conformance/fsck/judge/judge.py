@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypedDict, TypeVar
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 from ckpt_conformance.fsck.judge.examine import examine, find, folder_of
 from ckpt_conformance.fsck.source.findings import SEVERITY, Finding, Kind, Report, State
 from ckpt_conformance.fsck.source.places import changed
-from ckpt_conformance.fsck.source.source import CHUNK, EntryKind, in_threads
+from ckpt_conformance.fsck.source.source import CHUNK, EntryKind, cancelling_pool, in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, NOTHING, SAMPLED
 
 if TYPE_CHECKING:
@@ -142,21 +141,23 @@ class _Judging:
 
     def __init__(self, path: Where, options: Options, progress: Progress) -> None:
         self.options, self.progress = options, progress
-        self.found = find(path)
-        leftovers = sorted(set(self.found.leftovers))
+        self.overview = find(path)
+        leftovers = sorted(set(self.overview.leftovers))
         self.judged = Judged(path, leftovers=leftovers, options=options)
-        ages = in_threads(self._age, self.found.candidates)
+        ages = in_threads(self._age, self.overview.candidates)
         ordered = sorted(
-            zip(ages, self.found.candidates, strict=True), key=lambda pair: pair[0], reverse=True
+            zip(ages, self.overview.candidates, strict=True), key=lambda pair: pair[0], reverse=True
         )
         self.candidates = [one for _, one in ordered]
 
     def _age(self, candidate: Candidate) -> tuple[bool, int, float]:
         """Order checkpoints: by the step of their name or content, else by the last change."""
         step = candidate.step
-        if step is None and len(self.found.candidates) > 1:  # as last.ckpt beside others
+        if step is None and len(self.overview.candidates) > 1:  # as last.ckpt beside others
             top = self.judged.path
-            step = examine(self.found, candidate, folder_of(candidate, top), top, NOTHING)[0].step
+            folder = folder_of(candidate, top)
+            report, _ = examine(self.overview, candidate, folder, top, NOTHING)
+            step = report.step
         return step is not None, step or 0, changed(candidate.path)
 
     def run(self, candidates: Sequence[Candidate]) -> None:
@@ -168,7 +169,7 @@ class _Judging:
         sizes = NOTHING if self.options.metadata_only else replace(sizes, jobs=self.options.jobs)
         for candidate in candidates:
             folder = folder_of(candidate, top)
-            report, more = examine(self.found, candidate, folder, top, sizes)
+            report, more = examine(self.overview, candidate, folder, top, sizes)
             judged.append((candidate, folder, report))
             works += self._sampled(report, more)
         _shared(judged)
@@ -224,29 +225,25 @@ def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress)
 
     finished: SimpleQueue[Future[Sums]] = SimpleQueue()
     waiting: dict[Future[Sums], tuple[Report, int]] = {}
-    with ThreadPoolExecutor(jobs) as pool:
+    with cancelling_pool(jobs) as pool:
 
         def submit(report: Report, work: Work) -> None:
             future = pool.submit(run, work)
             waiting[future] = report, work.size
             future.add_done_callback(finished.put)
 
-        try:
-            for report, work in works:
-                submit(report, work)
-            while waiting:
-                future = finished.get()
-                report, size = waiting.pop(future)
-                sums = future.result()
-                report.add(sums)
-                for more in sums.more:
-                    submit(report, more)
-                done += size - sum(more.size for more in sums.more)
-                if progress:
-                    progress(done, total)
-        except BaseException:  # Ctrl-C, too: what has not begun is not begun
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for report, work in works:
+            submit(report, work)
+        while waiting:
+            future = finished.get()
+            report, size = waiting.pop(future)
+            sums = future.result()
+            report.add(sums)
+            for more in sums.more:
+                submit(report, more)
+            done += size - sum(more.size for more in sums.more)
+            if progress:
+                progress(done, total)
 
 
 def _shared(judged: Sequence[tuple[Candidate, Folder, Report]]) -> None:

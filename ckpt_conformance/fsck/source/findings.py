@@ -235,18 +235,15 @@ class Report:
 
     def take(self, part: Report) -> None:
         """Add the report of a part."""
-        self.findings += part.findings
+        self.add(part)
         self.tensors += part.tensors
-        self.digest += part.digest
-        self.crc += part.crc
-        self.structure += part.structure
         self.ties += part.ties
         self.step = part.step
         self.facts |= part.facts
         self.world_size = part.world_size if self.world_size is None else self.world_size
 
-    def add(self, sums: Sums) -> None:
-        """Add the results of some work."""
+    def add(self, sums: Sums | Report) -> None:
+        """Add the findings and the protected bytes of some work, or of a part."""
         self.findings += sums.findings
         self.digest += sums.digest
         self.crc += sums.crc

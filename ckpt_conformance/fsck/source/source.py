@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 from ckpt_conformance.fsck.source.findings import Malformed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from ckpt_conformance.fsck.source.places import Where
@@ -196,6 +197,17 @@ def in_threads(
         return [action(one) for one in items]
     with ThreadPoolExecutor(min(threads, len(items))) as pool:
         return list(pool.map(action, items))
+
+
+@contextlib.contextmanager
+def cancelling_pool(threads: int) -> Generator[ThreadPoolExecutor]:
+    """Open a pool of threads that begins nothing more once an error, Ctrl-C too, leaves it."""
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def exactly(file: Readable, start: int, length: int) -> bytes:
