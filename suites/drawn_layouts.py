@@ -120,7 +120,7 @@ def each(subject: Subject, most: int, check: Callable[[Drawn], None]) -> None:
         if error := known[key]:
             raise error
 
-    quiet = settings(
+    quiet: Any = settings(
         max_examples=EXAMPLES[subject.budget],
         database=None,
         deadline=None,
