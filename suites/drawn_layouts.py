@@ -120,7 +120,7 @@ def each(subject: Subject, most: int, check: Callable[[Drawn], None]) -> None:
         if error := known[key]:
             raise error
 
-    quiet: Any = settings(
+    quiet = settings(
         max_examples=EXAMPLES[subject.budget],
         database=None,
         deadline=None,
@@ -131,7 +131,8 @@ def each(subject: Subject, most: int, check: Callable[[Drawn], None]) -> None:
     )
     tensors: Any = st.tuples(*map(st.sampled_from, TENSORS.values()))
     drawn: Any = st.builds(_drawn, st.sampled_from(pairs(most)), tensors)
-    checked: Any = seed(subject.seed)(quiet(given(drawn)(once)))
+    draw: Any = given(drawn)
+    checked: Any = seed(subject.seed)(quiet(draw(once)))
     checked()
 
 
