@@ -102,8 +102,14 @@ class Pending:
     """An operation on data that no sync has settled."""
 
     operation: Operation
+    before: int  # the size of the file before it, in bytes
     durable: bool = False
     doomed: bool = False  # a failed fsync dropped it; later ones do not bring it back
+
+    def grows_what(self, sync: Operation) -> bool:
+        """Whether it made the file longer within the blocks of a WRITE through O_SYNC."""
+        start, stop = sync.offset // BLOCK * BLOCK, -(-sync.stop // BLOCK) * BLOCK
+        return max(start, self.before) < min(stop, self.operation.stop)
 
 
 @dataclass
@@ -261,7 +267,7 @@ class Walk:
         journal = self.rules.truncate_in_order and self.rules.carries
         if journal and operation.kind is Kind.WRITE:
             self._write_in_place(operation)
-        self.pending[operation.object].append(Pending(operation))
+        self.pending[operation.object].append(Pending(operation, version.full.size))
         if operation.sync:
             self.waiting.append(operation)
 
@@ -356,9 +362,11 @@ class Walk:
             table = self.touched if sync.kind is Kind.FSYNC else self.sized
             candidates = table.get(sync.object, [])
         operations = self.recording.operations
-        if sync.kind is Kind.WRITE:  # it flushes its own range: growth by others is not logged
+        if sync.kind is Kind.WRITE:  # growth by others is logged with the blocks that it flushes
             grown = [i for i in candidates if operations[i].kind is not Kind.WRITE]
-            candidates = [*grown, *(i for i in candidates if i == sync.index)]
+            waiting = [one for one in self.pending.get(sync.object, ()) if one.grows_what(sync)]
+            candidates = [i for i in candidates if i == sync.index]
+            candidates += [*grown, *(one.operation.index for one in waiting)]
         covered = [i for i in candidates if i == sync.index or operations[i].precedes(sync)]
         self.floor = max([self.floor, *(index + 1 for index in covered)])
         self.kept = [one for one in self.kept if one.index >= self.floor]

@@ -297,12 +297,14 @@ class History:
         """Sort operations by the file whose data they change, and by the inodes they change."""
         sizes = dict(self.before)
         self.grows: set[int] = set()
+        self.size_before: dict[int, int] = {}  # of a write's file, in bytes
         self.fills = self._filling()
         self.idle: set[int] = set()  # asked for the size that the file had: nothing may happen
         for one in self.operations:
             size = sizes.get(one.object, 0)
             if one.kind in DATA:
                 self.data[one.object].append(one)
+                self.size_before[one.index] = size
                 grown = max(size, one.stop)
                 sizes[one.object] = one.size if one.kind is Kind.TRUNCATE else grown
                 if one.kind is not Kind.WRITE and sizes[one.object] == size:
@@ -384,9 +386,19 @@ class History:
             return touched
         ones = [self.operations[i] for i in touched if i in self.grows]
         mine = [one for one in ones if one.object == sync.object]
-        if sync.kind is Kind.WRITE:  # it flushes its own range: growth by other writes may wait
-            mine = [one for one in mine if one is sync or one.kind is not Kind.WRITE]
+        if sync.kind is Kind.WRITE:  # it flushes its own pages: growth in other pages may wait
+            mine = [one for one in mine if one.kind is not Kind.WRITE or self._flushed(one, sync)]
         return [one.index for one in mine]
+
+    def _flushed(self, one: Operation, sync: Operation) -> bool:
+        """Whether a write made its file longer within the pages of a write through O_SYNC.
+
+        Pages are written whole, and the file's size up to their end is logged with them. The sync
+        waits for that entry of the log, so all that stands before it in the log is there, too.
+        """
+        first, last = sync.offset // PAGE, (sync.stop - 1) // PAGE
+        begins, ends = self.size_before[one.index] // PAGE, (one.stop - 1) // PAGE
+        return one is sync or (begins <= last and first <= ends)
 
     # ---- names ----
 
