@@ -15,6 +15,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors.injector import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern
@@ -122,9 +124,7 @@ class Advancer:
         yield from ((fault["kind"], fault["args"]) for fault in self.task.trials)
         rng = random.Random(self.task.seed)  # noqa: S311
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
-            usual = {"reading": self.task.reading, **KINDS[kind]}
-            usual["only"] = tuple(usual.get("only", ()))
-            fault = Fault(**usual)
+            fault = msgspec.convert({"reading": self.task.reading, **KINDS[kind]}, Fault)
             calls = [one for one in log if fault.counts(one["what"], reads=one["reads"])]
             alike: dict[tuple[str, str], list[int]] = {}
             for at, one in enumerate(calls, 1):

@@ -88,8 +88,8 @@ def _read(program: object) -> Supervised:
 
 def is_wanted(program: object) -> bool:
     """Tell whether a program asks for a supervisor."""
-    told = _read(program)
-    return bool(told.record or told.stops) or told.has_fault
+    wanted = _read(program)
+    return bool(wanted.record or wanted.stops) or wanted.has_fault
 
 
 def enter(program: object) -> None:
@@ -97,16 +97,16 @@ def enter(program: object) -> None:
 
     The one who waits for the child sees its exit code, or the signal that ended it.
     """
-    told = _read(program)
-    folder = Path(told.record) if told.record else None
-    journal = Path(told.journal)
+    wanted = _read(program)
+    folder = Path(wanted.record) if wanted.record else None
+    journal = Path(wanted.journal)
     journal.touch()
     recorder = Recorder(
-        Path(told.root),
+        Path(wanted.root),
         folder,
         journal=journal,
-        reading=told.reads,
-        closing=told.rank_group is not None,  # the ranks may be nodes of an NFS
+        reading=wanted.reads,
+        closing=wanted.rank_group is not None,  # the ranks may be nodes of an NFS
     )
     pid = os.fork()  # not lifecycle.fork: it is the child that goes on with what the caller does
     if pid == 0:
@@ -115,21 +115,21 @@ def enter(program: object) -> None:
         return
     fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
     ranks: vector_clocks.Collector | None = None
-    if told.rank_group is not None:
-        ranks = vector_clocks.Collector(len(told.rank_group))
-        if told.stops:
-            ranks = vector_clocks.Stopper(told.stops, main=pid)
+    if wanted.rank_group is not None:
+        ranks = vector_clocks.Collector(len(wanted.rank_group))
+        if wanted.stops:
+            ranks = vector_clocks.Stopper(wanted.stops, main=pid)
 
     def prepare(supervisor: Supervisor) -> None:
         (ranks or fault_supervisor).attach(supervisor)
 
     try:
-        recording = recorder.supervise(pid, deadline=told.deadline, prepare=prepare)
+        recording = recorder.supervise(pid, deadline=wanted.deadline, prepare=prepare)
         if ranks is not None and folder is not None:
             ranks.finish(recording)
     except notify.NotAvailableError as error:
         lifecycle.reap(pid)
-        _fall_back(told, error)
+        _fall_back(wanted, error)
         return
     lifecycle.exit_as(recorder.code)
 
@@ -140,14 +140,14 @@ def leave() -> None:
         _PATCHED.pop().finish()
 
 
-def _fall_back(told: Supervised, error: notify.NotAvailableError) -> None:
+def _fall_back(wanted: Supervised, error: notify.NotAvailableError) -> None:
     """Record by patched entry points here; a fault at a system call has no such way out."""
-    is_one_process = told.rank_group is None and told.isolation != "spawn"
-    if told.has_fault or not is_one_process or not told.record:
+    is_one_process = wanted.rank_group is None and wanted.isolation != "spawn"
+    if wanted.has_fault or not is_one_process or not wanted.record:
         raise error
     print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
-    folder = Path(told.record)
+    folder = Path(wanted.record)
     shutil.rmtree(folder)  # what the recorder that could not begin left there
-    patched = PatchedRecorder(Path(told.root), folder, Path(told.journal))
+    patched = PatchedRecorder(Path(wanted.root), folder, Path(wanted.journal))
     patched.install()
     _PATCHED.append(patched)
