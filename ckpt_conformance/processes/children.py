@@ -49,10 +49,10 @@ def run(work: Callable[[Put], None], deadline: float) -> Iterator[Line]:
     os.close(write)
     exit_kind: str = ExitKind.HANG
     for line in _lines(read, pid, deadline):
-        told: Line = json.loads(line)
-        exit_kind = told.get("end", exit_kind)
-        if "end" not in told:
-            yield told
+        message: Line = json.loads(line)
+        exit_kind = message.get("end", exit_kind)
+        if "end" not in message:
+            yield message
     os.close(read)
     lifecycle.kill_group(pid)  # and what it started: loader workers
     exited = lifecycle.reap(pid)
@@ -90,8 +90,8 @@ def _lines(read: int, pid: int, deadline: float) -> Iterator[bytes]:
 
 def _read(read: int) -> bytes:
     """Read all that is there now."""
-    found = b""
+    received = b""
     with contextlib.suppress(BlockingIOError):
         while data := os.read(read, 1 << 16):
-            found += data
-    return found
+            received += data
+    return received

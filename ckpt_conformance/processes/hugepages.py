@@ -26,11 +26,11 @@ def collapse() -> None:
 
 def anonymous(maps: str) -> list[tuple[int, int]]:
     """Give the huge-page-aligned parts of anonymous writable mappings as (begin, end) addresses."""
-    found: list[tuple[int, int]] = []
+    regions: list[tuple[int, int]] = []
     for line in maps.splitlines():
         span, mode, _, _, inode, *name = line.split(maxsplit=5)
         begin, end = (int(part, 16) for part in span.split("-"))
         begin, end = -(-begin // HUGE) * HUGE, end // HUGE * HUGE
         if mode == "rw-p" and inode == "0" and end > begin and name in ([], ["[heap]"]):
-            found.append((begin, end))
-    return found
+            regions.append((begin, end))
+    return regions

@@ -113,8 +113,8 @@ def kill_group(pid: int) -> None:
 
 def reap(pid: int = -1) -> Exit:
     """Wait for the end of a child, by default of any; raises ChildProcessError without one."""
-    found, status, usage = os.wait4(pid, 0)
-    return Exit(found, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
+    ended, status, usage = os.wait4(pid, 0)
+    return Exit(ended, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
 
 
 # -- in the child ---------------------------------------------------------------------------------

@@ -53,10 +53,10 @@ def sweep(running: Collection[int], group: int, others: Collection[int] = ()) ->
     """
     named: list[str] = []
     foreign = {marked(number) for number in others}
-    while found := {pid for pid in children() - set(running) if _mark_of(pid) not in foreign}:
-        for pid in found:
-            if told := _describe(pid, group):
-                named.append(told)
+    while strangers := {pid for pid in children() - set(running) if _mark_of(pid) not in foreign}:
+        for pid in strangers:
+            if description := _describe(pid, group):
+                named.append(description)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)  # its own children are ours now: hence the loop

@@ -130,7 +130,7 @@ def rules(*, reading: bool = False, closing: bool = False) -> list[Rule]:
     With `closing` also for closing: it is what makes a client of NFS send what it holds.
     """
     left_out = {*(() if reading else READING), *(() if closing else CLOSING)}
-    found: list[Rule] = []
+    chosen: list[Rule] = []
     for name in NUMBERS:
         number = number_of(name)
         if number < 0 or name in left_out:
@@ -138,5 +138,5 @@ def rules(*, reading: bool = False, closing: bool = False) -> list[Rule]:
         conditions = CONDITIONS.get(name, [()])
         if reading and name in {"open", "openat"}:
             conditions = [()]
-        found += [Rule(number, tests) for tests in conditions]
-    return found
+        chosen += [Rule(number, tests) for tests in conditions]
+    return chosen

@@ -51,10 +51,10 @@ def _opened(request: Request, index: int) -> tuple[int, os.stat_result, int] | N
 
 def prepare_write(request: Request) -> Action | None:
     """write, pwrite64, writev, pwritev, pwritev2."""
-    found = _opened(request, 0)
-    if found is None:
+    opened = _opened(request, 0)
+    if opened is None:
         return None
-    file, info, number = found
+    file, info, number = opened
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_ACCMODE == os.O_RDONLY:
         return None
@@ -109,15 +109,15 @@ def _pieces(request: Request) -> tuple[list[tuple[int, int]], int | None, int]:
 
 def _cut(pieces: list[tuple[int, int]], limit: int | None) -> list[tuple[int, int]]:
     """Cut pieces into chunks, and to a limit in bytes."""
-    found: list[tuple[int, int]] = []
+    chunks: list[tuple[int, int]] = []
     left = _MOST if limit is None else limit
     for address, size in pieces:
-        found.extend(
+        chunks.extend(
             (address + start, min(CHUNK, size - start, left - start))
             for start in range(0, min(size, left), CHUNK)
         )
         left -= min(size, left)
-    return found
+    return chunks
 
 
 def _copy_out(
@@ -155,10 +155,10 @@ def _write(file: int, view: memoryview, offset: int | None, more: int) -> int:
 def prepare_copy(request: Request) -> Action | None:
     """copy_file_range, sendfile."""
     is_range = request.name == "copy_file_range"
-    found = _opened(request, 2 if is_range else 0)
-    if found is None:
+    opened = _opened(request, 2 if is_range else 0)
+    if opened is None:
         return None
-    target, _, number = found
+    target, _, number = opened
     source = request.take(0 if is_range else 1)
     inward, outward = (1, 3) if is_range else (2, -1)
     size = min(request.word(4 if is_range else 3), _MOST)
@@ -216,10 +216,10 @@ def prepare_truncate(request: Request) -> Action | None:
     """truncate, ftruncate."""
     size = request.long(1)
     if request.name == "ftruncate":
-        found = _opened(request, 0)
-        if found is None:
+        opened = _opened(request, 0)
+        if opened is None:
             return None
-        target, _, number = found
+        target, _, number = opened
     else:
         place = request.place(AT_FDCWD, request.string(0), follow=True)
         target = request.keep(os.open(place.name, os.O_PATH | os.O_CLOEXEC, dir_fd=place.folder))
@@ -246,10 +246,10 @@ def prepare_truncate(request: Request) -> Action | None:
 
 def prepare_fallocate(request: Request) -> Action | None:
     """fallocate: more room, a hole, or a range of zeros."""
-    found = _opened(request, 0)
-    if found is None:
+    opened = _opened(request, 0)
+    if opened is None:
         return None
-    file, info, number = found
+    file, info, number = opened
     mode, offset, size = request.number(1), request.long(2), request.long(3)
     path = request.tree.path(number)
 
@@ -322,12 +322,12 @@ def prepare_close(request: Request) -> Action | None:
         request.writers.discard(request.process)
         request.make(Kind.CLOSE)
         return Action("")
-    found = _opened(request, 0)
-    if found is None or fcntl.fcntl(found[0], fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+    opened = _opened(request, 0)
+    if opened is None or fcntl.fcntl(opened[0], fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
         return None
-    path = request.tree.path(found[2])
-    request.make(Kind.CLOSE, object=found[2], path=path)
-    return Action(path, object=found[2])
+    path = request.tree.path(opened[2])
+    request.make(Kind.CLOSE, object=opened[2], path=path)
+    return Action(path, object=opened[2])
 
 
 # -- what can't be followed, and reading ------------------------------------------------------
@@ -346,9 +346,9 @@ def prepare_foreign(request: Request) -> Action | None:
     elif request.name == "io_submit":
         _foreign_submit(request, why)
     else:
-        found = _opened(request, 4 if request.name == "mmap" else 2)
-        if found is not None and _may_write(request, found[0]):
-            request.cannot_object(found[2], why)
+        opened = _opened(request, 4 if request.name == "mmap" else 2)
+        if opened is not None and _may_write(request, opened[0]):
+            request.cannot_object(opened[2], why)
     return None
 
 
@@ -370,13 +370,13 @@ def _foreign_submit(request: Request, why: str) -> None:
 
 def prepare_clone(request: Request) -> Action | None:
     """Handle FICLONE and its like: refused, as by a file system without them; callers copy."""
-    found = _opened(request, 0)
-    if found is None:
+    opened = _opened(request, 0)
+    if opened is None:
         return None
-    if found[2] in request.tree.outside:
-        request.cannot_object(found[2], "its bytes were cloned from another file")
+    if opened[2] in request.tree.outside:
+        request.cannot_object(opened[2], "its bytes were cloned from another file")
         return None
-    return Action(request.tree.path(found[2]), lambda _: -errno.EOPNOTSUPP, found[2])
+    return Action(request.tree.path(opened[2]), lambda _: -errno.EOPNOTSUPP, opened[2])
 
 
 def prepare_read(request: Request) -> Action | None:

@@ -95,11 +95,11 @@ class Marker:
 
         @wraps(original)
         def call(work: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
-            found = original(work, *given, **more)
+            result = original(work, *given, **more)
             _, note = self.under_way.pop(id(work), (None, None))
             if note is not None:
                 note()
-            return found
+            return result
 
         return call
 
@@ -112,10 +112,10 @@ class Marker:
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             if name in TELLS or name in BOTH or name == "send":
                 self.journal.note("tell")
-            found = original(*given, **more)
+            result = original(*given, **more)
             if name not in TELLS and name != "send":
                 self.journal.note("ask")
-            return found
+            return result
 
         return call
 
@@ -139,12 +139,12 @@ class Marker:
         @wraps(original)
         def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
-            found = original(*given, **more)
-            for one in tree_leaves(found):
-                if isinstance(one, functional.AsyncCollectiveTensor):
-                    one.trigger_wait()
+            result = original(*given, **more)
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, functional.AsyncCollectiveTensor):
+                    tensor.trigger_wait()
             self.journal.note("ask")
-            return found
+            return result
 
         return call
 
@@ -168,10 +168,11 @@ class Marker:
         """Give a path relative to the directory; None if it is elsewhere."""
         if not isinstance(path, str) and not hasattr(path, "__fspath__"):
             return None
-        found = os.path.abspath(str(path))  # noqa: PTH100  no link is resolved
-        if found == self.root:
+        absolute = os.path.abspath(str(path))  # noqa: PTH100  no link is resolved
+        if absolute == self.root:
             return ""
-        return found.removeprefix(self.root + "/") if found.startswith(self.root + "/") else None
+        above = self.root + "/"
+        return absolute.removeprefix(above) if absolute.startswith(above) else None
 
 
 def _members(group: Any) -> list[int]:  # noqa: ANN401  a ProcessGroup
@@ -183,8 +184,8 @@ def _members(group: Any) -> list[int]:  # noqa: ANN401  a ProcessGroup
 
 def _root(given: tuple[Any, ...]) -> int | None:
     """Find the root in the options of a collective; None if it has none."""
-    found = (getattr(one, "rootRank", None) for one in given)
-    return next((int(root) for root in found if root is not None), None)
+    roots = (getattr(one, "rootRank", None) for one in given)
+    return next((int(root) for root in roots if root is not None), None)
 
 
 def mark(journal: ChildJournal, root: Path) -> None:

@@ -126,10 +126,10 @@ def install(rules: Sequence[Rule]) -> int:
     # A received call waits until it is answered: after a signal it would run a second time, and
     # what it did would be done twice. Linux before 5.19 can't promise that, so it is refused.
     flags = _NEW_LISTENER | _WAIT_KILLABLE
-    found = syscall(_SECCOMP[machine], _SET_MODE_FILTER, flags, header)
-    if found < 0:
-        raise NotAvailableError(_told(os.strerror(-found), -found))
-    return found
+    listener = syscall(_SECCOMP[machine], _SET_MODE_FILTER, flags, header)
+    if listener < 0:
+        raise NotAvailableError(_told(os.strerror(-listener), -listener))
+    return listener
 
 
 def _told(why: str, code: int = 0) -> str:
@@ -174,10 +174,10 @@ class Listener:
 
     def ready(self, milliseconds: int | None = 0) -> bool | None:
         """Tell whether a call waits; None if nobody is left who could make one."""
-        found = self.poller.poll(milliseconds)
-        if not found:
+        events = self.poller.poll(milliseconds)
+        if not events:
             return False
-        if found[0][1] & select.POLLIN:
+        if events[0][1] & select.POLLIN:
             return True
         return None
 
@@ -267,12 +267,12 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 def read_string(thread: int, address: int) -> bytes:
     """Read a path of a caller, page by page: the next page may not be there."""
-    found = b""
-    while len(found) <= PATH_MAX:
-        found += read_memory(thread, address, min(PAGE - address % PAGE, 256))
-        end = found.find(b"\0")
+    path = b""
+    while len(path) <= PATH_MAX:
+        path += read_memory(thread, address, min(PAGE - address % PAGE, 256))
+        end = path.find(b"\0")
         if end >= 0:
-            return found[:end]
+            return path[:end]
         address += min(PAGE - address % PAGE, 256)
     raise OSError(errno.ENAMETOOLONG, "no end of the path")
 
@@ -307,17 +307,17 @@ class Processes:
 
     def take(self, thread: int, descriptor: int) -> int:
         """Copy a caller's descriptor: the same open file, offset and flags included."""
-        found = -errno.ESRCH
+        copy = -errno.ESRCH
         for _ in range(2):
             # A caller that waits keeps its number: what `process_of` found is not looked up again.
             group = self.groups.get(thread) or self._group(thread)
-            found = syscall(_PIDFD_GETFD, group[1], descriptor, 0)
-            if found != -errno.ESRCH:
+            copy = syscall(_PIDFD_GETFD, group[1], descriptor, 0)
+            if copy != -errno.ESRCH:
                 break
             os.close(self.groups.pop(thread)[1])  # the number was given to a new process
-        if found < 0:
-            raise OSError(-found, f"descriptor {descriptor} of thread {thread}")
-        return found
+        if copy < 0:
+            raise OSError(-copy, f"descriptor {descriptor} of thread {thread}")
+        return copy
 
     def close(self) -> None:
         """Give the pidfds back."""

@@ -94,7 +94,7 @@ class Operation:
     source: str = ""  # "saving.py:120 publish": the manager's own line, where it is known
     rank: int = 0  # of the process, in a recording of several
     # By rank: its operations below this index had been issued before this one could be. Empty for
-    # one rank; see `ranked`.
+    # one rank; see `vector_clocks`.
     after: tuple[int, ...] = ()
 
     @property
@@ -196,12 +196,12 @@ class Recording:
     def read(cls, folder: Path) -> Self:
         """Read a recording; raises ValueError for anything else."""
         # Not msgspec's own decoder: a path may have bytes that are no UTF-8.
-        told = json.loads((folder / "recording.json").read_text())
-        schema = msgspec.convert(told, _Head).schema
+        content = json.loads((folder / "recording.json").read_text())
+        schema = msgspec.convert(content, _Head).schema
         if schema != SCHEMA:
             msg = f"{folder}: schema is {schema!r}, this version reads {SCHEMA!r}"
             raise ValueError(msg)
-        body = msgspec.convert(told, _Body)
+        body = msgspec.convert(content, _Body)
         return cls(
             root=body.root,
             folder=folder,

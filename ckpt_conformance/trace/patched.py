@@ -73,7 +73,7 @@ class PatchedRecorder:
 
     def write(self) -> Recording:
         """Write the recording as it is now."""
-        found = Recording(
+        recording = Recording(
             self.tree.root,
             self.folder,
             self.tree.initial,
@@ -81,20 +81,20 @@ class PatchedRecorder:
             [*self.unsupported, *self._unseen()],
             "patched",
         )
-        found.save()
-        return found
+        recording.save()
+        return recording
 
     def _unseen(self) -> list[Unsupported]:
         """Name files with another size than was seen."""
-        found: list[Unsupported] = []
+        unseen: list[Unsupported] = []
         for base, _, names in os.walk(self.tree.root):
             for name in names:
                 info = os.lstat(f"{base}/{name}")
                 number = self.tree.numbers.get((info.st_dev, info.st_ino), 0)
                 if stat.S_ISREG(info.st_mode) and self.sizes.get(number) != info.st_size:
                     path = os.path.relpath(f"{base}/{name}", self.tree.root)
-                    found.append(Unsupported("unknown", path, UNSEEN))
-        return found
+                    unseen.append(Unsupported("unknown", path, UNSEEN))
+        return unseen
 
     def _patch(self, owner: object, name: str, new: object) -> None:
         self._undo.append((owner, name, getattr(owner, name)))

@@ -130,8 +130,8 @@ class Recorder:
     def _listen(self) -> Supervisor:
         listener = notify.Listener(notify.receive_listener(self.parent))
         self.parent.close()
-        found = sources.Sources(self.notes)
-        supervisor = Supervisor(listener, self.tree, found, self.journal)
+        stacks = sources.Sources(self.notes)
+        supervisor = Supervisor(listener, self.tree, stacks, self.journal)
         supervisor.sink = Sink(self.folder / "data") if self.folder is not None else None
         self.supervisor = supervisor
         return supervisor
@@ -195,9 +195,9 @@ def available() -> str:
         folder = Path(name)
         try:
             recorder = Recorder(folder / "root", folder / "record")
-            found = recorder.function(lambda: (folder / "root" / "a").write_bytes(b"a"))
+            recording = recorder.function(lambda: (folder / "root" / "a").write_bytes(b"a"))
         except (notify.NotAvailableError, OSError) as error:
             return str(error)
-        if len(found.operations) < 2:  # noqa: PLR2004  to create and to write
+        if len(recording.operations) < 2:  # noqa: PLR2004  to create and to write
             return f"system calls can't be recorded here: {LOCKED}: allow both system calls"
     return ""

@@ -128,9 +128,9 @@ class Request:
 
     def take(self, index: int) -> int:
         """Copy the descriptor that is an argument; it is closed with this call."""
-        found = self.processes.take(self.thread, self.number(index))
-        self.opened.append(found)
-        return found
+        copy = self.processes.take(self.thread, self.number(index))
+        self.opened.append(copy)
+        return copy
 
     def keep(self, descriptor: int) -> int:
         """Close a descriptor of ours with this call."""
@@ -188,11 +188,11 @@ class Request:
             raise OSError(errno.ENOENT, "empty path")
         spelled = self.spelled(dirfd, path)
         for _ in range(LINKS):
-            found = self._place(spelled)
-            if not follow or found.magic or found.info is None or not _is_link(found.info):
-                return found
-            target = os.readlink(found.name, dir_fd=found.folder)
-            spelled = b"/proc/self/fd/%d/" % found.folder + target
+            place = self._place(spelled)
+            if not follow or place.magic or place.info is None or not _is_link(place.info):
+                return place
+            target = os.readlink(place.name, dir_fd=place.folder)
+            spelled = b"/proc/self/fd/%d/" % place.folder + target
             if target.startswith(b"/"):
                 spelled = self.spelled(AT_FDCWD, target)
         raise OSError(errno.ELOOP, "too many links")

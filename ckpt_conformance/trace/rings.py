@@ -79,22 +79,22 @@ def _waiting(request: Request, count: int) -> list[Entry]:
         numbers = dict(re.findall(r"^(\w+):\t(\w+)$", text, re.MULTILINE))
         if int(numbers.get("SQEs", 0)) < count:
             continue
-        found = [(name, int(fd), int(flags, 16)) for name, fd, flags in _WAITS.findall(text)]
-        return found[:count] or _mapped(request, count, numbers)
+        entries = [(name, int(fd), int(flags, 16)) for name, fd, flags in _WAITS.findall(text)]
+        return entries[:count] or _mapped(request, count, numbers)
     return []
 
 
 def _mapped(request: Request, count: int, numbers: dict[str, str]) -> list[Entry]:
     """Read entries of a ring that has no array of indices."""
     mask, head = int(numbers["SqMask"], 16), int(numbers["SqHead"])
-    found: list[Entry] = []
+    entries: list[Entry] = []
     ring = request.take(0)
     with mmap.mmap(ring, _SIZE * (mask + 1), mmap.MAP_SHARED, mmap.PROT_READ, offset=_AT) as all_:
         for index in range(head, head + count):
             number, flags, _, fd = struct.unpack_from("=BBHi", all_, _SIZE * (index & mask))
             name = OPERATIONS[number] if number < len(OPERATIONS) else f"{number}"
-            found.append((name, fd, flags))
-    return found
+            entries.append((name, fd, flags))
+    return entries
 
 
 def _touched(request: Request, waiting: list[Entry]) -> Iterator[int]:

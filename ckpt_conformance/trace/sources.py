@@ -135,11 +135,11 @@ def choose(frames: list[tuple[str, ...]]) -> str:
     own = [f for f in frames if not _is_stdlib(f[0]) and not _OURS.match(f[0])]
     if not own:
         return ""
-    told = _told(own[0])
+    line = _told(own[0])
     if "/torch/" in own[0][0]:
         outer = next((f for f in own if "/torch/" not in f[0]), None)
-        told += f" < {_told(outer)}" if outer else ""
-    return told
+        line += f" < {_told(outer)}" if outer else ""
+    return line
 
 
 def _is_stdlib(path: str) -> bool:

@@ -184,9 +184,9 @@ class Supervisor:
     def _finish(self, request: Request) -> None:
         """Keep what a call did."""
         for path, why in request.foreign:
-            found = Unsupported(request.name, path, why)
-            if found not in self.unsupported:
-                self.unsupported.append(found)
+            unsupported = Unsupported(request.name, path, why)
+            if unsupported not in self.unsupported:
+                self.unsupported.append(unsupported)
         end = self._tick()
         for made in request.made:
             source = self.sources.opener.get(made.object, "")

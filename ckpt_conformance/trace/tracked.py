@@ -31,8 +31,8 @@ class Tree:
         self._scan("", ROOT)
 
     def _scan(self, folder: str, number: int) -> None:
-        found = sorted(os.scandir(f"{self.root}/{folder}"), key=lambda e: e.name)
-        for entry in found:
+        entries = sorted(os.scandir(f"{self.root}/{folder}"), key=lambda e: e.name)
+        for entry in entries:
             info = entry.stat(follow_symlinks=False)
             path = f"{folder}/{entry.name}" if folder else entry.name
             known = self.numbers.get((info.st_dev, info.st_ino))
@@ -41,13 +41,15 @@ class Tree:
                 kind, target = "link", os.readlink(entry.path)  # noqa: PTH115  a string is wanted
             elif entry.is_dir():
                 kind = "dir"
-            one = known or self.add(info, number, entry.name)
+            object_number = known or self.add(info, number, entry.name)
             if known:
                 self.name(known, number, entry.name)
             mode, size = stat.S_IMODE(info.st_mode), info.st_size if kind == "file" else 0
-            self.initial.append(Entry(one, path, kind, size, mode, info.st_mtime_ns, target))
+            self.initial.append(
+                Entry(object_number, path, kind, size, mode, info.st_mtime_ns, target)
+            )
             if kind == "dir":
-                self._scan(path, one)
+                self._scan(path, object_number)
 
     def find(self, info: os.stat_result, link: str = "") -> int | None:
         """Give the number of an object.

@@ -74,10 +74,11 @@ class Collector:
 
     def finish(self, recording: Recording) -> None:
         """Order a recording and write it anew."""
-        strange = [one for one in recording.operations if one.process not in self.ranks]
-        for one in strange:
+        for operation in recording.operations:
+            if operation.process in self.ranks:
+                continue
             why = "it was done by a process that belongs to no rank"
-            recording.unsupported.append(Unsupported(str(one.kind), one.path, why))
+            recording.unsupported.append(Unsupported(str(operation.kind), operation.path, why))
         if self.supervisor is not None:
             full = order(self.supervisor.operations, self.notes, self.ranks, self.size)
             recording.operations = without(full, self.supervisor.tree.outside)
@@ -136,9 +137,9 @@ class Stopper(Collector):
         super().see(request, action, result)
         if self.supervisor is None:
             return
-        for one in self.supervisor.operations[self.counted :]:
-            if one.kind is not Kind.MARK and one.process in self.ranks:
-                self.left[self.ranks[one.process]] -= 1
+        for operation in self.supervisor.operations[self.counted :]:
+            if operation.kind is not Kind.MARK and operation.process in self.ranks:
+                self.left[self.ranks[operation.process]] -= 1
         self.counted = len(self.supervisor.operations)
         if max(self.left) <= 0:
             self.supervisor.frozen = True
@@ -162,13 +163,13 @@ def order(
 ) -> list[Operation]:
     """Give the operations with their ranks and clocks; of an unknown process rank 0's."""
     clocks = Clocks(size)
-    found: list[Operation] = []
+    ordered: list[Operation] = []
     waiting = list(reversed(notes))
-    for one in operations:
-        while waiting and waiting[-1][0] <= one.index:
+    for operation in operations:
+        while waiting and waiting[-1][0] <= operation.index:
             clocks.hear(waiting.pop()[1])
-        found.append(clocks.stamp(one, ranks.get(one.process, 0)))
-    return found
+        ordered.append(clocks.stamp(operation, ranks.get(operation.process, 0)))
+    return ordered
 
 
 def without(operations: Sequence[Operation], outside: Container[int]) -> list[Operation]:
@@ -231,42 +232,46 @@ class Clocks:
 
     # ---- what they do ----
 
-    def stamp(self, one: Operation, rank: int) -> Operation:
+    def stamp(self, operation: Operation, rank: int) -> Operation:
         """Give an operation its rank and clock: after those of others that it depends on."""
-        changes, uses = _changes(one), _uses(one)
+        changes, uses = _changes(operation), _uses(operation)
         for key in changes:
             self._learn(rank, [*self.changed[key].values(), *self.used[key].values()])
         for key in uses:
             self._learn(rank, self.changed[key].values())
         after = self.now[rank]
-        clock = (*after[:rank], one.index + 1, *after[rank + 1 :])
+        clock = (*after[:rank], operation.index + 1, *after[rank + 1 :])
         self.now[rank] = clock
         for key in changes:
             self.changed[key][rank] = clock
         for key in uses:
             self.used[key][rank] = clock
-        for path in {one.path, one.target} - {""} if one.kind not in SILENT else ():
+        touched = {operation.path, operation.target} - {""}
+        for path in touched if operation.kind not in SILENT else ():
             self.paths[path][rank] = clock
-            if one.kind in NAMING:
+            if operation.kind in NAMING:
                 self.lists[dirname(path)][rank] = clock
-        return replace(one, rank=rank, after=after)
+        return replace(operation, rank=rank, after=after)
 
 
-def _changes(one: Operation) -> list[Key]:
+def _changes(operation: Operation) -> list[Key]:
     """Give what an operation changes: objects, and names in directories."""
-    if one.kind in SYNCING | SILENT:
+    if operation.kind in SYNCING | SILENT:
         return []
-    found: list[Key] = [("object", each, "") for each in (one.object, one.replaced) if each]
-    if one.kind in NAMING and one.path:
-        found.append(("name", one.parent, basename(one.path)))
-    if one.kind in NAMING and one.new_parent:
-        found.append(("name", one.new_parent, basename(one.target)))
-    return found
+    objects = (operation.object, operation.replaced)
+    keys: list[Key] = [("object", each, "") for each in objects if each]
+    if operation.kind in NAMING and operation.path:
+        keys.append(("name", operation.parent, basename(operation.path)))
+    if operation.kind in NAMING and operation.new_parent:
+        keys.append(("name", operation.new_parent, basename(operation.target)))
+    return keys
 
 
-def _uses(one: Operation) -> list[Key]:
+def _uses(operation: Operation) -> list[Key]:
     """Give what has to be there as it is: the directories of its names; the file of a sync."""
-    found: list[Key] = [("object", one.object, "")] if one.kind in SYNCING and one.object else []
-    if one.kind in NAMING:
-        found += [("object", each, "") for each in (one.parent, one.new_parent) if each]
-    return found
+    keys: list[Key] = []
+    if operation.kind in SYNCING and operation.object:
+        keys.append(("object", operation.object, ""))
+    if operation.kind in NAMING:
+        keys += [("object", each, "") for each in (operation.parent, operation.new_parent) if each]
+    return keys

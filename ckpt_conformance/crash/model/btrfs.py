@@ -28,13 +28,13 @@ class Replay:
     folders: frozenset[int]
     whole: bool = False
 
-    def slots_of(self, position: Position, each: int) -> set[Slot]:
+    def slots_of(self, position: Position, number: int) -> set[Slot]:
         """Give the names of an object."""
-        return {slot for slot, held in position.slots.items() if held == each}
+        return {slot for slot, held in position.slots.items() if held == number}
 
-    def file(self, each: int) -> None:
+    def file(self, number: int) -> None:
         """Log the names of an object, those of its directories, and of what it displaced."""
-        now, then = self.slots_of(self.live, each), self.slots_of(self.position, each)
+        now, then = self.slots_of(self.live, number), self.slots_of(self.position, number)
         if then and {slot[0] for slot in now} != {slot[0] for slot in then}:
             self.whole = True
         slots = self.position.slots
@@ -42,13 +42,13 @@ class Replay:
             del slots[slot]
         for slot in now:
             displaced = slots.get(slot, 0)
-            slots[slot] = each
-            if displaced not in {0, each} and self.slots_of(self.live, displaced):
+            slots[slot] = number
+            if displaced not in {0, number} and self.slots_of(self.live, displaced):
                 self.file(displaced)  # where it went whose name was taken; it has one
             if slot[0] not in self.position.slots.values() and slot[0] in self.live.slots.values():
                 self.file(slot[0])
-        if each in self.live.files:
-            self.position.files.setdefault(each, Version(EMPTY, EMPTY, EMPTY, EMPTY))
+        if number in self.live.files:
+            self.position.files.setdefault(number, Version(EMPTY, EMPTY, EMPTY, EMPTY))
 
     def directory(self, folder: int) -> None:
         """Log every entry of a directory."""

@@ -60,41 +60,41 @@ class Version:
     def span(self) -> tuple[int, int]:
         """The blocks that differ: their first and last byte offsets, [start, stop)."""
         same = 0
-        for one, other in zip(self.full.extents, self.safe.extents, strict=False):
-            if one != other:
+        for extent, other in zip(self.full.extents, self.safe.extents, strict=False):
+            if extent != other:
                 break
-            same = one.offset + one.size
+            same = extent.offset + extent.size
         return same // BLOCK * BLOCK, max(self.full.size, self.safe.size)
 
     def variants(self, rules: Rules) -> list[tuple[str, Content]]:
         """Give what is between everything and only what must be there; simplest first."""
         start, stop = self.span
         blocks = (stop - start + BLOCK - 1) // BLOCK
-        found = [("without the data of", self.safe)]
+        choices = [("without the data of", self.safe)]
         if self.bare is not self.safe:
-            found.append(("only the size of", self.bare))
+            choices.append(("only the size of", self.bare))
         if rules.in_block and self.safe.size % BLOCK and self.full.size > self.safe.size:
             grown = min(self.full.size, (self.safe.size // BLOCK + 1) * BLOCK)
-            found.append(("zeros in the last block of", Content(grown, self.safe.extents)))
+            choices.append(("zeros in the last block of", Content(grown, self.safe.extents)))
         for at in {start + blocks // 2 * BLOCK, start + (blocks - 1) * BLOCK}:
-            found.append(("half of", replay.cut(self.bare, self.full, at)))
+            choices.append(("half of", replay.cut(self.bare, self.full, at)))
             if self.bare is not self.safe:
-                found.append(("half of, not truncated,", replay.cut(self.safe, self.full, at)))
+                choices.append(("half of, not truncated,", replay.cut(self.safe, self.full, at)))
         for at in {start, start + blocks // 2 * BLOCK, start + (blocks - 1) * BLOCK}:
             if rules.holes or at + BLOCK <= self.safe.size:
                 lost = replay.without(self.bare, self.full, at, at + BLOCK)
-                found.append(("without a block of", lost))
-        return found
+                choices.append(("without a block of", lost))
+        return choices
 
     def drawn(self, rng: random.Random, *, holes: bool) -> Content:
         """Choose one at random."""
         start, stop = self.span
         at = start + rng.randrange((stop - start) // BLOCK + 1) * BLOCK
         end = at + rng.randint(1, 8) * BLOCK
-        found = [self.full, self.safe, replay.cut(self.bare, self.full, at)]
+        choices = [self.full, self.safe, replay.cut(self.bare, self.full, at)]
         if holes or end <= self.safe.size:
-            found.append(replay.without(self.bare, self.full, at, end))
-        return rng.choice(found)
+            choices.append(replay.without(self.bare, self.full, at, end))
+        return rng.choice(choices)
 
 
 @dataclass
@@ -102,8 +102,14 @@ class Pending:
     """An operation on data that no sync has settled."""
 
     operation: Operation
+    before: int  # the size of the file before it, in bytes
     durable: bool = False
     doomed: bool = False  # a failed fsync dropped it; later ones do not bring it back
+
+    def grows_what(self, sync: Operation) -> bool:
+        """Whether it made the file longer within the blocks of a WRITE through O_SYNC."""
+        start, stop = sync.offset // BLOCK * BLOCK, -(-sync.stop // BLOCK) * BLOCK
+        return max(start, self.before) < min(stop, self.operation.stop)
 
 
 @dataclass
@@ -219,9 +225,9 @@ class Walk:
     def drop(self, gone: set[int]) -> None:
         """Drop objects that can't have a name again."""
         live = self.live
-        for each in gone:
+        for number in gone:
             for table in (live.files, self.pending, self.base, self.touched, self.sized):
-                table.pop(each, None)
+                table.pop(number, None)
         if gone:
             live.changed = {k: v for k, v in live.changed.items() if k not in gone}
             live.modes = {k: v for k, v in live.modes.items() if k not in gone}
@@ -232,13 +238,13 @@ class Walk:
         if not inodes:
             return
         self.live.changed = self.live.changed | dict.fromkeys(inodes, operation.index)
-        for each in inodes:
+        for number in inodes:
             if operation.kind is Kind.WRITE and not self._grows(operation):
                 continue
-            self.touched[each] = [*self.touched.get(each, ())[-RECENT:], operation.index]
+            self.touched[number] = [*self.touched.get(number, ())[-RECENT:], operation.index]
             data = operation.kind in {Kind.CREATE, Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE}
-            if (data and each == operation.object) or each in self.folders:
-                self.sized[each] = [*self.sized.get(each, ())[-RECENT:], operation.index]
+            if (data and number == operation.object) or number in self.folders:
+                self.sized[number] = [*self.sized.get(number, ())[-RECENT:], operation.index]
 
     def _grows(self, operation: Operation) -> bool:
         version = self.live.files.get(operation.object)
@@ -261,7 +267,7 @@ class Walk:
         journal = self.rules.truncate_in_order and self.rules.carries
         if journal and operation.kind is Kind.WRITE:
             self._write_in_place(operation)
-        self.pending[operation.object].append(Pending(operation))
+        self.pending[operation.object].append(Pending(operation, version.full.size))
         if operation.sync:
             self.waiting.append(operation)
 
@@ -281,11 +287,11 @@ class Walk:
 
     def _doom(self, sync: Operation) -> None:
         """Drop what a failed sync had to write: it may be gone, whatever later ones return."""
-        for each in self._objects(sync):
-            for one in self.pending[each]:
-                if one.operation.kind is Kind.WRITE and one.operation.precedes(sync):
-                    one.doomed = one.doomed or not one.durable
-            self._refresh(each)
+        for number in self._objects(sync):
+            for entry in self.pending[number]:
+                if entry.operation.kind is Kind.WRITE and entry.operation.precedes(sync):
+                    entry.doomed = entry.doomed or not entry.durable
+            self._refresh(number)
 
     def _objects(self, sync: Operation) -> list[int]:
         if sync.kind is Kind.SYNC:
@@ -294,59 +300,61 @@ class Walk:
 
     def settle(self, sync: Operation) -> None:
         """Make durable what a sync, or a WRITE through O_SYNC, covers."""
-        for each in self._objects(sync):
-            self._flush(each, sync)
+        for number in self._objects(sync):
+            self._flush(number, sync)
         self.raise_floor(sync)
 
-    def _flush(self, each: int, sync: Operation) -> None:
-        for one in self.pending.get(each, ()):
+    def _flush(self, number: int, sync: Operation) -> None:
+        for entry in self.pending.get(number, ()):
             mine = (
-                one.operation is sync if sync.kind is Kind.WRITE else one.operation.precedes(sync)
+                entry.operation is sync
+                if sync.kind is Kind.WRITE
+                else entry.operation.precedes(sync)
             )
-            one.durable = one.durable or (mine and not one.doomed)
-        before = self.live.files.get(each)
-        self._refresh(each)
+            entry.durable = entry.durable or (mine and not entry.doomed)
+        before = self.live.files.get(number)
+        self._refresh(number)
         if sync.kind is not Kind.RENAME and before is not None:
             self.kept = [
-                one
-                for one in self.kept
-                if (one.index <= sync.index and not self.rules.carries)
-                or self._carry(one, each, before)
+                position
+                for position in self.kept
+                if (position.index <= sync.index and not self.rules.carries)
+                or self._carry(position, number, before)
             ]
 
-    def _carry(self, position: Position, each: int, before: Version) -> bool:
+    def _carry(self, position: Position, number: int, before: Version) -> bool:
         """Give an older position the durable data; False if it can't stand any more."""
-        if each not in position.files:
+        if number not in position.files:
             return True
         orders = any(
             one.operation.kind is not Kind.WRITE and one.operation.index >= position.index
-            for one in self.pending[each]
+            for one in self.pending[number]
         )
-        if position.files[each] is not before and orders:
+        if position.files[number] is not before and orders:
             return False
-        position.files[each] = self.live.files[each]
+        position.files[number] = self.live.files[number]
         return True
 
-    def _refresh(self, each: int) -> None:
+    def _refresh(self, number: int) -> None:
         """Work the version of a file out again from what is pending."""
-        pending = self.pending.get(each)
+        pending = self.pending.get(number)
         if not pending:
             return
-        full = self.live.files[each].full
-        if all(one.durable for one in pending):
-            self.base[each], self.pending[each] = full, []
-            self.live.files[each] = Version(full, full, full, full)
+        full = self.live.files[number].full
+        if all(entry.durable for entry in pending):
+            self.base[number], self.pending[number] = full, []
+            self.live.files[number] = Version(full, full, full, full)
             return
-        sure = safe = bare = self.base[each]
-        for one in pending:
-            data = one.operation.kind is Kind.WRITE
-            sure = sure if one.doomed else replay.changed(sure, one.operation)
-            if one.durable or not data:
-                bare = replay.changed(bare, one.operation)
-            if one.durable or (not data and self.rules.truncate_in_order):
-                safe = replay.changed(safe, one.operation)
+        sure = safe = bare = self.base[number]
+        for entry in pending:
+            data = entry.operation.kind is Kind.WRITE
+            sure = sure if entry.doomed else replay.changed(sure, entry.operation)
+            if entry.durable or not data:
+                bare = replay.changed(bare, entry.operation)
+            if entry.durable or (not data and self.rules.truncate_in_order):
+                safe = replay.changed(safe, entry.operation)
         safe = bare if safe == bare else safe
-        self.live.files[each] = Version(full, sure, safe, bare)
+        self.live.files[number] = Version(full, sure, safe, bare)
 
     def raise_floor(self, sync: Operation) -> None:
         """Say which operations on metadata a sync commits: those of its inode and all before."""
@@ -356,9 +364,11 @@ class Walk:
             table = self.touched if sync.kind is Kind.FSYNC else self.sized
             candidates = table.get(sync.object, [])
         operations = self.recording.operations
-        if sync.kind is Kind.WRITE:  # it flushes its own range: growth by others is not logged
+        if sync.kind is Kind.WRITE:  # growth by others is logged with the blocks that it flushes
             grown = [i for i in candidates if operations[i].kind is not Kind.WRITE]
-            candidates = [*grown, *(i for i in candidates if i == sync.index)]
+            waiting = [one for one in self.pending.get(sync.object, ()) if one.grows_what(sync)]
+            candidates = [i for i in candidates if i == sync.index]
+            candidates += [*grown, *(one.operation.index for one in waiting)]
         covered = [i for i in candidates if i == sync.index or operations[i].precedes(sync)]
         self.floor = max([self.floor, *(index + 1 for index in covered)])
         self.kept = [one for one in self.kept if one.index >= self.floor]
@@ -373,18 +383,19 @@ class Walk:
     def choices(self, position: Position) -> Iterator[tuple[str, dict[int, Content]]]:
         """Give what differs from "everything is there" at a position; simplest first."""
         named = set(position.names.values())
-        loose = {each: one for each, one in position.files.items() if one.loose and each in named}
-        safe = {each: one.safe for each, one in loose.items()}
+        files = position.files.items()
+        loose = {number: one for number, one in files if one.loose and number in named}
+        safe = {number: one.safe for number, one in loose.items()}
         yield "everything", {}
         if not loose:
             return
         yield "only what was synced", safe
         label = {held: path for path, held in position.names.items()}
-        for each in list(loose)[-RECENT:]:
-            for why, content in loose[each].variants(self.rules):
-                yield f"{why} {label[each]}", {each: content}
+        for number in list(loose)[-RECENT:]:
+            for why, content in loose[number].variants(self.rules):
+                yield f"{why} {label[number]}", {number: content}
             if len(loose) > 1:
-                yield f"only {label[each]}", {k: v for k, v in safe.items() if k != each}
+                yield f"only {label[number]}", {k: v for k, v in safe.items() if k != number}
 
     def systematic(self) -> Iterator[Choice]:
         """Give the choices of this crash point, simplest first."""

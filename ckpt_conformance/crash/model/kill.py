@@ -73,26 +73,28 @@ class KillWalk(Walk):
         """Give the states in which operations that overlap the last one are not there yet."""
         operations = self.recording.operations
         for place in self.latest:
-            one = operations[place.index]
-            if self.returned[place.index] <= self.point or one.index == self.point - 1:
+            operation = operations[place.index]
+            if self.returned[place.index] <= self.point or operation.index == self.point - 1:
                 continue
-            missing = {one.index}
-            missing |= {k for k in range(one.index, self.point) if one.precedes(operations[k])}
+            missing = {operation.index}
+            missing |= {
+                k for k in range(operation.index, self.point) if operation.precedes(operations[k])
+            }
             if self.point - 1 not in missing:
-                why = f"without operation {one.index}, which overlaps {self.point - 1}"
+                why = f"without operation {operation.index}, which overlaps {self.point - 1}"
                 yield why, self._rebuilt(place, missing), {}
 
     def _rebuilt(self, place: Position, missing: Collection[int]) -> Position:
         slots, contents = dict(place.slots), {k: v.full for k, v in place.files.items()}
-        for one in self.recording.operations[place.index : self.point]:
-            if one.index in missing:
+        for operation in self.recording.operations[place.index : self.point]:
+            if operation.index in missing:
                 continue
-            if one.kind in DATA and one.object in contents:
-                contents[one.object] = replay.changed(contents[one.object], one)
-            elif one.kind is Kind.CREATE:
-                contents[one.object] = EMPTY
-            replay.put(slots, replay.slot_events(one))
-        files = {each: Version(one, one, one, one) for each, one in contents.items()}
+            if operation.kind in DATA and operation.object in contents:
+                contents[operation.object] = replay.changed(contents[operation.object], operation)
+            elif operation.kind is Kind.CREATE:
+                contents[operation.object] = EMPTY
+            replay.put(slots, replay.slot_events(operation))
+        files = {each: Version(now, now, now, now) for each, now in contents.items()}
         names = replay.paths(slots, self.folders)
         return Position(place.index, slots, names, files, self.live.modes, self.live.changed)
 

@@ -76,14 +76,17 @@ class Bytes:
     def __post_init__(self) -> None:
         """Find the operations that matter, newest first, and the possible sizes."""
         status = self.limits.status
-        self.ones = [(one, status(one)) for one in self.data if status(one) != NOT]
+        self.ones = [
+            (operation, status(operation)) for operation in self.data if status(operation) != NOT
+        ]
         self.low = self.high = self.before
-        for one, what in self.ones:
+        for operation, what in self.ones:
             if what == LATE:
                 continue
-            low, high = one.stop, max(self.high, one.stop)
-            if one.kind is Kind.TRUNCATE:
-                low, high = one.size, one.size if what == MUST else max(self.high, one.size)
+            low, high = operation.stop, max(self.high, operation.stop)
+            if operation.kind is Kind.TRUNCATE:
+                low = operation.size
+                high = low if what == MUST else max(self.high, low)
                 self.low = low if what == MUST else min(self.low, low)
             elif what == MUST:
                 self.low = max(self.low, low)
@@ -133,21 +136,28 @@ class Bytes:
 
     def _sources(self, start: int, stop: int) -> set[int]:
         """Give where the bytes of one stretch may come from."""
-        found: set[int] = set()
-        for one, what in self.ones:
-            if what == LATE and stop > self.limits.reach(one):
+        sources: set[int] = set()
+        for operation, what in self.ones:
+            if what == LATE and stop > self.limits.reach(operation):
                 continue
-            if one.kind is Kind.WRITE and one.offset <= start and stop <= one.stop:
-                found.add(one.index)
-            elif one.kind is Kind.TRUNCATE and one.size <= start:
-                found.add(ZEROS)
-                if one.index in self.limits.stale and stop <= -(-one.size // PAGE) * PAGE:
+            if (
+                operation.kind is Kind.WRITE
+                and operation.offset <= start
+                and stop <= operation.stop
+            ):
+                sources.add(operation.index)
+            elif operation.kind is Kind.TRUNCATE and operation.size <= start:
+                sources.add(ZEROS)
+                if (
+                    operation.index in self.limits.stale
+                    and stop <= -(-operation.size // PAGE) * PAGE
+                ):
                     continue
             else:
                 continue
             if what == MUST:
-                return found
-        return found | {BEFORE if stop <= self.before else ZEROS}
+                return sources
+        return sources | {BEFORE if stop <= self.before else ZEROS}
 
     def _gap(self) -> str:
         """Say where zeros stand before data that was written later, in a part that is new."""
@@ -204,8 +214,8 @@ def _ends(extent: Extent) -> tuple[int, int]:
     return extent.offset, extent.offset + extent.size
 
 
-def _covers(one: Operation, start: int, stop: int) -> bool:
-    return one.kind is Kind.WRITE and one.offset <= start and stop <= one.stop
+def _covers(operation: Operation, start: int, stop: int) -> bool:
+    return operation.kind is Kind.WRITE and operation.offset <= start and stop <= operation.stop
 
 
 def _word(source: int) -> str:
@@ -220,20 +230,20 @@ def _split(path: str) -> tuple[str, str]:
     return above, name
 
 
-def _effects(one: Operation) -> list[tuple[Name, int]]:
+def _effects(operation: Operation) -> list[tuple[Name, int]]:
     """Give the names that an operation changes, and the object that each holds afterwards."""
-    source: Name = (one.parent, _split(one.path)[1])
-    target: Name = (one.new_parent, _split(one.target)[1])
+    source: Name = (operation.parent, _split(operation.path)[1])
+    target: Name = (operation.new_parent, _split(operation.target)[1])
     makes = {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}
-    if one.kind in makes:
-        return [(source, one.object)] if one.path else []
+    if operation.kind in makes:
+        return [(source, operation.object)] if operation.path else []
     return {
-        Kind.LINK: [(target, one.object)],
-        Kind.RENAME: [(source, 0), (target, one.object)],
-        Kind.EXCHANGE: [(source, one.replaced), (target, one.object)],
+        Kind.LINK: [(target, operation.object)],
+        Kind.RENAME: [(source, 0), (target, operation.object)],
+        Kind.EXCHANGE: [(source, operation.replaced), (target, operation.object)],
         Kind.UNLINK: [(source, 0)],
         Kind.RMDIR: [(source, 0)],
-    }.get(one.kind, [])
+    }.get(operation.kind, [])
 
 
 class History:
@@ -260,17 +270,17 @@ class History:
     def _filling(self) -> set[int]:
         """Give the writes to pages that their file had no bytes in: they need new blocks."""
         pages = {each: set(range(-(-size // PAGE))) for each, size in self.before.items()}
-        found: set[int] = set()
-        for one in self.operations:
-            had = pages.setdefault(one.object, set())
-            if one.kind is Kind.TRUNCATE:
-                had -= {page for page in had if page * PAGE >= one.size}
-            elif one.kind in {Kind.WRITE, Kind.ALLOCATE} and one.size:
-                mine = set(range(one.offset // PAGE, -(-one.stop // PAGE)))
+        filling: set[int] = set()
+        for operation in self.operations:
+            had = pages.setdefault(operation.object, set())
+            if operation.kind is Kind.TRUNCATE:
+                had -= {page for page in had if page * PAGE >= operation.size}
+            elif operation.kind in {Kind.WRITE, Kind.ALLOCATE} and operation.size:
+                mine = set(range(operation.offset // PAGE, -(-operation.stop // PAGE)))
                 if mine - had:
-                    found.add(one.index)
+                    filling.add(operation.index)
                 had |= mine
-        return found
+        return filling
 
     @classmethod
     def of(cls, recording: Recording) -> History:
@@ -283,73 +293,79 @@ class History:
         return known[1]
 
     def _sort_names(self, recording: Recording) -> None:
-        at = {one.path: one.object for one in recording.initial} | {"": ROOT}
+        at = {entry.path: entry.object for entry in recording.initial} | {"": ROOT}
         for entry in recording.initial:
             above, name = _split(entry.path)
             self.names[at[above], name] = [(-1, entry.object)]
-        for one in self.operations:
-            if one.kind is Kind.MKDIR:
-                self.folders.add(one.object)
-            for place, held in _effects(one):
-                self.names.setdefault(place, [(-1, 0)]).append((one.index, held))
+        for operation in self.operations:
+            if operation.kind is Kind.MKDIR:
+                self.folders.add(operation.object)
+            for place, held in _effects(operation):
+                self.names.setdefault(place, [(-1, 0)]).append((operation.index, held))
 
     def _sort_data(self) -> None:
         """Sort operations by the file whose data they change, and by the inodes they change."""
         sizes = dict(self.before)
         self.grows: set[int] = set()
+        self.size_before: dict[int, int] = {}  # of a write's file, in bytes
         self.fills = self._filling()
         self.idle: set[int] = set()  # asked for the size that the file had: nothing may happen
-        for one in self.operations:
-            size = sizes.get(one.object, 0)
-            if one.kind in DATA:
-                self.data[one.object].append(one)
-                grown = max(size, one.stop)
-                sizes[one.object] = one.size if one.kind is Kind.TRUNCATE else grown
-                if one.kind is not Kind.WRITE and sizes[one.object] == size:
-                    self.idle.add(one.index)
-            if one.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE} or (
-                one.kind is Kind.WRITE and one.stop > size
+        for operation in self.operations:
+            size = sizes.get(operation.object, 0)
+            if operation.kind in DATA:
+                self.data[operation.object].append(operation)
+                self.size_before[operation.index] = size
+                grown = max(size, operation.stop)
+                is_set = operation.kind is Kind.TRUNCATE
+                sizes[operation.object] = operation.size if is_set else grown
+                if operation.kind is not Kind.WRITE and sizes[operation.object] == size:
+                    self.idle.add(operation.index)
+            if operation.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE} or (
+                operation.kind is Kind.WRITE and operation.stop > size
             ):
-                self.grows.add(one.index)
-            if one.kind in SYNCING | SILENT:
+                self.grows.add(operation.index)
+            if operation.kind in SYNCING | SILENT:
                 continue
-            if one.kind is not Kind.WRITE or one.index in self.grows:
-                more = (one.parent, one.new_parent, one.replaced) if one.kind in NAMING else ()
-                for each in {one.object, *more} - {0}:
-                    self.touching[each].append(one.index)
+            if operation.kind is not Kind.WRITE or operation.index in self.grows:
+                more = (operation.parent, operation.new_parent, operation.replaced)
+                others = more if operation.kind in NAMING else ()
+                for number in {operation.object, *others} - {0}:
+                    self.touching[number].append(operation.index)
 
     # ---- what is durable ----
 
-    def _covers(self, sync: Operation, each: int) -> bool:
-        return sync.kind is Kind.SYNC or sync.object == each
+    def _covers(self, sync: Operation, number: int) -> bool:
+        return sync.kind is Kind.SYNC or sync.object == number
 
-    def _durable_from(self, one: Operation) -> int:
+    def _durable_from(self, operation: Operation) -> int:
         """Give the first crash point at which an operation on data is durable."""
-        syncs = [s for s in self.syncs if self._covers(s, one.object) and one.precedes(s)]
+        syncs = [
+            s for s in self.syncs if self._covers(s, operation.object) and operation.precedes(s)
+        ]
         failed = min((s.index for s in syncs if s.error), default=NEVER)
-        if one.kind is not Kind.WRITE:
+        if operation.kind is not Kind.WRITE:
             failed = NEVER
         points = [self.returned[s.index] for s in syncs if not s.error and s.index < failed]
-        if one.sync:
-            points.append(self.returned[one.index])
+        if operation.sync:
+            points.append(self.returned[operation.index])
         return min(points, default=NEVER)
 
-    def doomed(self, one: Operation, before: int) -> bool:
+    def doomed(self, write: Operation, before: int) -> bool:
         """Whether a sync that failed before the operation `before` dropped this write."""
         return any(
             s.error
             and s.index < before
-            and self._covers(s, one.object)
-            and one.precedes(s)
-            and self.durable_from[one.index] > s.index
+            and self._covers(s, write.object)
+            and write.precedes(s)
+            and self.durable_from[write.index] > s.index
             for s in self.syncs
         )
 
-    def stale(self, each: int, point: int) -> frozenset[int]:
+    def stale(self, number: int, point: int) -> frozenset[int]:
         """Give the truncates of a file that no fsync of it has settled: their zeros are data."""
         return frozenset(
             one.index
-            for one in self.data.get(each, [])
+            for one in self.data.get(number, [])
             if one.kind is Kind.TRUNCATE and self.durable_from[one.index] > point
         )
 
@@ -360,20 +376,20 @@ class History:
 
     def committing(self, point: int) -> Iterator[Operation]:
         """Give the syncs, and writes through O_SYNC, that had returned without an error."""
-        for one in self.operations[:point]:
-            sync = one.kind in SYNCING or (one.kind is Kind.WRITE and one.sync)
-            if sync and not one.error and self.returned[one.index] <= point:
-                yield one
+        for operation in self.operations[:point]:
+            sync = operation.kind in SYNCING or (operation.kind is Kind.WRITE and operation.sync)
+            if sync and not operation.error and self.returned[operation.index] <= point:
+                yield operation
 
     def floor(self, point: int) -> int:
         """Give how many operations on metadata a journal holds for certain."""
-        found = [
+        settled = [
             index + 1
             for sync in self.committing(point)
             for index in self._settled(sync)
             if index == sync.index or self.operations[index].precedes(sync)
         ]
-        return max(found, default=0)
+        return max(settled, default=0)
 
     def _settled(self, sync: Operation) -> Iterable[int]:
         """Give the operations whose transaction a sync commits, if they came before it."""
@@ -384,9 +400,19 @@ class History:
             return touched
         ones = [self.operations[i] for i in touched if i in self.grows]
         mine = [one for one in ones if one.object == sync.object]
-        if sync.kind is Kind.WRITE:  # it flushes its own range: growth by other writes may wait
-            mine = [one for one in mine if one is sync or one.kind is not Kind.WRITE]
+        if sync.kind is Kind.WRITE:  # it flushes its own pages: growth in other pages may wait
+            mine = [one for one in mine if one.kind is not Kind.WRITE or self._flushed(one, sync)]
         return [one.index for one in mine]
+
+    def _flushed(self, write: Operation, sync: Operation) -> bool:
+        """Whether a write made its file longer within the pages of a write through O_SYNC.
+
+        Pages are written whole, and the file's size up to their end is logged with them. The sync
+        waits for that entry of the log, so all that stands before it in the log is there, too.
+        """
+        first, last = sync.offset // PAGE, (sync.stop - 1) // PAGE
+        begins, ends = self.size_before[write.index] // PAGE, (write.stop - 1) // PAGE
+        return write is sync or (begins <= last and first <= ends)
 
     # ---- names ----
 
@@ -397,41 +423,41 @@ class History:
 
     def values(self, name: Name, count: int, loose: Callable[[int], bool]) -> set[int]:
         """Give the objects that it may hold when the operations that are `loose` may be missing."""
-        found: set[int] = set()
+        possible: set[int] = set()
         for index, held in reversed(self.names[name]):
             if index < count:
-                found.add(held)
+                possible.add(held)
                 if index < 0 or not loose(index):
                     break
-        return found
+        return possible
 
     def wrong_names(self, state: State, allowed: Callable[[Name], set[int]]) -> str:
         """Say which name holds what it can't hold."""
         held: dict[Name, int] = {}
-        for path, each in state.names.items():
+        for path, number in state.names.items():
             above, name = _split(path)
             parent = state.names.get(above, 0) if above else ROOT
             if parent not in self.folders:
                 return f"{path}: its directory is not there"
-            if each in self.folders and each in held.values():
-                return f"{path}: the directory {each} stands at two paths"
-            held[parent, name] = each
+            if number in self.folders and number in held.values():
+                return f"{path}: the directory {number} stands at two paths"
+            held[parent, name] = number
             if (parent, name) not in self.names:
                 return f"{path}: nothing had this name"
         present = {ROOT, *state.names.values()}
         for place in self.names:
             if place[0] in present and held.get(place, 0) not in allowed(place):
-                may = " or ".join(str(each or "nothing") for each in sorted(allowed(place)))
+                may = " or ".join(str(number or "nothing") for number in sorted(allowed(place)))
                 now = held.get(place, 0) or "nothing"
                 return f"{place[1]!r} in {place[0]} holds {now}, not {may}"
         return ""
 
     # ---- contents ----
 
-    def wrong_content(self, each: int, content: Content, limits: Limits) -> str:
+    def wrong_content(self, number: int, content: Content, limits: Limits) -> str:
         """Say which bytes of a file, or which size, can't be there."""
-        before = self.before.get(each, 0)
-        return Bytes(each, content, limits, self.data.get(each, []), before).wrong()
+        before = self.before.get(number, 0)
+        return Bytes(number, content, limits, self.data.get(number, []), before).wrong()
 
 
 # ---- journals ------------------------------------------------------------------------------------
@@ -440,10 +466,10 @@ class History:
 def moments(history: History, floor: int, point: int, *, log: bool = False) -> Iterator[int]:
     """Give how many operations on metadata may be there: up to the point, or to one of them."""
     yield point
-    for one in reversed(history.operations[floor:point]):
-        sync = one.kind in SYNCING or one.sync
-        if (sync and log) or one.kind not in SYNCING | SILENT | {Kind.WRITE}:
-            yield one.index
+    for operation in reversed(history.operations[floor:point]):
+        sync = operation.kind in SYNCING or operation.sync
+        if (sync and log) or operation.kind not in SYNCING | SILENT | {Kind.WRITE}:
+            yield operation.index
 
 
 def journalled(
@@ -460,9 +486,9 @@ def journalled(
     for moment in moments(history, floor, state.point):
         wrong = history.wrong_names(state, partial(history.values, count=moment, loose=missing))
         fits = not wrong
-        for each, content in state.contents.items():
-            limits = _ordered(history, each, state.point, moment, replace_flushes=replace_flushes)
-            wrong = wrong or history.wrong_content(each, content, limits)
+        for number, content in state.contents.items():
+            limits = _ordered(history, number, state.point, moment, replace_flushes=replace_flushes)
+            wrong = wrong or history.wrong_content(number, content, limits)
         if not wrong:
             return ""
         reason = wrong if fits or not reason else reason
@@ -470,35 +496,36 @@ def journalled(
 
 
 def _ordered(
-    history: History, each: int, point: int, moment: int, *, replace_flushes: bool
+    history: History, number: int, point: int, moment: int, *, replace_flushes: bool
 ) -> Limits:
     """Give the limits of one file when the metadata before `moment` is there."""
     loose = history.not_returned(point)
-    ones = [one for one in history.data.get(each, []) if one.index < point]
+    ones = [one for one in history.data.get(number, []) if one.index < point]
     lost = [one.index for one in ones if one.kind is not Kind.WRITE and one.index >= moment]
     flushes = [
         one
         for one in history.operations[:moment]
-        if one.kind is Kind.RENAME and one.object == each and one.replaced and replace_flushes
+        if one.kind is Kind.RENAME and one.object == number and one.replaced and replace_flushes
     ]
 
-    def status(one: Operation) -> str:
-        if one.index >= point:
+    def status(operation: Operation) -> str:
+        if operation.index >= point:
             return NOT
-        if one.kind is not Kind.WRITE:
-            if one.index >= moment:
+        if operation.kind is not Kind.WRITE:
+            if operation.index >= moment:
                 return NOT
-            return MAY if one.index in loose | history.idle else MUST
-        flushed = [r for r in flushes if one.precedes(r) and r.index not in loose]
-        flushes_it = one.index in history.fills  # only data without blocks is sure to be flushed
-        if history.durable_from[one.index] <= point or any(
-            flushes_it and not history.doomed(one, r.index) for r in flushed
+            return MAY if operation.index in loose | history.idle else MUST
+        flushed = [r for r in flushes if operation.precedes(r) and r.index not in loose]
+        # Only data without blocks is sure to be flushed.
+        flushes_it = operation.index in history.fills
+        if history.durable_from[operation.index] <= point or any(
+            flushes_it and not history.doomed(operation, r.index) for r in flushed
         ):
             return MUST
-        return LATE if one.index >= moment else MAY
+        return LATE if operation.index >= moment else MAY
 
-    def reach(one: Operation) -> int:
-        ends = [each.size for each in ones if each.index in lost and each.index < one.index]
+    def reach(operation: Operation) -> int:
+        ends = [one.size for one in ones if one.index in lost and one.index < operation.index]
         return -(-min(ends, default=NEVER) // PAGE) * PAGE
 
     # A rename begins the flush. A commit that comes before its end has the size, and reads zeros.
@@ -517,7 +544,7 @@ def _ordered(
         excused=excused,
         reach=reach,
         zeroed=(*((end, -(-end // PAGE) * PAGE) for end in ends), *begun),
-        stale=history.stale(each, point),
+        stale=history.stale(number, point),
         in_block=replace_flushes,
     )
 
@@ -535,8 +562,8 @@ def logged(recording: Recording, state: State) -> str:
         log = Log(history, moment, point)
         wrong = history.wrong_names(state, log.values)
         fits = not wrong
-        for each, content in state.contents.items():
-            wrong = wrong or history.wrong_content(each, content, log.limits(each))
+        for number, content in state.contents.items():
+            wrong = wrong or history.wrong_content(number, content, log.limits(number))
         if not wrong:
             return ""
         reason = wrong if fits or not reason else reason
@@ -564,32 +591,33 @@ class Log:
 
     def values(self, name: Name) -> set[int]:
         """Give the objects that a name may hold."""
-        found: set[int] = set()
+        possible: set[int] = set()
         events = {index for index, _ in self.history.names.get(name, ())}
         for index in reversed(range(self.moment, self.point)):
             if self._follows(index):
-                one = self.history.operations[index]
+                operation = self.history.operations[index]
                 held = self.history.value(name, index + 1)
-                if index in events or held in self._above(one.object, index + 1):
-                    found.add(held)
-                if one.kind is Kind.RENAME and one.replaced and index in events:
-                    found.add(0)  # the log forgets the old file, and never had the new one (seen)
+                if index in events or held in self._above(operation.object, index + 1):
+                    possible.add(held)
+                if operation.kind is Kind.RENAME and operation.replaced and index in events:
+                    # The log forgets the old file, and never had the new one (seen).
+                    possible.add(0)
             sync = self.syncs.get(index)
             if sync is None:
                 continue
             held = self.history.value(name, index)
-            found.add(held)
+            possible.add(held)
             if index in self.returned and self._must(name, held, sync):
-                return found
-        return found | self.history.values(name, self.moment, lambda index: index in self.loose)
+                return possible
+        return possible | self.history.values(name, self.moment, lambda index: index in self.loose)
 
     def _follows(self, index: int) -> bool:
         """Whether an operation may have gone into the log: it moved what was logged before."""
-        one = self.history.operations[index]
-        return one.kind not in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK} and any(
+        operation = self.history.operations[index]
+        return operation.kind not in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK} and any(
             sync.index < index
             and (
-                {one.object, one.replaced, one.parent, one.new_parent}
+                {operation.object, operation.replaced, operation.parent, operation.new_parent}
                 & {sync.object, *self._above(sync.object, sync.index), *self._entries(sync)}
             )
             for sync in self.syncs.values()
@@ -607,10 +635,10 @@ class Log:
             return True
         return held != 0 and held in self._above(sync.object, sync.index)
 
-    def _above(self, each: int, count: int) -> set[int]:
+    def _above(self, number: int, count: int) -> set[int]:
         """Give the directories over an object after the first `count` operations."""
         above: set[int] = set()
-        todo = [each]
+        todo = [number]
         while todo:
             below = todo.pop()
             parents = {
@@ -620,26 +648,26 @@ class Log:
             above |= parents
         return above
 
-    def limits(self, each: int) -> Limits:
+    def limits(self, number: int) -> Limits:
         """Give the limits of one file."""
         tries = [
             one.index
             for one in self.history.operations[: self.point]
-            if one.object == each and (one.kind in SYNCING or one.sync)
+            if one.object == number and (one.kind in SYNCING or one.sync)
         ]
         until = max([self.moment, *(index + 1 for index in tries)])
 
-        def status(one: Operation) -> str:
-            if one.index >= self.point:
+        def status(operation: Operation) -> str:
+            if operation.index >= self.point:
                 return NOT
-            if self.history.durable_from[one.index] <= self.point:
+            if self.history.durable_from[operation.index] <= self.point:
                 return MUST
-            if one.kind is Kind.WRITE:
-                return MAY if one.index < until else NOT
+            if operation.kind is Kind.WRITE:
+                return MAY if operation.index < until else NOT
             unsure = self.loose | self.history.idle
-            return MUST if one.index < self.moment and one.index not in unsure else MAY
+            return MUST if operation.index < self.moment and operation.index not in unsure else MAY
 
-        return Limits(status, prefix=False, stale=self.history.stale(each, self.point))
+        return Limits(status, prefix=False, stale=self.history.stale(number, self.point))
 
 
 # ---- a kill, and POSIX ---------------------------------------------------------------------------
@@ -654,16 +682,16 @@ def killed(recording: Recording, state: State) -> str:
         state, lambda name: history.values(name, point, lambda index: index in loose)
     )
     limits = Limits(lambda one: _status_of_kill(one, point, loose), torn=last)
-    for each, content in state.contents.items():
-        wrong = wrong or history.wrong_content(each, content, limits)
+    for number, content in state.contents.items():
+        wrong = wrong or history.wrong_content(number, content, limits)
     return wrong
 
 
-def _status_of_kill(one: Operation, point: int, loose: Collection[int]) -> str:
-    if one.index >= point:
+def _status_of_kill(operation: Operation, point: int, loose: Collection[int]) -> str:
+    if operation.index >= point:
         return NOT
-    cut = one.kind is Kind.WRITE and one.index == point - 1
-    return MAY if cut or one.index in loose else MUST
+    cut = operation.kind is Kind.WRITE and operation.index == point - 1
+    return MAY if cut or operation.index in loose else MUST
 
 
 def unordered(recording: Recording, state: State) -> str:
@@ -675,21 +703,21 @@ def unordered(recording: Recording, state: State) -> str:
 
     wrong = history.wrong_names(state, allowed)
     limits = Limits(lambda one: _status_of_posix(history, one, point), aligned=False, prefix=False)
-    for each, content in state.contents.items():
-        wrong = wrong or history.wrong_content(each, content, limits)
+    for number, content in state.contents.items():
+        wrong = wrong or history.wrong_content(number, content, limits)
     return wrong
 
 
 def _settled(history: History, name: Name, index: int, point: int) -> bool:
     """Whether the directory of a name was synced after the operation that changed it."""
-    one = history.operations[index]
+    operation = history.operations[index]
     return any(
-        (sync.kind is Kind.SYNC or sync.object == name[0]) and one.precedes(sync)
+        (sync.kind is Kind.SYNC or sync.object == name[0]) and operation.precedes(sync)
         for sync in history.committing(point)
         if sync.kind is not Kind.WRITE
     )
 
 
-def _status_of_posix(history: History, one: Operation, point: int) -> str:
-    durable = MUST if history.durable_from[one.index] <= point else MAY
-    return durable if one.index < point else NOT
+def _status_of_posix(history: History, operation: Operation, point: int) -> str:
+    durable = MUST if history.durable_from[operation.index] <= point else MAY
+    return durable if operation.index < point else NOT

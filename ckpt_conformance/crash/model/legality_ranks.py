@@ -30,8 +30,8 @@ def node_lost(recording: Recording, state: State, *, closing: bool = False) -> s
     wrong = stopped.inconsistent() or stopped.wrong_names()
     if wrong:
         return wrong
-    found = [stopped.wrong_contents(lost=rank) for rank in range(recording.ranks)]
-    return "" if not all(found) else " and ".join(f"node {n}: {w}" for n, w in enumerate(found))
+    reasons = [stopped.wrong_contents(lost=rank) for rank in range(recording.ranks)]
+    return "" if not all(reasons) else " and ".join(f"node {n}: {w}" for n, w in enumerate(reasons))
 
 
 class Stopped:
@@ -52,12 +52,13 @@ class Stopped:
         if cut and (len(cut) != self.ranks or max(cut) != self.state.point):
             return f"the cut {cut} is none of {self.ranks} ranks up to {self.state.point}"
         needed = [0] * self.ranks
-        for one in self.issued:
-            for rank, bound in enumerate(one.after):
+        for operation in self.issued:
+            for rank, bound in enumerate(operation.after):
                 needed[rank] = max(needed[rank], bound)
-        for one in self.all:
-            if one.index < needed[one.rank] and not self.state.has(one):
-                return f"rank {one.rank} stopped before operation {one.index}, and another went on"
+        for operation in self.all:
+            if operation.index < needed[operation.rank] and not self.state.has(operation):
+                where = f"rank {operation.rank} stopped before operation {operation.index}"
+                return f"{where}, and another went on"
         return ""
 
     def wrong_names(self) -> str:
@@ -76,44 +77,47 @@ class Stopped:
     def wrong_contents(self, lost: int = -1) -> str:
         """Say what of a file can't be there when the node of a rank is lost; -1: of none."""
         status: Callable[[Operation], str] = partial(self._status, lost=lost)
-        for each, content in self.state.contents.items():
-            mine = [one.index for one in self.history.data.get(each, []) if self._torn(one)]
+        for number, content in self.state.contents.items():
+            mine = [one.index for one in self.history.data.get(number, []) if self._torn(one)]
             limits = Limits(status, prefix=lost < 0, torn=mine[-1] if mine and lost < 0 else -1)
-            if wrong := self.history.wrong_content(each, content, limits):
+            if wrong := self.history.wrong_content(number, content, limits):
                 return wrong
         return ""
 
-    def _status(self, one: Operation, lost: int) -> str:
-        if not self.state.has(one):
+    def _status(self, operation: Operation, lost: int) -> str:
+        if not self.state.has(operation):
             return NOT
-        if one.kind is not Kind.WRITE:
+        if operation.kind is not Kind.WRITE:
             return MUST
-        loose = one.rank == lost and not self._synced(one)
-        return MAY if loose or self._torn(one) else MUST
+        loose = operation.rank == lost and not self._synced(operation)
+        return MAY if loose or self._torn(operation) else MUST
 
-    def _torn(self, one: Operation) -> bool:
+    def _torn(self, operation: Operation) -> bool:
         """Whether a write may have been cut: the last of its rank, which nobody waited for."""
-        if one.kind is not Kind.WRITE or self.last.get(one.rank) != one.index:
+        if operation.kind is not Kind.WRITE or self.last.get(operation.rank) != operation.index:
             return False
-        return all(other.after[one.rank : one.rank + 1] <= (one.index,) for other in self.issued)
+        return all(
+            other.after[operation.rank : operation.rank + 1] <= (operation.index,)
+            for other in self.issued
+        )
 
-    def _synced(self, one: Operation) -> bool:
+    def _synced(self, operation: Operation) -> bool:
         """Whether the rank that wrote had synced it, and no sync of it had failed before."""
-        if one.sync:
-            return not self._torn(one)
+        if operation.sync:
+            return not self._torn(operation)
         for sync in self.issued:
-            mine = sync.rank == one.rank and one.precedes(sync)
-            if mine and (_syncs(sync, one) or (self.closing and _closes(sync, one))):
+            mine = sync.rank == operation.rank and operation.precedes(sync)
+            if mine and (_syncs(sync, operation) or (self.closing and _closes(sync, operation))):
                 return not sync.error
         return False
 
 
-def _syncs(sync: Operation, one: Operation) -> bool:
-    return sync.kind is Kind.SYNC or (sync.kind in SYNCING and sync.object == one.object)
+def _syncs(sync: Operation, operation: Operation) -> bool:
+    return sync.kind is Kind.SYNC or (sync.kind in SYNCING and sync.object == operation.object)
 
 
-def _closes(close: Operation, one: Operation) -> bool:
+def _closes(close: Operation, operation: Operation) -> bool:
     """Whether a file was closed, or the process that wrote it has ended."""
     if close.kind is not Kind.CLOSE:
         return False
-    return close.object == one.object if close.object else close.process == one.process
+    return close.object == operation.object if close.object else close.process == operation.process

@@ -55,16 +55,19 @@ class NodeLossWalk(CutWalk):
         waiting: dict[int, list[int]] = {}
         doomed: dict[int, list[int]] = {}  # by a sync that failed
         operations = self.recording.operations
-        for one in (operations[at] for at in self.lanes[rank] if at < bound):
-            if one.kind is Kind.WRITE and not one.sync:
-                waiting.setdefault(one.object, []).append(one.index)
-            elif one.kind in self.sending:
-                for each, indices in waiting.items():
-                    done = [at for at in indices if is_for(one, operations[at])]
-                    waiting[each] = [at for at in indices if at not in done]
-                    doomed.setdefault(each, []).extend(done if one.error else [])
-        found = {each: [*doomed.get(each, []), *waiting.get(each, [])] for each in doomed | waiting}
-        return {each: indices for each, indices in found.items() if indices}
+        for operation in (operations[at] for at in self.lanes[rank] if at < bound):
+            if operation.kind is Kind.WRITE and not operation.sync:
+                waiting.setdefault(operation.object, []).append(operation.index)
+            elif operation.kind in self.sending:
+                for number, indices in waiting.items():
+                    done = [at for at in indices if is_for(operation, operations[at])]
+                    waiting[number] = [at for at in indices if at not in done]
+                    doomed.setdefault(number, []).extend(done if operation.error else [])
+        held_back = {
+            number: [*doomed.get(number, []), *waiting.get(number, [])]
+            for number in doomed | waiting
+        }
+        return {number: indices for number, indices in held_back.items() if indices}
 
     # ---- states ----
 
@@ -75,28 +78,28 @@ class NodeLossWalk(CutWalk):
             for rank, bound in enumerate(cut):
                 lost = [at for found in self.loose(rank, bound).values() for at in found]
                 if lost:
-                    told = f"{why}; node {rank} is lost with what it had not synced"
-                    yield told, stop_at(cut, lost=lost), {}
+                    reason = f"{why}; node {rank} is lost with what it had not synced"
+                    yield reason, stop_at(cut, lost=lost), {}
         for rank, bound in enumerate(self.cut):
             yield from self._pieces(rank, self.loose(rank, bound))
 
     def _pieces(self, rank: int, loose: dict[int, list[int]]) -> Iterator[Choice]:
         """Lose one file of a node, or some of its blocks; or all but one file."""
-        for each, lost in loose.items():
-            for why, content in self._version(each, lost).variants(RULES):
-                told = f"node {rank} is lost: {why} file {each}"
-                yield told, stop_at(self.cut), {each: content}
-            rest = [at for other, found in loose.items() if other != each for at in found]
+        for number, lost in loose.items():
+            for why, content in self._version(number, lost).variants(RULES):
+                reason = f"node {rank} is lost: {why} file {number}"
+                yield reason, stop_at(self.cut), {number: content}
+            rest = [at for other, found in loose.items() if other != number for at in found]
             if rest:
-                told = f"node {rank} is lost with all but file {each}"
-                yield told, stop_at(self.cut, lost=rest), {}
+                reason = f"node {rank} is lost with all but file {number}"
+                yield reason, stop_at(self.cut, lost=rest), {}
 
-    def _version(self, each: int, lost: list[int]) -> Version:
+    def _version(self, number: int, lost: list[int]) -> Version:
         """Give a file as it is, and without some writes."""
-        full = safe = self.initial.get(each, EMPTY)
-        for one in self.data.get(each, []):
-            full = replay.changed(full, one)
-            safe = safe if one.index in lost else replay.changed(safe, one)
+        full = safe = self.initial.get(number, EMPTY)
+        for operation in self.data.get(number, []):
+            full = replay.changed(full, operation)
+            safe = safe if operation.index in lost else replay.changed(safe, operation)
         return Version(full, full, safe, safe)
 
     def drawn(self, rng: random.Random) -> Choice:

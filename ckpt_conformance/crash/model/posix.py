@@ -59,18 +59,18 @@ class PosixWalk(Walk):
         super().settle(sync)
         if sync.kind is not Kind.SYNC and sync.object not in self.folders:
             return
-        for one in self.naming:
-            if one.operation.precedes(sync):
-                every = sync.kind is Kind.SYNC or one.operation.object in self.folders
-                mine = [event for event in one.events if event[0][0] == sync.object]
-                mine = one.events if every and (mine or sync.kind is Kind.SYNC) else mine
+        for naming in self.naming:
+            if naming.operation.precedes(sync):
+                every = sync.kind is Kind.SYNC or naming.operation.object in self.folders
+                mine = [event for event in naming.events if event[0][0] == sync.object]
+                mine = naming.events if every and (mine or sync.kind is Kind.SYNC) else mine
                 replay.put(self.settled, mine)
-                one.events = [event for event in one.events if event not in mine]
-        self.naming = [one for one in self.naming if one.events]
+                naming.events = [event for event in naming.events if event not in mine]
+        self.naming = [naming for naming in self.naming if naming.events]
         self.folded = dict(self.settled)
-        for one in self.naming[:-RECENT]:
-            replay.put(self.folded, one.events)
-        loose = {held for one in self.naming for _, held in one.events}
+        for naming in self.naming[:-RECENT]:
+            replay.put(self.folded, naming.events)
+        loose = {held for naming in self.naming for _, held in naming.events}
         named = loose.union(self.live.slots.values(), self.settled.values(), self.folded.values())
         self.drop(set(self.live.changed) - named - {ROOT})
 
@@ -80,23 +80,23 @@ class PosixWalk(Walk):
 
     def _chosen(self, operations: Collection[Naming]) -> Position:
         slots = dict(self.folded)
-        for one in operations:
-            replay.put(slots, one.events)
+        for naming in operations:
+            replay.put(slots, naming.events)
         return self._place(slots)
 
     def positions(self) -> list[tuple[str, Position]]:
         """Give what the names may be: all, prefixes, all but one, only what was synced."""
         recent = self.naming[-RECENT:]
-        found = [("", self.live)]
+        places = [("", self.live)]
         for count in reversed(range(len(recent))):
             index = recent[count].operation.index
-            found.append((f"names as before operation {index}", self._chosen(recent[:count])))
-        for one in recent[:-1]:
-            rest = [each for each in recent if each is not one]
-            found.append((f"without operation {one.operation.index}", self._chosen(rest)))
+            places.append((f"names as before operation {index}", self._chosen(recent[:count])))
+        for naming in recent[:-1]:
+            rest = [each for each in recent if each is not naming]
+            places.append((f"without operation {naming.operation.index}", self._chosen(rest)))
         if recent:
-            found.append(("only the names that were synced", self._place(self.settled)))
-        return found
+            places.append(("only the names that were synced", self._place(self.settled)))
+        return places
 
     def drawn(self, rng: random.Random) -> tuple[str, Position, dict[int, Content]]:
         """Choose names and contents at random."""

@@ -99,10 +99,10 @@ class CutWalk(Walk):
 
     def _lags(self, rank: int, least: int) -> list[int]:
         """Give earlier bounds of a rank: the last few, the first, and some between."""
-        found = [0, *(at + 1 for at in self.lanes[rank])]
-        found = [at for at in found if least <= at < self.cut[rank]]
-        step = max(1, len(found) // RECENT)
-        chosen = {*found[:1], *found[::step], *found[-RECENT:]}
+        bounds = [0, *(at + 1 for at in self.lanes[rank])]
+        bounds = [at for at in bounds if least <= at < self.cut[rank]]
+        step = max(1, len(bounds) // RECENT)
+        chosen = {*bounds[:1], *bounds[::step], *bounds[-RECENT:]}
         return sorted(chosen, reverse=True)
 
     def _next(self, rank: int, at: int) -> int:
@@ -123,10 +123,14 @@ class CutWalk(Walk):
     def tearable(self, cut: Cut) -> Iterator[Operation]:
         """Give the last writes that a kill may have cut: nobody went on because of them."""
         last = [self.recording.operations[at - 1] for at in cut if at]
-        for one in last:
-            seen = (other.after[one.rank] > one.index for other in last if other.rank != one.rank)
-            if one.kind is Kind.WRITE and not any(seen):
-                yield one
+        for operation in last:
+            seen = (
+                other.after[operation.rank] > operation.index
+                for other in last
+                if other.rank != operation.rank
+            )
+            if operation.kind is Kind.WRITE and not any(seen):
+                yield operation
 
     # ---- what is there ----
 
@@ -134,18 +138,18 @@ class CutWalk(Walk):
         """Make the names and files that are there when the ranks have stopped."""
         first = min(self._first_missing(rank, at) for rank, at in enumerate(stop.cut))
         first = min([first, *stop.tears, *stop.lost])
-        found = _copy(self.places[min(first // EVERY, len(self.places) - 1)])
-        for one in self.recording.operations[found.index : self.point]:
-            if one.index >= stop.cut[one.rank] or one.index in stop.lost:
+        position = _copy(self.places[min(first // EVERY, len(self.places) - 1)])
+        for operation in self.recording.operations[position.index : self.point]:
+            if operation.index >= stop.cut[operation.rank] or operation.index in stop.lost:
                 continue
-            version = found.files.get(one.object)
-            if one.index in stop.tears and version is not None:
-                full = replay.written(version.full, one, stop.tears[one.index])
-                found.files[one.object] = Version(full, full, full, full)
+            version = position.files.get(operation.object)
+            if operation.index in stop.tears and version is not None:
+                full = replay.written(version.full, operation, stop.tears[operation.index])
+                position.files[operation.object] = Version(full, full, full, full)
             else:
-                _apply(found, one)
-        found.names = replay.paths(found.slots, self.folders)
-        return found
+                _apply(position, operation)
+        position.names = replay.paths(position.slots, self.folders)
+        return position
 
     def _first_missing(self, rank: int, at: int) -> int:
         lane = self.lanes[rank]
@@ -158,10 +162,10 @@ class CutWalk(Walk):
         """Give the choices of this crash point, simplest first."""
         for why, cut in self.cuts():
             yield why, stop_at(cut), {}
-            for one in self.tearable(cut):
-                for at in cuts_of(one):
-                    told = f"{why}, write {one.index} of rank {one.rank} cut at {at}"
-                    yield told, stop_at(cut, {one.index: at}), {}
+            for write in self.tearable(cut):
+                for at in cuts_of(write):
+                    reason = f"{why}, write {write.index} of rank {write.rank} cut at {at}"
+                    yield reason, stop_at(cut, {write.index: at}), {}
 
     def drawn(self, rng: random.Random) -> Choice:
         """Let a rank lag, and cut some of the last writes, at random."""
@@ -181,25 +185,25 @@ def _copy(place: Position) -> Position:
     return Position(place.index, dict(place.slots), place.names, files, modes, changed)
 
 
-def _apply(place: Position, one: Operation) -> None:
+def _apply(place: Position, operation: Operation) -> None:
     """Apply an operation to names and files."""
-    for each in replay.inodes(one):
-        place.changed[each] = one.index
-    if one.kind in {Kind.CREATE, Kind.MKDIR, Kind.CHMOD}:
-        place.modes[one.object] = one.mode
-    if one.kind is Kind.CREATE:
-        place.files[one.object] = Version(EMPTY, EMPTY, EMPTY, EMPTY)
-    if one.kind in DATA and one.object in place.files:
-        full = replay.changed(place.files[one.object].full, one)
-        place.files[one.object] = Version(full, full, full, full)
-    replay.put(place.slots, replay.slot_events(one))
+    for number in replay.inodes(operation):
+        place.changed[number] = operation.index
+    if operation.kind in {Kind.CREATE, Kind.MKDIR, Kind.CHMOD}:
+        place.modes[operation.object] = operation.mode
+    if operation.kind is Kind.CREATE:
+        place.files[operation.object] = Version(EMPTY, EMPTY, EMPTY, EMPTY)
+    if operation.kind in DATA and operation.object in place.files:
+        full = replay.changed(place.files[operation.object].full, operation)
+        place.files[operation.object] = Version(full, full, full, full)
+    replay.put(place.slots, replay.slot_events(operation))
 
 
-def _stands(one: Operation, cut: list[int], lanes: list[list[int]]) -> bool:
+def _stands(operation: Operation, cut: list[int], lanes: list[list[int]]) -> bool:
     """Whether all that an operation waited for is in a cut."""
-    for rank, bound in enumerate(one.after):
+    for rank, bound in enumerate(operation.after):
         lane = lanes[rank]
         missing = bisect_left(lane, cut[rank])
-        if rank != one.rank and missing < len(lane) and lane[missing] < bound:
+        if rank != operation.rank and missing < len(lane) and lane[missing] < bound:
             return False
     return True

@@ -32,15 +32,15 @@ def clip(content: Content, start: int, stop: int) -> tuple[Extent, ...]:
         return ()
     if start <= extents[0].offset and extents[-1].offset + extents[-1].size <= stop:
         return extents
-    first = max(0, bisect_right(extents, start, key=lambda one: one.offset) - 1)
+    first = max(0, bisect_right(extents, start, key=lambda extent: extent.offset) - 1)
     kept: list[Extent] = []
-    for one in extents[first:]:
-        if one.offset >= stop:
+    for extent in extents[first:]:
+        if extent.offset >= stop:
             break
-        low, high = max(start, one.offset), min(stop, one.offset + one.size)
+        low, high = max(start, extent.offset), min(stop, extent.offset + extent.size)
         if low < high:
-            whole = low == one.offset and high - low == one.size
-            kept.append(one if whole else Extent(low, high - low, one.source))
+            whole = low == extent.offset and high - low == extent.size
+            kept.append(extent if whole else Extent(low, high - low, extent.source))
     return tuple(kept)
 
 
@@ -145,7 +145,7 @@ def paths(slots: Mapping[Slot, int], folders: frozenset[int]) -> dict[str, int]:
     within: dict[int, list[tuple[str, int]]] = {}
     for (parent, name), held in slots.items():
         within.setdefault(parent, []).append((name, held))
-    found: dict[str, int] = {}
+    named: dict[str, int] = {}
     entered = {ROOT}
     todo = [(ROOT, "")]
     while todo:
@@ -153,11 +153,11 @@ def paths(slots: Mapping[Slot, int], folders: frozenset[int]) -> dict[str, int]:
         for name, held in within.get(parent, ()):
             if held in entered:
                 continue
-            found[prefix + name] = held
+            named[prefix + name] = held
             if held in folders:
                 entered.add(held)
                 todo.append((held, f"{prefix}{name}/"))
-    return dict(sorted(found.items()))
+    return dict(sorted(named.items()))
 
 
 # ---- what an operation changes -------------------------------------------------------------------
