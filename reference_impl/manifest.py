@@ -325,7 +325,8 @@ def _file_entry(entry: Mapping[str, Json]) -> FileEntry:
 def _tensor_entry(entry: Mapping[str, Json], files: Mapping[str, FileEntry]) -> TensorEntry:
     """A tensor's place, inside its file and as long as its shape says."""
     shape = _numbers(entry["shape"])
-    tensor = TensorEntry(**{**entry, "shape": shape})
+    fields: dict[str, Json] = {**entry, "shape": shape}
+    tensor = TensorEntry(**fields)
     nbytes = math.prod(shape) * DTYPES[tensor.dtype].itemsize
     end = _count(tensor.offset, "an offset") + _count(tensor.nbytes, "a length")
     if tensor.nbytes != nbytes or end > files[tensor.file].size:
@@ -341,12 +342,14 @@ def _sharded_entry(entry: Mapping[str, Json], files: Mapping[str, FileEntry]) ->
         begin, sizes = _numbers(part["begin"]), _numbers(part["sizes"])
         place = {key: part[key] for key in ("file", "offset", "nbytes")}
         _tensor_entry({**place, "dtype": entry["dtype"], "shape": sizes}, files)
-        parts.append(PartEntry(**{**part, "begin": begin, "sizes": sizes}))
+        fields: dict[str, Json] = {**part, "begin": begin, "sizes": sizes}
+        parts.append(PartEntry(**fields))
     if any(len(part.begin) != len(shape) or len(part.sizes) != len(shape) for part in parts):
         raise ValueError("a part has another number of dimensions than its tensor")
     if why := why_not_covered(shape, [part.box for part in parts]):
         raise ValueError(f"the parts of a tensor do not cover it: {why}")
-    return ShardedEntry(**{**entry, "shape": shape, "parts": tuple(parts)})
+    whole: dict[str, Json] = {**entry, "shape": shape, "parts": tuple(parts)}
+    return ShardedEntry(**whole)
 
 
 def _numbers(values: list[object] | tuple[object, ...]) -> tuple[int, ...]:

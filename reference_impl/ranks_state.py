@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -192,8 +192,10 @@ def outline(tree: Tree, path: str = "") -> dict[str, str]:
     inner = list(children(tree))
     if not inner:
         # The order of a set is another one in each process.
-        shown = sorted(map(repr, tree)) if isinstance(tree, set) else repr(tree)
-        words = f"{type(tree).__name__} {shown}"
+        kind = type(tree).__name__
+        is_set = isinstance(tree, set)
+        shown = sorted(map(repr, cast("set[object]", tree))) if is_set else repr(tree)
+        words = f"{kind} {shown}"
         long = f"{words[:60]}... {durable.digest_bytes(words.encode())[:16]}"
         return {path: words if len(words) <= len(long) else long}
     if is_dict(tree):  # torch keeps the versions of modules in an attribute of the dict

@@ -43,9 +43,9 @@ class Optimizers:
         """Give the state; DCP reads into its tensors."""
         return get_optimizers(self.job.model, list(self.job.optimizers.values()))
 
-    def load_state_dict(self, state: OptimizerStateType) -> None:
+    def load_state_dict(self, state_dict: OptimizerStateType) -> None:
         """Set what DCP has read; not strict, as torch's own message advises for missing state."""
-        given: Any = {"optim_state_dict": state, "options": StateDictOptions(strict=False)}
+        given: Any = {"optim_state_dict": state_dict, "options": StateDictOptions(strict=False)}
         set_optimizers(self.job.model, list(self.job.optimizers.values()), **given)
 
 

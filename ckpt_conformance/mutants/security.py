@@ -125,7 +125,8 @@ class BelievesNames(CheckpointManager):
 
 
 def _tensor(entry: Mapping[str, Json]) -> TensorEntry:
-    return TensorEntry(**{**entry, "shape": tuple(entry["shape"])})
+    fields: dict[str, Json] = {**entry, "shape": tuple(entry["shape"])}
+    return TensorEntry(**fields)
 
 
 class OpensOtherwise(CheckpointManager):

@@ -6,7 +6,7 @@ The state is tensors and plain types only, so that a safe load (`weights_only=Tr
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -78,7 +78,8 @@ class RngState:
     def load_state_dict(self, state_dict: GeneratorStates) -> None:
         """Set every generator."""
         python, numpy = state_dict["python"], state_dict["numpy"]
-        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+        words = cast("list[int]", python["words"].tolist())
+        random.setstate((python["version"], tuple(words), python["gauss"]))
         keys = numpy["keys"].numpy().astype(np.uint32)
         np.random.set_state(  # noqa: NPY002
             (numpy["name"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"])
