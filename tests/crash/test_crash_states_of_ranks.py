@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
 from ckpt_conformance.crash.explore import (
@@ -21,6 +22,7 @@ from ckpt_conformance.crash.explore import (
 from ckpt_conformance.crash.explore.engine import RanksExplorer
 from ckpt_conformance.crash.explore.exploration import BY_PROCESS, complete
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
+from ckpt_conformance.harness.messages import Run
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.trace import vector_clocks
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_conformance.harness.client import ProcessResult, Server
+    from ckpt_conformance.harness.messages import Program
 
 TWO = {"fsdp": 2}
 RECIPES = ("dcp-per-step", "dcp-overwrite")
@@ -76,21 +79,25 @@ def test_the_last_state_is_what_stands_there(subjects: Callable[[str], Subject])
         assert not MODELS[model].illegal(recorded.recording, whole)
 
 
-def apart(store: Path, patience: float) -> Callable[[Subject, dict[str, Any]], list[ProcessResult]]:
-    """Send a rank_group whose second rank looks for the others elsewhere."""
+def apart(store: Path, patience: float) -> Callable[[Subject, Program], list[ProcessResult]]:
+    """Send a rank group whose second rank looks for the others elsewhere."""
     honest = Subject.send_rank_group
 
-    def send(self: Subject, program: dict[str, Any]) -> list[ProcessResult]:
-        for one in program["rank_group"]:
-            one["world"]["timeout"] = patience
-        program["rank_group"][1]["world"]["store"] = str(store)
-        return honest(self, program)
+    def meeting(program: Program, at: int) -> Program:
+        assert program.world is not None
+        place = str(store) if at == 1 else program.world.store
+        world = structs.replace(program.world, timeout=patience, store=place)
+        return structs.replace(program, world=world)
+
+    def send(self: Subject, program: Program) -> list[ProcessResult]:
+        ranks = tuple(meeting(rank, at) for at, rank in enumerate(program.rank_group))
+        return honest(self, structs.replace(program, rank_group=ranks))
 
     return send
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_start_ends_the_life(
+def test_a_rank_that_does_not_start_ends_the_recording(
     subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Why: the others wait in their rendezvous; a recording that hangs stops the whole run."""
@@ -99,15 +106,15 @@ def test_a_rank_that_does_not_start_ends_the_life(
         workloads.record(subjects("dcp-per-step"), "first", TWO)
 
 
-def test_a_crew_past_its_deadline_is_ended_with_all_its_ranks(
+def test_a_rank_group_past_its_deadline_is_ended_with_all_its_ranks(
     monkeypatch: pytest.MonkeyPatch,
     server: Server,
     new_subject: Callable[..., Subject],
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(Subject, "send_rank_group", apart(tmp_path / "store", 60.0))
-    subject, train = new_subject("dcp-per-step"), {"op": "run", "until": 1}
-    result = worlds.recorded(subject, TWO, train, folder=tmp_path / "record", deadline=2.0)
+    subject = new_subject("dcp-per-step")
+    result = worlds.recorded(subject, TWO, Run(until=1), folder=tmp_path / "record", deadline=2.0)
     assert result.exit_kind == "hang"
     pid = server.process.pid
     assert not Path(f"/proc/{pid}/task/{pid}/children").read_text()

@@ -11,12 +11,13 @@ import pytest
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.fault_injectors.payload import Place
+from ckpt_conformance.harness.messages import PayloadSample
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 WEIGHT = bytes(range(1, 129))
-NEEDLES = [{"name": "model/weight", "bytes": WEIGHT[:64].hex(), "size": 128}]
+SAMPLES = [PayloadSample(name="model/weight", bytes=WEIGHT[:64].hex(), size=128)]
 
 
 @pytest.fixture
@@ -61,11 +62,11 @@ def test_the_same_seed_does_the_same(fault: str, root: Path, tmp_path: Path) -> 
 
 
 def test_payload_is_found_by_the_bytes_of_a_tensor(root: Path) -> None:
-    assert payload.find(root, NEEDLES) == [Place("deep/weights.bin", 4, 128, "model/weight")]
+    assert payload.find(root, SAMPLES) == [Place("deep/weights.bin", 4, 128, "model/weight")]
 
 
 def test_without_a_match_the_middle_of_the_largest_file_stands_in(root: Path) -> None:
-    absent = [{"name": "x", "bytes": b"\xee".hex() * 64, "size": 64}]
+    absent = [PayloadSample(name="x", bytes=b"\xee".hex() * 64, size=64)]
     (place,) = payload.places(root, absent)
     assert place.file == "deep/weights.bin"
     assert not place.found
@@ -79,7 +80,7 @@ def test_a_directory_without_bytes_has_no_place(tmp_path: Path) -> None:
 
 
 def test_a_flip_stays_inside_its_place(root: Path) -> None:
-    (place,) = payload.find(root, NEEDLES)
+    (place,) = payload.find(root, SAMPLES)
     before = (root / place.file).read_bytes()
     at_rest.flip_bits(root, place, seeded(1), bits=5)
     after = (root / place.file).read_bytes()
@@ -116,7 +117,7 @@ def test_a_fault_that_changes_nothing_is_unknown(root: Path) -> None:
 
 
 def test_blocks_of_two_tensors_are_swapped(root: Path) -> None:
-    (place,) = payload.find(root, NEEDLES)
+    (place,) = payload.find(root, SAMPLES)
     at_rest.swap_blocks(root, place, Place(place.file, 232, 128, "tail"))
     data = (root / place.file).read_bytes()
     assert data[4:132] == b"tail" * 32

@@ -15,6 +15,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
 from ckpt_conformance.fsck.source.findings import Finding, Kind, State
+from ckpt_conformance.harness.messages import PayloadSample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,12 +109,12 @@ def test_a_flipped_bit_is_named_with_its_tensor_and_bytes(
 ) -> None:
     """The fault aims at real tensors: their first bytes are searched in the files."""
     values = fsck_corpus.state()["model"] if layout in {"torch", "dcp"} else {}
-    needles = [
-        {"name": key, "bytes": one.numpy().tobytes()[:24].hex(), "size": one.nbytes}
+    samples = [
+        PayloadSample(name=key, bytes=one.numpy().tobytes()[:24].hex(), size=one.nbytes)
         for key, one in values.items()
         if one.dtype is torch.float32 and one.nbytes >= 24
     ]
-    places = payload.find(corpus[layout], needles) if needles else manifest_places(corpus[layout])
+    places = payload.find(corpus[layout], samples) if samples else manifest_places(corpus[layout])
     assert places
     for number, place in enumerate(places[:8]):
         copy = tmp_path / str(number)

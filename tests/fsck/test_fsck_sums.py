@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import fsck_corpus
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_conformance.fault_injectors import at_rest
@@ -188,6 +188,7 @@ def test_one_file_has_the_threads_that_are_left() -> None:
 # -- reading ahead ---------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(size=st.integers(0, 5000), ahead=st.integers(1, 2000), short=st.integers(0, 50))
 def test_reading_ahead_gives_all_bytes_or_says_where_they_end(
     size: int, ahead: int, short: int

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ckpt_conformance.contract.journal import ChildJournal
-from ckpt_conformance.trace import events, supervised
+from ckpt_conformance.trace import events
 from ckpt_conformance.trace.events import FaultArmed, Left, Marked, RankStarted
 from ckpt_conformance.trace.faults import CountedCall, Fault, FaultReport, Fired
 from ckpt_conformance.trace.operations import Entry, Kind, Operation, Recording, Unsupported
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ODD = os.fsdecode(b"odd-\xff")  # a name that is no UTF-8
-INJECTOR = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 
 
 @pytest.mark.parametrize(
@@ -112,38 +111,3 @@ def test_what_is_no_recording_is_refused(change: dict[str, Any], why: str, tmp_p
     (tmp_path / "recording.json").write_text(json.dumps({**body, **change}))
     with pytest.raises(ValueError, match=why):
         Recording.read(tmp_path)
-
-
-def program(*ops: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {"root": "r", "journal": "j", "adapter": "reference", "ops": list(ops), **more}
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        (program({"op": "save"}), False),
-        (program({"op": "save"}, record="folder"), True),
-        (program(stops=[{"count": 1, "makes": ["a"]}]), True),
-        (program({"op": "save", "faults": [{"injector": INJECTOR, "args": {"at": 1}}]}), True),
-        (program({"op": "save", "faults": [{"injector": "other:Fault", "args": {}}]}), False),
-        (program({"op": "probe", "args": {"injector": INJECTOR, "what": "save"}}), True),
-        (program({"op": "call", "method": "wait", "args": [INJECTOR]}), False),
-    ],
-)
-def test_who_is_supervised_follows_from_the_program(given: dict[str, Any], *, wanted: bool) -> None:
-    assert supervised.is_wanted(given) == wanted
-
-
-@pytest.mark.parametrize(
-    ("op", "reads"),
-    [
-        ({"op": "save", "faults": [{"injector": INJECTOR, "args": {"reading": True}}]}, True),
-        ({"op": "probe", "args": {"injector": INJECTOR, "reading": True}}, True),
-        ({"op": "probe", "args": {"injector": INJECTOR, "reading": False}}, False),
-        ({"op": "save", "reading": True}, False),
-    ],
-)
-def test_reads_are_asked_about_where_a_fault_may_hit_them(
-    op: dict[str, Any], *, reads: bool
-) -> None:
-    assert msgspec.convert(program(op), supervised.Supervised).reads == reads

@@ -65,7 +65,7 @@ class Answers:
 
 def recover(subject: Subject, task: Task, options: Options) -> Answers:
     """Do a task in one process."""
-    out, path = subject.folder / "recoveries", subject.folder / "task"
+    out, path = subject.folder / "answers", subject.folder / "task"
     out.unlink(missing_ok=True)
     messages.write_task(path, replace(task, out=str(out)))
     probe = Probe(probe=PROBE, args={"task": str(path)})
@@ -146,7 +146,7 @@ def recover_with_ranks(
     subject: Subject, layout: Mapping[str, int], task: Task, options: Options
 ) -> WorldAnswers:
     """Do a task in one world."""
-    path, out = subject.folder / "task", subject.folder / "recoveries"
+    path, out = subject.folder / "task", subject.folder / "answers"
     files = [Path(f"{out}-{rank}") for rank in range(worlds.size_of(layout))]
     for file in files:
         file.unlink(missing_ok=True)
