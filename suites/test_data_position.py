@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import control_failed
 from ckpt_conformance.harness.messages import Close
-from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject import controls, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
@@ -40,9 +40,7 @@ def test_a_finished_run_is_extended_as_if_unbroken(subject: Subject) -> None:
     extended run skipped an epoch and took the wrong learning rate (F06).
     How: end a run with the first epoch, at a save; resume it with more steps.
     """
-    resumption.control(
-        test_a_run_resumed_at_the_end_of_an_epoch_goes_on_as_if_unbroken, subject, "CKC-RSUM-003"
-    )
+    controls.require(test_a_run_resumed_at_the_end_of_an_epoch_goes_on_as_if_unbroken, subject)
     golden = _late(subject)
     subject.reset()
     saving = subject.run(5, (5,), then=[Close()])

@@ -8,10 +8,10 @@ import msgspec
 
 from ckpt_conformance.contract.verdicts import Unknown, Violation
 from ckpt_conformance.harness.messages import Probe, ProbeResult
-from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject import controls
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.suites import test_discovery as discovery
-from ckpt_conformance.suites import test_retention as retention
+from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_retention as retention
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
@@ -30,7 +30,7 @@ class Explored(msgspec.Struct, frozen=True):
     disagreement: Finding | None = None
 
 
-def explore(subject: Subject, what: str, message: str, about: resumption.Check) -> None:
+def explore(subject: Subject, what: str, message: str, about: controls.Check) -> None:
     """Explore a property of `subject/discovery_properties.py` in a child; judge what it found."""
     probe = Probe(
         probe=f"ckpt_conformance.subject.discovery_properties:{what}",
@@ -42,7 +42,7 @@ def explore(subject: Subject, what: str, message: str, about: resumption.Check) 
         raise Unknown(f"the harness failed: {subject.tell(result)}")
     explored = msgspec.convert(value, Explored)
     if explored.control is not None:
-        raise resumption.blame(subject, explored.control, about)
+        raise controls.blame(subject, explored.control, about)
     if explored.disagreement is not None:
         raise Violation(message, evidence=explored.disagreement)
 

@@ -11,7 +11,7 @@ from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.harness.messages import Run
 from ckpt_conformance.subject import elastic, worlds
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.suites import test_world_size_change as layouts
+from ckpt_conformance.suites import layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

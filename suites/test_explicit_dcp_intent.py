@@ -23,11 +23,11 @@ from ckpt_conformance.harness.messages import (
     Train,
     whole,
 )
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
-from ckpt_conformance.suites import test_damage as damage
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_damage as damage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,7 +122,7 @@ def test_an_explicit_step_that_is_damaged_is_not_replaced(subject: Subject) -> N
     step, _ = oracle.arrival(result)
     if step == 4:  # noqa: PLR2004  the damaged one
         about = damage.test_a_file_cut_short_is_never_served
-        raise resumption.blame(subject, "files cut in half are served", about)
+        raise controls.blame(subject, "files cut in half are served", about)
     if not _refused(result):
         raise Violation(
             "step 4 was asked for by number and is damaged; it is not refused",

@@ -12,9 +12,9 @@ from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, 
 from ckpt_conformance.fault_injectors import injected_calls, payload
 from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.harness.messages import ExitKind, RunResult
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.suites import test_sigkill_truncation as sigkill
+from ckpt_conformance.suites.controls import test_sigkill_truncation as sigkill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,7 +144,7 @@ def recoveries(subject: Subject) -> list[Recovery]:
     if not recovered:
         reason = "no killed save can be resumed from"
         about = sigkill.test_a_kill_during_a_save_costs_at_most_that_step
-        raise resumption.blame(subject, reason, about)
+        raise controls.blame(subject, reason, about)
     return recovered
 
 

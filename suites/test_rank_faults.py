@@ -20,24 +20,22 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.harness import messages
-from ckpt_conformance.harness.messages import ExitKind, Probe, RunResult, Save, SaveResult
+from ckpt_conformance.harness.messages import RunResult, Save, SaveResult
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
+from ckpt_conformance.suites.rank_saves import LIVE_ON, TWO, WHOLE, hung, patiently
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckpt_conformance.fault_injectors.rank_points import RankPoint
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import Fault, Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
-    from ckpt_conformance.subject.worlds import Layout, WorldResult
+    from ckpt_conformance.subject.worlds import WorldResult
 
-TWO: Layout = {"fsdp": 2}
-WHOLE = {Outcome.NEW, Outcome.PREVIOUS}
 KILLED, FAILED = 6, 4  # points at the quick budget
-LIVE_ON = Probe(probe="ckpt_conformance.harness.ranks:linger")  # a process that goes on
 KILLED_RANKS: Slot[list[Injected]] = Slot("saves in which ranks were killed")
 FAILED_RANKS: Slot[list[Injected]] = Slot("saves in which the disk of a rank was full")
 READS: Slot[list[int]] = Slot("reads of an undamaged load, by rank")
@@ -119,22 +117,6 @@ def ended(subject: Subject) -> Iterator[Injected]:
             yield injected
     if waiting:
         raise control_failed(f"{waiting} fails, and a rank waits for ever", "CKC-RANK-004")
-
-
-def hung(result: WorldResult) -> list[int]:
-    """Name the ranks that had no end, but for those that only waited for the others at theirs."""
-    return [
-        rank
-        for rank, process in enumerate(result.ranks)
-        if process.exit_kind is ExitKind.HANG
-        and NEWEST not in process.steps_of("failed") + process.steps_of("acknowledged")
-    ]
-
-
-def patiently(subject: Subject, make: Callable[..., WorldResult]) -> WorldResult:
-    """Give ranks that had no end a second try with more time: a busy machine is nobody's fault."""
-    result = make()
-    return make(deadline=subject.deadline) if hung(result) else result
 
 
 @check("CKC-RANK-001")

@@ -9,7 +9,7 @@ from ckpt_conformance.contract import POLICIES
 from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.suites.test_world_size_change import (
+from ckpt_conformance.suites.layouts import (
     SAME,
     TWO,
     arrived,

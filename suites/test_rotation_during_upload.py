@@ -25,11 +25,11 @@ from ckpt_conformance.harness.messages import (
     Train,
     whole,
 )
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
-from ckpt_conformance.suites import test_discovery as discovery
-from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,7 @@ def prompt(subject: Subject, *ops: AnyOp) -> ProcessResult:
         result = mirrored(subject, *ops)
         if result.exit_kind is not ExitKind.HANG:
             return result
-    raise resumption.blame(subject, WAITS.what, test_a_save_does_not_wait_for_its_upload)
+    raise controls.blame(subject, WAITS.what, test_a_save_does_not_wait_for_its_upload)
 
 
 def trouble(subject: Subject, result: ProcessResult) -> Unknown:
@@ -181,7 +181,7 @@ def _save_again_during_the_upload(subject: Subject) -> None:
     control = subject.resume()
     if oracle.step_of(control) != 4:  # noqa: PLR2004  the step that was saved twice
         about = discovery.test_the_last_save_of_a_step_is_served
-        raise resumption.blame(subject, subject.tell(control), about)
+        raise controls.blame(subject, subject.tell(control), about)
     _compare(subject, {4: whole(control.of(RunResult).states[4])})
 
 
@@ -207,7 +207,7 @@ def test_a_restart_does_not_finish_an_upload(subject: Subject) -> None:
     if {2, 4, 6} - set(steps_left(subject, first)):
         reason = "a pending upload does not protect"
         about = test_no_step_is_deleted_before_its_upload_is_finished
-        raise resumption.blame(subject, reason, about)
+        raise controls.blame(subject, reason, about)
     result = prompt(subject, shut, save(8, 10, resume=True), AWAIT, Steps())
     left = steps_left(subject, result)
     expect(left, {2, 4, 6}, "a restart lets rotation delete what was never uploaded")
@@ -231,7 +231,7 @@ def test_half_a_mirrored_step_is_never_served(subject: Subject) -> None:
         control = subject.resume(root=mirror_of(subject))
         if oracle.step_of(control) != 2:  # noqa: PLR2004  the step that was mirrored
             about = test_the_mirror_loads_like_the_original
-            raise resumption.blame(subject, subject.tell(control), about)
+            raise controls.blame(subject, subject.tell(control), about)
         shut = Gate(state="shut", after=after)
         steps_left(subject, prompt(subject, shut, save(4, resume=True), AWAIT, Steps()))
         result = subject.resume(root=mirror_of(subject))

@@ -22,11 +22,11 @@ from ckpt_conformance.harness.messages import (
     SaveResult,
     whole,
 )
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
-from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ def _probe(name: str, **args: object) -> Probe:
 def _ended(subject: Subject, result: ProcessResult, what: str) -> ProcessResult:
     if not result.went_well:
         reason = f"{what} does not end well: {subject.tell(result)}"
-        raise resumption.blame(subject, reason, smoke.test_a_new_process_loads_what_was_saved)
+        raise controls.blame(subject, reason, smoke.test_a_new_process_loads_what_was_saved)
     return result
 
 

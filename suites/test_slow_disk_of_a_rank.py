@@ -12,7 +12,7 @@ from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
 from ckpt_conformance.harness.messages import Steps, StepsResult
 from ckpt_conformance.subject import oracle, worlds
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.suites import test_rank_faults as rank_faults
+from ckpt_conformance.suites.rank_saves import LIVE_ON, TWO, WHOLE, hung, patiently
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import Leaves
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import WorldResult
-
-TWO = rank_faults.TWO
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,10 @@ def hold(subject: Subject, point: RankPoint, number: int) -> Held:
     def make(**given: Any) -> WorldResult:  # noqa: ANN401  fields of a program
         trees.clear(copies[0])
         faults = rank_points.slow(subject, TWO, point, copies[0])
-        then = [rank_faults.LIVE_ON]
+        then = [LIVE_ON]
         return rank_points.save(subject, TWO, faults, go_on=True, then=then, **given)
 
-    result = rank_faults.patiently(subject, make)
+    result = patiently(subject, make)
     released = [event for event in result.events if event["event"] == "released"]
     if not released:
         raise Unknown(f"{point.name} was not held: {subject.tell(result)}")
@@ -125,7 +123,7 @@ def nothing_is_announced_early(subject: Subject, held: Held, legal: dict[int, Le
     outcome = subject.judge(
         result,
         legal,
-        {Outcome.NEW} if saved else rank_faults.WHOLE,
+        {Outcome.NEW} if saved else WHOLE,
         f"{message}; a resume meanwhile",
         newest=NEWEST,
         acknowledged=(OLDER, NEWEST) if saved else (OLDER,),
@@ -139,7 +137,7 @@ def nothing_is_announced_early(subject: Subject, held: Held, legal: dict[int, Le
 def all_are_told_alike(subject: Subject, held: Held) -> None:
     """Raise Violation unless every rank saved the step, or got an error that is documented."""
     evidence = {**held.evidence, "ranks": worlds.told(subject, held.result)}
-    if waits := rank_faults.hung(held.result):
+    if waits := hung(held.result):
         raise Violation(f"{held.name}: rank {waits[0]} waits for ever", evidence=evidence)
     saved = [NEWEST in rank.steps_of("acknowledged") for rank in held.result.ranks]
     if any(saved) and not all(saved):
@@ -156,7 +154,7 @@ def is_there(subject: Subject, held: Held, legal: dict[int, Leaves]) -> None:
     subject.judge(
         worlds.resume(subject, TWO),
         legal,
-        {Outcome.NEW} if saved else rank_faults.WHOLE,
+        {Outcome.NEW} if saved else WHOLE,
         f"{held.name}, then goes on",
         newest=NEWEST,
         acknowledged=(OLDER, NEWEST) if saved else (OLDER,),

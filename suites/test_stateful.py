@@ -17,12 +17,12 @@ from hypothesis.stateful import (
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, points
-from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject import controls
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import sequences
-from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
-from ckpt_conformance.suites import test_rng_scheduler as rng_scheduler
-from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_rng_scheduler as rng_scheduler
+from ckpt_conformance.suites.controls import test_smoke as smoke
 from ckpt_conformance.suites.sequences import (
     SEEDS,
     STEPS,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpt_conformance.harness.messages import Fault
-    from ckpt_conformance.subject.resumption import Check
+    from ckpt_conformance.subject.controls import Check
     from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.suites.sequences import Rule
 
@@ -190,7 +190,7 @@ def world_of(subject: Subject) -> World:
     violation = fails(subject, world, PLAIN)
     if violation:
         reason = f"a plain resume leaves the model: {violation}"
-        raise resumption.blame(subject, reason, *plain_checks())
+        raise controls.blame(subject, reason, *plain_checks())
     return world
 
 

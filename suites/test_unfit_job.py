@@ -10,7 +10,7 @@ from ckpt_conformance.harness.messages import ExitKind, Probe, ProbeResult, Run
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

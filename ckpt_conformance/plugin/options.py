@@ -47,7 +47,6 @@ class SessionOptions(CheckOptions):
 
     jobs: int = 1
     scratch: Path | None = None  # holds what a run leaves; None: a folder that goes away with it
-    modules: tuple[str, ...] = ()  # suites to run, by module name; all of them if empty
     on_progress: Callable[[int, int, CheckOutcome | None], None] | None = None
 
 

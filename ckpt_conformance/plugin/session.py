@@ -126,10 +126,9 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
 
 def _arguments(options: SessionOptions, folder: Path) -> list[str]:
     """Write pytest's arguments: no configuration, no cache, nothing in the user's folder."""
-    targets = [f"{SUITES}.{module}" for module in options.modules] or [SUITES]
     arguments = [
         "--pyargs",
-        *targets,
+        SUITES,
         "-c",
         "/dev/null",
         f"--rootdir={folder}",

@@ -14,7 +14,7 @@ MARKER = "ckpt"
 
 
 def check(invariant: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark a test as the check of one invariant, by its id."""
+    """Mark a function as the check of one invariant, by its id; a suite's tests are such."""
     return pytest.mark.ckpt(invariant)
 
 

@@ -7,9 +7,8 @@ step is shared by all checks, so that each of them costs next to nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import (
     NotApplicable,
     Unknown,
@@ -17,8 +16,8 @@ from ckpt_conformance.contract.verdicts import (
     control_failed,
 )
 from ckpt_conformance.harness.messages import Close, RunResult, TrainResult
-from ckpt_conformance.subject import oracle
-from ckpt_conformance.subject.checks import id_of, key_of
+from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import NOT_IMPLEMENTED, OTHER_SEED, SAVES, Slot
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Golden, Subject
 
     Records = Sequence[StepRecord]
-    Check = Callable[[Subject], None]
 
 # Kind of job -> the invariant whose check says whether it comes back (`arrive` with owner=True).
 OWNERS = {
@@ -152,46 +150,6 @@ def identity(
         raise Violation(message, evidence={"kind": kind, "arrived != saved": found})
 
 
-def control(check: Check, subject: Subject, name: str) -> None:
-    """Run the check of invariant `name` first, once per adapter; violated, nothing can be said."""
-    key = key_of(check)
-    if key not in subject.controls:
-        try:
-            check(subject)
-            subject.controls[key] = ""
-        except Violation as found:
-            subject.controls[key] = str(found)
-    if subject.controls[key]:
-        raise control_failed(subject.controls[key], name)
-
-
-def blame(subject: Subject, reason: object, *checks: Check) -> Unknown:
-    """Make the Unknown of a failed control; it refers to the first of the checks that is violated.
-
-    So a reader is never sent to a promise that is kept. The checks run here, once per adapter: what
-    is in the manager's directory is gone after it.
-    """
-    named = (id_of(one) for one in checks if _violated(subject, one))
-    return control_failed(reason, next(named, ""))
-
-
-def _violated(subject: Subject, check: Check) -> bool:
-    key = key_of(check)
-    if key not in subject.controls:
-        invariant = load_catalogue().invariants[id_of(check)]
-        subject.reset()
-        subject.controls[key] = ""
-        try:
-            subject.need(*invariant.capabilities, holds=invariant.needs)
-            check(subject)
-        except Violation as found:
-            subject.controls[key] = str(found)
-        except (Unknown, NotApplicable):
-            del subject.controls[key]  # it may be asked again, and says nothing here
-            return False
-    return bool(subject.controls[key])
-
-
 def divergence(golden: Golden, records: Records) -> list[str]:
     """Say where records of a resumed run leave those of the run that never stopped."""
     whole = {one.record.step: one.record for one in golden.records}
@@ -214,7 +172,7 @@ def _tell(field: str, record: StepRecord, wanted: StepRecord | None) -> str:
 
 
 def _shown(value: object) -> str:
-    return str(list(value) if isinstance(value, tuple) else value)[:60]
+    return str(list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value)[:60]
 
 
 def records_of(result: ProcessResult) -> Records:
@@ -256,6 +214,7 @@ def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> Non
         raise
 
 
+@check("CKC-RSUM-001")
 def mid_epoch(subject: Subject) -> None:
     """Raise Violation unless a run that resumes in mid-epoch goes on as if unbroken."""
     arrive(subject)
@@ -265,7 +224,7 @@ def mid_epoch(subject: Subject) -> None:
 
 def needs_mid_epoch(subject: Subject) -> None:
     """Raise Unknown unless the plain resume holds: only then can a special one be judged."""
-    control(mid_epoch, subject, "CKC-RSUM-001")
+    controls.require(mid_epoch, subject)
 
 
 def follow_kind(subject: Subject, kind: str, message: str, saves: tuple[int, ...] = SAVES) -> None:

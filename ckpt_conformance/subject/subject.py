@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract import StepRecord
     from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.harness.client import Client, Finished, ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Leaves, PayloadSample
+    from ckpt_conformance.harness.messages import AnyOp, Arguments, Leaves, PayloadSample
 
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
@@ -211,6 +211,7 @@ class Subject:
             device=devices.CPU if layout is None else self.device,
         )
         own = f"-{rank}" if rank else ""
+        more: Arguments = {"isolation": self.info.isolation, "deadline": self.deadline, **given}
         return Program(
             adapter=self.info.name,
             root=str(given.pop("root", self.root)),
@@ -219,7 +220,7 @@ class Subject:
             output=str(self.folder / f"output{own}"),
             job=job,
             ops=ops,
-            **{"isolation": self.info.isolation, "deadline": self.deadline, **given},
+            **more,
         )
 
     def send(self, programs: Sequence[Program]) -> list[ProcessResult]:

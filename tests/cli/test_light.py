@@ -9,8 +9,8 @@ COLLECT = """
 import importlib, pkgutil, sys
 import ckpt_conformance.suites as suites
 import ckpt_conformance.plugin, ckpt_conformance.plugin.outcomes, ckpt_conformance.plugin.session
-for module in pkgutil.iter_modules(suites.__path__):
-    importlib.import_module(f"{suites.__name__}.{module.name}")
+for module in pkgutil.walk_packages(suites.__path__, f"{suites.__name__}."):
+    importlib.import_module(module.name)
 print(sorted({"torch", "numpy"} & set(sys.modules)))
 """
 

@@ -34,7 +34,10 @@ ALLOWED = {
         *("fsck.diff", "fsck.judge", "fsck.source"),
     },
     "plugin": {"subject", "harness", "contract"},
-    "suites": {"crash.explore", "fault_injectors", "subject", "harness", "contract"},
+    "suites": {
+        *("suites.controls", "crash.explore", "fault_injectors", "subject", "harness", "contract"),
+    },
+    "suites.controls": {"fault_injectors", "subject", "harness", "contract"},
     "crash.script": {
         *("crash.explore", "crash.model", "subject", "harness", "workload", "trace"),
         *("processes", "contract"),
@@ -95,6 +98,8 @@ def room_of(dotted: str) -> str:
         return ""
     if parts == ["__main__"]:
         return "cli"
+    if parts[:2] == ["suites", "controls"]:
+        return "suites.controls"
     if parts[0] == "adapters" and len(parts) > 1 and parts[1].startswith("reference"):
         return "adapters.reference"
     return ".".join(parts[: 2 if parts[0] in DIVIDED else 1])
@@ -132,6 +137,7 @@ def targets(node: ast.AST) -> list[str]:
         names_rooms = module == PACKAGE or module.removeprefix(f"{PACKAGE}.") in {
             *DIVIDED,
             "adapters",
+            "suites",
         }
         return [f"{module}.{alias.name}" for alias in node.names] if names_rooms else [module]
     return []
@@ -205,6 +211,16 @@ def test_every_module_is_in_a_room_and_every_arrow_is_used(imports: list[Import]
     assert unused == set()
 
 
+def test_no_suite_imports_another(imports: list[Import]) -> None:
+    """A check that others stand on is in `suites.controls`; what suites share has no checks."""
+    wrong = [
+        each.where
+        for each in imports
+        if each.room == "suites" and each.target.startswith(f"{PACKAGE}.suites.test_")
+    ]
+    assert wrong == []
+
+
 def test_what_is_an_extra_is_imported_when_it_is_used(imports: list[Import]) -> None:
     """The core dependencies are enough to import every module; managers are imported lazily."""
     wrong = [each.where for each in imports if is_heavy(each)]
@@ -240,6 +256,7 @@ def test_everything_is_imported_by_its_full_name(
         ("reference_impl/manager.py", "from ckpt_conformance.workload.digests import digest"),
         ("fault_injectors/torn.py", "import ckpt_conformance.suites.test_smoke"),
         ("suites/test_x.py", "from ckpt_conformance import adapters"),
+        ("suites/controls/test_x.py", "from ckpt_conformance.suites import layouts"),
         ("ckpt_conformance/subject/x.py", "def f():\n    from ckpt_conformance.mutants import o01"),
         ("ckpt_conformance/subject/x.py", "from ckpt_conformance.cli.main import main"),
         ("ckpt_conformance/adapters/torch_save.py", "import ckpt_conformance.reference_impl"),
@@ -260,6 +277,7 @@ def test_an_arrow_the_wrong_way_is_seen(name: str, source: str, tmp_path: Path) 
     ("name", "source"),
     [
         ("suites/test_x.py", "from ckpt_conformance.fault_injectors.torn import Torn"),
+        ("suites/test_x.py", "from ckpt_conformance.suites.controls import test_smoke"),
         ("ckpt_conformance/report/files.py", "from ckpt_conformance import __version__"),
         ("ckpt_conformance/adapters/reference.py", "import ckpt_conformance.reference_impl.meta"),
         ("ckpt_conformance/cli/certify.py", "import ckpt_conformance.mutants"),

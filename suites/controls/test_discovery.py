@@ -28,11 +28,11 @@ from ckpt_conformance.harness.messages import (
     Train,
     whole,
 )
-from ckpt_conformance.subject import names, oracle, resumption
+from ckpt_conformance.subject import controls, names, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
-from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
-from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -144,7 +144,7 @@ def test_an_incomplete_newest_step_hides_no_whole_one(subject: Subject) -> None:
         result = subject.resume()
         if subject.classify(result, legal, newest=4, acknowledged={2, 4}) in GUESSES:
             about = test_an_empty_newest_step_is_never_served
-            raise resumption.blame(subject, "a guess instead of a refusal", about)
+            raise controls.blame(subject, "a guess instead of a refusal", about)
         _expect_whole(subject, result, legal, {Outcome.NEW}, way)
     for way, path in subject.sample(_written_by(golden, 4), quick=1):
         subject.materialize(golden)
@@ -408,7 +408,7 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
     if not result.went_well:
         reason = f"a resumed run cannot save: {subject.tell(result)}"
         about = bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken
-        raise resumption.blame(subject, reason, about)
+        raise controls.blame(subject, reason, about)
     message = "the save of a resumed run spoiled an older step"
     result = subject.resume(2)
     subject.judge(result, legal, {Outcome.LOST_STEP}, message, newest=6, acknowledged={2, 4, 6})

@@ -14,11 +14,11 @@ from ckpt_conformance.fault_injectors.injected_save import ELSEWHERE
 from ckpt_conformance.fault_injectors.injector import fingerprint, identity
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
-from ckpt_conformance.subject import batched_recovery, oracle, resumption
+from ckpt_conformance.subject import batched_recovery, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import Slot
-from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -160,7 +160,7 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
         try:
             judge_saves(subject, kind)
         except Violation as error:
-            raise resumption.blame(subject, error, kinds[kind]) from error
+            raise controls.blame(subject, error, kinds[kind]) from error
         judge_saves(subject, kind + ELSEWHERE)
 
 
@@ -239,7 +239,7 @@ def control(subject: Subject) -> None:
     subject.materialize(subject.golden(), OLDER)
     trouble, evidence = goes_on(subject)
     if trouble:
-        raise resumption.blame(
+        raise controls.blame(
             subject,
             f"without any kill {trouble}: {evidence['child']}",
             bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
@@ -256,7 +256,7 @@ def usable(subject: Subject) -> list[Crash]:
     distinct = list({identity(fingerprint(crash.folder)): crash for crash in able}.values())
     if not distinct:
         reason = "no killed save can be resumed from"
-        raise resumption.blame(subject, reason, test_a_kill_during_a_save_costs_at_most_that_step)
+        raise controls.blame(subject, reason, test_a_kill_during_a_save_costs_at_most_that_step)
 
     known = lasting(subject)
 
@@ -341,7 +341,7 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     result = subject.run(NEWEST, (NEWEST,))
     if not result.went_well:
         about = test_a_job_goes_on_saving_after_a_kill
-        raise resumption.blame(subject, subject.tell(result), about)
+        raise controls.blame(subject, subject.tell(result), about)
     extra = left_over(subject.root, known)
     if len(extra) > len(left):
         evidence = {"after one dead save": left, "after two dead ones and a good one": extra}

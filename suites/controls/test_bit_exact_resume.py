@@ -20,7 +20,7 @@ from ckpt_conformance.harness.messages import (
     Save,
     Train,
 )
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
@@ -63,7 +63,7 @@ def test_buffers_are_the_saved_ones(subject: Subject) -> None:
     """
     message = "a buffer is not what was saved"
     resumption.identity(subject, "model", message, leaf=lambda path: path in BUFFERS)
-    resumption.control(test_trained_parameters_are_the_saved_ones, subject, "CKC-RTRP-001")
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
     resumption.arrive(subject, "conv", owner=True)
     resumption.identity(subject, "model", message, kind="conv")
 
@@ -93,8 +93,8 @@ def test_every_dtype_and_layout_comes_back(subject: Subject) -> None:
     How: a model with bf16, fp8, complex, bool and int8 tensors, two views of one storage and a
     transposed tensor.
     """
-    resumption.control(test_trained_parameters_are_the_saved_ones, subject, "CKC-RTRP-001")
-    resumption.control(test_buffers_are_the_saved_ones, subject, "CKC-RTRP-002")
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    controls.require(test_buffers_are_the_saved_ones, subject)
     resumption.arrive(subject, "dtypes", owner=True)
     resumption.identity(
         subject,
@@ -170,7 +170,7 @@ def test_what_was_loaded_can_be_saved_again(subject: Subject) -> None:
     or a checkpoint of zeros (O07, O08). A directory that exists already is no reason to fail (A12).
     How: load the newest step, save the same step, load it in a new process.
     """
-    resumption.control(test_tied_parameters_are_still_tied, subject, "CKC-RTRP-005")
+    controls.require(test_tied_parameters_are_still_tied, subject)
     _, wanted = resumption.arrive(subject)
     subject.materialize(subject.golden())
     saving = subject.execute(Load(), Save(), Close(), seed=OTHER_SEED)
@@ -201,7 +201,7 @@ def test_the_step_is_the_step_of_the_content(subject: Subject) -> None:
     saving = subject.run(NEWEST, (NEWEST,), resume=True, final=True, seed=OTHER_SEED)
     if saving.error:
         about = (test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,)
-        raise resumption.blame(
+        raise controls.blame(
             subject, subject.tell(saving), *about, test_what_was_loaded_can_be_saved_again
         )
     result = subject.resume()
@@ -221,7 +221,7 @@ def model_trouble(subject: Subject) -> Unknown:
         test_rare_parameters_are_the_saved_ones,
         test_what_was_loaded_can_be_saved_again,
     )
-    return resumption.blame(subject, "the model does not come back", *checks)
+    return controls.blame(subject, "the model does not come back", *checks)
 
 
 # -- RSUM: the run that follows ------------------------------------------------------------------

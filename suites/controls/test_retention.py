@@ -20,9 +20,9 @@ from ckpt_conformance.harness.messages import (
 )
 from ckpt_conformance.subject import names
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.suites import test_bit_exact_resume as bit_exact
-from ckpt_conformance.suites import test_discovery as discovery
-from ckpt_conformance.suites import test_smoke as smoke
+from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

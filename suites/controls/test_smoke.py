@@ -14,7 +14,7 @@ from ckpt_conformance.harness.messages import (
     Steps,
     StepsResult,
 )
-from ckpt_conformance.subject import oracle, resumption, worlds
+from ckpt_conformance.subject import controls, oracle, resumption, worlds
 from ckpt_conformance.subject.checks import check
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_discovery_names_an_acknowledged_step(subject: Subject) -> None:
     rules of discovery in one code base disagree sooner or later (B04, B15).
     How: save two steps; ask the live manager, then one in a fresh process.
     """
-    resumption.control(test_a_save_that_returned_is_there, subject, "CKC-SMOK-004")
+    controls.require(test_a_save_that_returned_is_there, subject)
     trees.clear(subject.root)
     result = subject.run(4, (2, 4), then=[Steps(), Close()])
     live = result.of(StepsResult).steps
@@ -61,9 +61,9 @@ def test_each_declared_capability_works(subject: Subject) -> None:
     weights although a checkpoint was named (R06).
     How: use each declared capability once, without any fault.
     """
-    resumption.control(test_a_new_process_loads_what_was_saved, subject, "CKC-SMOK-001")
+    controls.require(test_a_new_process_loads_what_was_saved, subject)
     if "steps" in subject.info.capabilities:
-        resumption.control(test_discovery_names_an_acknowledged_step, subject, "CKC-SMOK-002")
+        controls.require(test_discovery_names_an_acknowledged_step, subject)
     for capability in subject.info.capabilities:
         use = PLAIN_USE.get(capability)
         if use is not None:
@@ -80,7 +80,7 @@ def test_a_save_that_returned_is_there(subject: Subject) -> None:
     thread, a buffer or close() would still have written is then not there (A08, B17).
     How: copy the directory at the moment the save returned; resume from the copy.
     """
-    resumption.control(test_a_new_process_loads_what_was_saved, subject, "CKC-SMOK-001")
+    controls.require(test_a_new_process_loads_what_was_saved, subject)
     result = resumption.resumed(subject, subject.golden())
     step, _ = oracle.arrival(result)
     if step != 4:  # noqa: PLR2004  the step whose save had returned
@@ -90,10 +90,10 @@ def test_a_save_that_returned_is_there(subject: Subject) -> None:
         )
 
 
-def trouble(subject: Subject, result: ProcessResult, *more: resumption.Check) -> Unknown:
+def trouble(subject: Subject, result: ProcessResult, *more: controls.Check) -> Unknown:
     """Make the Unknown of a check whose child without faults does not end well."""
     checks = (test_a_new_process_loads_what_was_saved, test_a_save_that_returned_is_there)
-    return resumption.blame(subject, subject.tell(result), *checks, *more)
+    return controls.blame(subject, subject.tell(result), *checks, *more)
 
 
 def _fail(subject: Subject, capability: str, given: object, result: ProcessResult) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.harness.messages import ExitKind
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
@@ -84,7 +84,7 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     memory and make other updates (K02).
     How: a job with fp32 masters and momentum of bf16 parameters, and bf16 momentum of fp32 ones.
     """
-    resumption.control(test_moments_reach_a_fresh_optimizer, subject, "CKC-COMP-001")
+    controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
     resumption.identity(subject, "optimizer", message, _is_moment, "dtypes")
 
@@ -125,16 +125,16 @@ def test_every_one_of_several_optimizers_comes_back(subject: Subject) -> None:
     one cold (G18, M043).
     How: a job with AdamW and SGD on different parameters, each with a scheduler.
     """
-    resumption.control(test_moments_reach_a_fresh_optimizer, subject, "CKC-COMP-001")
-    resumption.control(test_step_counters_are_exact, subject, "CKC-COMP-002")
-    resumption.control(test_hyper_parameters_are_the_saved_ones, subject, "CKC-COMP-004")
+    controls.require(test_moments_reach_a_fresh_optimizer, subject)
+    controls.require(test_step_counters_are_exact, subject)
+    controls.require(test_hyper_parameters_are_the_saved_ones, subject)
     saved, arrived = resumption.arrive(subject, "two-optimizers", owner=True)
     for part in (name for name in saved if name.partition(".")[0] == "optimizer"):
         lost = _lost(saved[part], arrived.get(part, {}))
         if lost:
             raise Violation(f"{part} is not what was saved", evidence={"arrived != saved": lost})
     if "scheduler" in subject.holds:
-        resumption.control(test_the_scheduler_comes_back, subject, "CKC-COMP-005")
+        controls.require(test_the_scheduler_comes_back, subject)
         message = "the scheduler of one of several optimizers is not what was saved"
         resumption.identity(subject, "scheduler", message, kind="two-optimizers")
 

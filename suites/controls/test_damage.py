@@ -17,7 +17,7 @@ from ckpt_conformance.harness.messages import (
     ReadLeaves,
     Train,
 )
-from ckpt_conformance.subject import oracle, resumption
+from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
@@ -312,7 +312,7 @@ def test_a_refused_load_leaves_the_job_as_it_was(subject: Subject) -> None:
         silent = (test_a_file_cut_short_is_never_served, test_damaged_payload_is_never_served)
         reason = f"no damage is refused: {subject.tell(result)}"
         about = (*silent, test_where_nothing_is_whole_the_load_refuses)
-        raise resumption.blame(subject, reason, *about)
+        raise controls.blame(subject, reason, *about)
 
 
 def spoilt(subject: Subject, names: Sequence[str]) -> list[tuple[str, bool]]:
