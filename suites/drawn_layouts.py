@@ -63,7 +63,7 @@ class Drawn:
 
 
 def layouts(most: int) -> list[Layout]:
-    """Give every layout of at most so many ranks, simple ones first.
+    """Return every layout of at most so many ranks, simple ones first.
 
     Tensor parallel in powers of two, for torch divides a bias by its ranks; a batch must be shared
     out evenly; one rank alone has nothing to shard along another dimension.
@@ -90,7 +90,7 @@ def _simplicity(layout: Layout) -> tuple[int, int, list[int]]:
 
 
 def pairs(most: int) -> list[tuple[Layout, Layout]]:
-    """Give every two layouts that differ in more than the number of ranks, simple ones first."""
+    """Return every two layouts that differ in more than the number of ranks, simple ones first."""
     every = itertools.permutations(layouts(most), 2)
     chosen = [(old, new) for old, new in every if not (_is_plain(old) and _is_plain(new))]
     return sorted(chosen, key=lambda two: worlds.size_of(two[0]) + worlds.size_of(two[1]))

@@ -24,7 +24,7 @@ ARRIVED: Slot[WorldResult] = Slot("a resume in a layout from an undamaged direct
 
 
 def pairs(subject: Subject, quick: int) -> list[tuple[Layout, Layout]]:
-    """Give pairs of world sizes, from several ranks to others; of all at the full budget."""
+    """Return pairs of world sizes, from several ranks to others; of all at the full budget."""
     many: Layout = {"fsdp": worlds.MANY}
     sizes = (*worlds.PLAIN, many) if worlds.most(subject) == worlds.MANY else worlds.PLAIN
     every = itertools.permutations(sizes, 2)
@@ -42,7 +42,7 @@ def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) 
 
 
 def pair(subject: Subject, old: Layout, new: Layout) -> tuple[Leaves, Leaves]:
-    """Give the global states: as saved in one layout, as arrived in another."""
+    """Return the global states: as saved in one layout, as arrived in another."""
     gold = worlds.golden(subject, old)
     result = arrived(subject, gold, new)
     step, state = oracle.arrival(result)

@@ -30,6 +30,6 @@ def hung(result: WorldResult) -> list[int]:
 
 
 def patiently(subject: Subject, make: Callable[..., WorldResult]) -> WorldResult:
-    """Give ranks that had no end a second try with more time: a busy machine is nobody's fault."""
+    """Make a save; make it again with more time where a rank did not end: machines may be busy."""
     result = make()
     return make(deadline=subject.deadline) if hung(result) else result

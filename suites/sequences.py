@@ -131,7 +131,7 @@ class Planned:
     expects: Expected | None = None
 
     def to(self, until: int, save: int | None = None) -> Planned:
-        """Give the same run to a further step, with one more save."""
+        """Return the same run to a further step, with one more save."""
         save_at = self.op.save_at if save is None else (*self.op.save_at, save)
         return Planned(structs.replace(self.op, until=until, save_at=save_at), self.expects)
 
@@ -310,7 +310,7 @@ class Execution:
                 entry.status = "damaged"
 
     def present(self, step: int) -> list[str]:
-        """Give the files of a step that are there and not empty, largest first."""
+        """Return the files of a step that are there and not empty, largest first."""
         root = self.subject.root
         sizes = {
             name: (root / name).stat().st_size
@@ -339,7 +339,7 @@ class Execution:
                 self.disk[other].status = "in doubt"
 
     def outcomes(self, step: int | None) -> tuple[set[int], bool]:
-        """Give the steps that a load may give, and whether it may refuse."""
+        """Return the steps that a load may give, and whether it may refuse."""
         if step is not None:
             return {step}, self.disk[step].status != "whole"
         whole = [known for known, entry in self.disk.items() if entry.status == "whole"]
@@ -417,7 +417,7 @@ class Execution:
             self.again = step
 
     def compare(self, state: Leaves, step: int, runs: set[str], result: ProcessResult) -> str:
-        """Give the run whose state was loaded, of those that may have saved it."""
+        """Return the run whose state was loaded, of those that may have saved it."""
         wanted, holds = {run: self.world.states[run][step] for run in runs}, self.subject.holds
         same = [run for run in sorted(runs) if oracle.same(state, wanted[run], holds)]
         if not same:
@@ -433,7 +433,7 @@ class Execution:
 
 
 def files_of_steps(golden: Golden) -> dict[int, list[str]]:
-    """Give the files of each step: below its own names, or whatever its save changed."""
+    """Return the files of each step: below its own names, or whatever its save changed."""
     from ckpt_conformance.fault_injectors import payload
 
     files: dict[int, list[str]] = {}

@@ -33,7 +33,7 @@ def test_another_dtype_is_refused_on_ranks(subject: Subject) -> None:
     result = worlds.resume(subject, TWO, variant="dtype")
     step, state = oracle.arrival(result)
     if result.split or result.exit_kind is not ExitKind.ENDED:
-        evidence = {"ranks": worlds.told(subject, result)}
+        evidence = {"ranks": worlds.by_rank(subject, result)}
         raise Violation("the ranks do not refuse alike", evidence=evidence)
     if step and state["model"].get(CAST) != gold.at[NEWEST]["model"][CAST]:
         raise Violation(

@@ -95,7 +95,7 @@ def inject(subject: Subject, name: str, attempts: Sequence[Attempt]) -> list[Hit
 
 
 def _call_hit(attempt: Attempt, injected: RunResult | SaveResult) -> SeenCall | None:
-    """Give the call that was hit, as the injector saw it; None if the fault did not fire."""
+    """Return the call that was hit, as the injector saw it; None if the fault did not fire."""
     logs = [report.log for report in injected.faults if report.fired]
     number = attempt.fault.args["at"]
     return next((call for log in logs for call in log if call.call == number), None)
@@ -147,7 +147,7 @@ def is_repeated(at: int) -> bool:
 
 
 def _saved(result: ProcessResult) -> RunResult:
-    """Give the run of a child; one that did not end has an error that says how it ended."""
+    """Return the run of a child; one that did not end has an error that says how it ended."""
     if not result.results:
         return RunResult(error=Error(type=result.exit_kind, message=result.output[-200:]))
     return result.of(RunResult)

@@ -120,7 +120,7 @@ def recover(subject: Subject, fault: Fault = COUNTING) -> ProcessResult:
 
 
 def calls_counted(result: ProcessResult) -> Sequence[SeenCall]:
-    """Give the calls that the only fault of a run counted; none of a run that was not reached."""
+    """Return the calls that the only fault of a run counted; none of a run that was not reached."""
     reports = result.of(RunResult).faults
     return reports[0].log if reports else ()
 

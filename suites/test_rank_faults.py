@@ -108,7 +108,7 @@ def _fail(subject: Subject, point: RankPoint) -> Injected:
 
 
 def ended(subject: Subject) -> Iterator[Injected]:
-    """Give the failed saves in which every rank had an end; raises Unknown if one had none."""
+    """Return the failed saves in which every rank had an end; raises Unknown if one had none."""
     waiting = ""
     for injected in failed(subject):
         if hung(injected.result):
@@ -132,7 +132,7 @@ def test_no_rank_waits_for_ever_for_one_that_died(subject: Subject) -> None:
         if ranks := hung(injected.result):
             raise Violation(
                 f"{injected.name} dies: rank {ranks[0]} waits for ever",
-                evidence={"ranks": worlds.told(subject, injected.result)},
+                evidence={"ranks": worlds.by_rank(subject, injected.result)},
             )
 
 
@@ -154,7 +154,7 @@ def test_a_killed_rank_costs_at_most_the_step_that_was_saved(subject: Subject) -
             f"{injected.name} died",
             newest=NEWEST,
             acknowledged=injected.result.steps_of("acknowledged") or (OLDER,),
-            save=worlds.told(subject, injected.result),
+            save=worlds.by_rank(subject, injected.result),
         )
 
 
@@ -186,7 +186,7 @@ def test_an_error_of_one_rank_fails_the_save_on_all(subject: Subject) -> None:
         if not any(tried):
             raise Violation(
                 f"{injected.name} fails: no rank is told",
-                evidence={"ranks": worlds.told(subject, injected.result)},
+                evidence={"ranks": worlds.by_rank(subject, injected.result)},
             )
 
 
@@ -202,7 +202,7 @@ def test_no_rank_waits_for_ever_for_one_that_failed(subject: Subject) -> None:
         if ranks := hung(injected.result):
             raise Violation(
                 f"{injected.name} fails: rank {ranks[0]} waits for ever",
-                evidence={"ranks": worlds.told(subject, injected.result)},
+                evidence={"ranks": worlds.by_rank(subject, injected.result)},
             )
 
 
@@ -288,7 +288,7 @@ def test_no_rank_waits_for_ever_in_a_load(subject: Subject) -> None:
                 raise Unknown(f"the kill of rank {rank} at its read {at} did not fire")
             where = f"rank {rank} dies at its read {at}"
             if ranks := hung(result):
-                evidence = {"ranks": worlds.told(subject, result)}
+                evidence = {"ranks": worlds.by_rank(subject, result)}
                 raise Violation(f"{where}: rank {ranks[0]} waits for ever", evidence=evidence)
             subject.judge(
                 worlds.resume(subject, TWO),
@@ -336,7 +336,7 @@ def test_what_a_rank_is_told_is_a_documented_error(subject: Subject) -> None:
             if rank not in victims and survivor.error and not survivor.error.typed:
                 raise Violation(
                     f"{injected.name} is hit: rank {rank} gets an error that is not documented",
-                    evidence={"ranks": worlds.told(subject, injected.result)},
+                    evidence={"ranks": worlds.by_rank(subject, injected.result)},
                 )
 
 
@@ -356,14 +356,14 @@ def _agree(subject: Subject, result: WorldResult, legal: dict[int, Leaves], mess
     """Raise Violation unless all ranks load one legal step, or all refuse."""
     if result.split or hung(result):
         what = "a rank waits for ever" if hung(result) else "the ranks do not agree"
-        evidence = {"ranks": worlds.told(subject, result)}
+        evidence = {"ranks": worlds.by_rank(subject, result)}
         raise Violation(f"{message}: {what}", evidence=evidence)
     allowed = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
     subject.judge(result, legal, allowed, message, newest=NEWEST, acknowledged=(OLDER, NEWEST))
 
 
 def _reads(subject: Subject, rank: int) -> Sequence[int]:
-    """Give the numbers of a rank's reads of an undamaged load to hit: the first and the last."""
+    """Return the numbers of a rank's reads of an undamaged load to hit: the first and the last."""
     counts = subject.once(READS, lambda: _count_reads(subject))
     if not any(counts):
         raise Unknown("no read of the load was seen on any rank: its reader is native")

@@ -43,7 +43,7 @@ def test_a_rank_that_writes_elsewhere_is_no_part_of_a_save(subject: Subject) -> 
         return
     evidence = {"elsewhere": sorted(path.name for path in own.rglob("*"))[:8]}
     if not all(saved):
-        evidence["ranks"] = worlds.told(subject, result)
+        evidence["ranks"] = worlds.by_rank(subject, result)
         raise Violation(f"{WHERE}: not every rank is told the same", evidence=evidence)
     subject.judge(
         worlds.resume(subject, TWO),

@@ -72,7 +72,7 @@ def test_the_data_position_follows_the_declared_policy(subject: Subject) -> None
 
 
 def declared(subject: Subject, part: str) -> str:
-    """Give the policy that the adapter declares; to declare none is a violation."""
+    """Return the policy that the adapter declares; to declare none is a violation."""
     policy = subject.info.resharding.get(part)
     if policy is None:
         ways = "; ".join(f"{way}: {what}" for way, what in POLICIES[part].items())
@@ -83,7 +83,7 @@ def declared(subject: Subject, part: str) -> str:
 
 
 def batches(records: Sequence[RankRecord]) -> dict[int, list[int]]:
-    """Give the samples of each step over all ranks; replicas of one part count once."""
+    """Return the samples of each step over all ranks; replicas of one part count once."""
     steps: dict[int, set[int]] = {}
     for of_rank in records:
         steps.setdefault(of_rank.record.step, set()).update(of_rank.record.batch)

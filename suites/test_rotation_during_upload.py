@@ -45,7 +45,7 @@ AWAIT = Gate(state="await")
 
 
 def save(*steps: int, resume: bool = False) -> Run:
-    """Give the operation that trains on to the last of the steps and saves at each."""
+    """Return the operation that trains on to the last of the steps and saves at each."""
     return Run(until=steps[-1], save_at=steps, resume=resume)
 
 
@@ -84,7 +84,7 @@ def trouble(subject: Subject, result: ProcessResult) -> Unknown:
 
 
 def steps_left(subject: Subject, result: ProcessResult) -> list[int]:
-    """Give the steps that are there; raises Unknown if the child did not end well."""
+    """Return the steps that are there; raises Unknown if the child did not end well."""
     steps = result.of(StepsResult).steps
     if result.exit_kind is not ExitKind.ENDED or steps is None:
         raise trouble(subject, result)

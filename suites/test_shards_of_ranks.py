@@ -59,7 +59,7 @@ class Case:
 
 
 def files(subject: Subject) -> tuple[Golden, list[str]]:
-    """Give the run of two ranks and the files that its newest save made."""
+    """Return the run of two ranks and the files that its newest save made."""
     gold = worlds.golden(subject, TWO)
     return gold, payload.of_step(gold, NEWEST)
 
@@ -83,7 +83,7 @@ def never_served(subject: Subject, gold: Golden, cases: Sequence[Case]) -> None:
     for case in cases:
         trees.materialize(case.folder, subject.root)
         result = worlds.resume(subject, TWO)
-        evidence = {"damage": case.damage.to_json(), "ranks": worlds.told(subject, result)}
+        evidence = {"damage": case.damage.to_json(), "ranks": worlds.by_rank(subject, result)}
         if result.split:
             raise Violation(f"{case.message}: the ranks do not agree", evidence=evidence)
         subject.judge(
@@ -339,10 +339,10 @@ def test_replicas_that_differ_are_not_made_one(subject: Subject) -> None:
         if _buffer(arrived) != _buffer(wanted):
             raise Violation(
                 f"rank {rank} does not get its own buffer back, and the save was not refused",
-                evidence={"ranks": worlds.told(subject, resumed)},
+                evidence={"ranks": worlds.by_rank(subject, resumed)},
             )
 
 
 def _buffer(state: RankLeaves) -> object:
-    """Give the digest of the buffer that was made unequal."""
+    """Return the digest of the buffer that was made unequal."""
     return state.get("model", {}).get("constant")

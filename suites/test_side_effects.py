@@ -137,7 +137,7 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
 
 
 def _model_of(result: ProcessResult) -> dict[str, str] | None:
-    """Give the digests of the live model, or None if they were not asked for any more."""
+    """Return the digests of the live model, or None if they were not asked for any more."""
     return whole(result.of(LeavesResult).leaves or {}).get("model")
 
 

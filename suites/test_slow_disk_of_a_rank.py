@@ -136,7 +136,7 @@ def nothing_is_announced_early(subject: Subject, held: Held, legal: dict[int, Le
 
 def all_are_told_alike(subject: Subject, held: Held) -> None:
     """Raise Violation unless every rank saved the step, or got an error that is documented."""
-    evidence = {**held.evidence, "ranks": worlds.told(subject, held.result)}
+    evidence = {**held.evidence, "ranks": worlds.by_rank(subject, held.result)}
     if waits := hung(held.result):
         raise Violation(f"{held.name}: rank {waits[0]} waits for ever", evidence=evidence)
     saved = [NEWEST in rank.steps_of("acknowledged") for rank in held.result.ranks]

@@ -89,7 +89,7 @@ class Draw(RuleBasedStateMachine):
         self.script: list[Rule] = []
 
     def may(self, kind: type[Rule], most: int = 2) -> bool:
-        """Tell whether a kind of rule may be drawn here, and was not drawn too often."""
+        """Return whether a kind of rule may be drawn here, and was not drawn too often."""
         drawn = sum(isinstance(rule, kind) for rule in self.script)
         return kind in self.vocabulary and drawn < most
 
@@ -178,7 +178,7 @@ def draw(
 
 
 def world_of(subject: Subject) -> World:
-    """Give what scripts are judged by: two runs that never stopped, which this manager resumes."""
+    """Return what scripts are judged by: two unbroken runs, which this manager resumes."""
     missing = [part for part in EVERYTHING if part not in subject.holds]
     if missing:
         raise NotApplicable(
@@ -201,7 +201,7 @@ def plain_checks() -> list[Check]:
 
 
 def deaths(subject: Subject) -> list[Fault]:
-    """Give kills inside a save."""
+    """Return kills inside a save."""
     try:
         every = injected_save.points_of(subject, "new")
     except Unknown:

@@ -35,7 +35,7 @@ def _misfit(subject: Subject, variant: str) -> ProcessResult:
 
 
 def _altered(subject: Subject, result: ProcessResult, entries: Sequence[str]) -> dict[str, str]:
-    """Give the named model entries that arrived otherwise than they were saved."""
+    """Return the named model entries that arrived otherwise than they were saved."""
     _, state = oracle.arrival(result)
     saved = subject.golden().at[4]["model"]
     loaded = subject.golden().loaded[4]["model"]

@@ -47,14 +47,14 @@ def _files(subject: Subject) -> list[str]:
 
 
 def _tree(subject: Subject, name: str) -> Path:
-    """Give a copy of the directory after the newest save, to be crafted."""
+    """Return a copy of the directory after the newest save, to be crafted."""
     target = subject.scratch / name
     trees.copy(subject.golden().snapshot(NEWEST), target)
     return target
 
 
 def _series(folders: Iterable[Path]) -> list[AnyOp]:
-    """Give the operations that resume from each folder in turn."""
+    """Return the operations that resume from each folder in turn."""
     ops: list[AnyOp] = []
     for folder in folders:
         ops += [Materialize(tree=str(folder)), Fresh(), RESUME]
@@ -79,7 +79,7 @@ def _alone(subject: Subject, folder: Path) -> ProcessResult:
 
 
 def _loads_newest(subject: Subject, result: ProcessResult) -> bool:
-    """Tell whether a load gave the newest step, bit for bit what an undamaged load gives."""
+    """Return whether a load gave the newest step, bit for bit what an undamaged load gives."""
     step, state = oracle.arrival(result)
     wanted = subject.loaded(subject.golden(), NEWEST)
     return step == NEWEST and oracle.same(state, wanted, subject.holds)

@@ -57,8 +57,8 @@ def _leave_signals_to_the_command_line() -> None:
 
     A worker that died of it would count as a fault of the harness.
     """
-    for one in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _check_names(options: CheckOptions) -> None:
@@ -120,7 +120,7 @@ class State:
         from ckpt_conformance.contract import requests
         from ckpt_conformance.harness import facts
 
-        name = next(one for one in self.options.adapters if one not in server.refused)
+        name = next(name for name in self.options.adapters if name not in server.refused)
         try:
             facts.check_device(server.socket, name, server.folder, self.options.device)
         except requests.RequestError as error:
@@ -232,7 +232,7 @@ def adapter_of(item: pytest.Item) -> str:
 
 @pytest.fixture
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    """Give the adapter under test, in an empty folder; skips what it does not declare."""
+    """Return the adapter under test, in an empty folder; skips what it does not declare."""
     from ckpt_conformance.contract.catalogue import load_catalogue
 
     state = request.config.stash[STATE]

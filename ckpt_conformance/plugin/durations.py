@@ -51,7 +51,7 @@ class Order(Struct, frozen=True):
 def order_of(suites: dict[str, Suite]) -> Order:
     """Put the longest suites first, and short ones behind long ones of few checks."""
     by_time = sorted(suites, key=lambda name: (-suites[name].seconds, name))
-    mean = statistics.fmean([one.seconds for one in suites.values()] or [0.0])
+    mean = statistics.fmean([suite.seconds for suite in suites.values()] or [0.0])
     longest = [name for name in by_time if suites[name].seconds > mean]
     lonely = [name for name in longest if suites[name].checks <= FEW]
     shortest = [name for name in reversed(by_time) if suites[name].checks > FEW]

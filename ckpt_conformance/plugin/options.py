@@ -37,7 +37,7 @@ class CheckOptions:
 
     def to_plain(self) -> dict[str, Any]:
         """Turn them into values that xdist sends to a worker, where `options_of` reads them."""
-        values = {one.name: getattr(self, one.name) for one in fields(CheckOptions)}
+        values = {field.name: getattr(self, field.name) for field in fields(CheckOptions)}
         return values | {"out": None if self.out is None else str(self.out)}
 
 

@@ -43,8 +43,8 @@ def require(needs: Needs) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a check came to, apart from which check it was."""
+class Judgement:
+    """What came of a check, apart from which check it was."""
 
     verdict: Verdict
     reason: str = ""
@@ -58,48 +58,48 @@ class Found:
 def passed(item: pytest.Item, invariant: str) -> CheckOutcome:
     """Make the PASS of a check that raised nothing."""
     remember(item, "")
-    return _outcome(item, invariant, Found(Verdict.PASS))
+    return _outcome(item, invariant, Judgement(Verdict.PASS))
 
 
 def of_error(item: pytest.Item, invariant: str, error: BaseException) -> CheckOutcome:
     """Make the outcome of an exception; what is no verdict of ours is the harness's: UNKNOWN."""
     if isinstance(error, Violation):
         remember(item, str(error))
-    return _outcome(item, invariant, _found(item, invariant, error))
+    return _outcome(item, invariant, _judgement(item, invariant, error))
 
 
-def _found(item: pytest.Item, invariant: str, error: BaseException) -> Found:
+def _judgement(item: pytest.Item, invariant: str, error: BaseException) -> Judgement:
     if isinstance(error, Violation):
         promised = _promise(item, invariant)
         evidence = error.evidence | ({"promised": promised} if promised else {})
         must = promised or _is_must(item, invariant)
         verdict = Verdict.VIOLATION if must else Verdict.NOT_MET
-        return Found(verdict, str(error), evidence, error.rate)
+        return Judgement(verdict, str(error), evidence, error.rate)
     if isinstance(error, NotApplicable):
-        return Found(Verdict.NOT_APPLICABLE, str(error), is_remarked=False)
+        return Judgement(Verdict.NOT_APPLICABLE, str(error), is_remarked=False)
     if isinstance(error, Unknown):
         doubt = _referred(item, error)
-        return Found(Verdict.UNKNOWN, str(doubt), cause=doubt.cause, see=doubt.see)
+        return Judgement(Verdict.UNKNOWN, str(doubt), cause=doubt.cause, see=doubt.see)
     reason = f"the harness failed: {type(error).__name__}: {error}"
     trace: Evidence = {"trace": traceback.format_exception(error)[-6:]}
-    return Found(Verdict.UNKNOWN, reason, trace, cause=Cause.HARNESS, is_remarked=False)
+    return Judgement(Verdict.UNKNOWN, reason, trace, cause=Cause.HARNESS, is_remarked=False)
 
 
-def _outcome(item: pytest.Item, invariant: str, found: Found) -> CheckOutcome:
+def _outcome(item: pytest.Item, invariant: str, judgement: Judgement) -> CheckOutcome:
     """Add to what was found which check it was, and how it was made."""
-    remarks = _remarks(item) if found.is_remarked else Remarks()
+    remarks = _remarks(item) if judgement.is_remarked else Remarks()
     return CheckOutcome(
         adapter=adapter_of(item),
         invariant=invariant,
         check=_name(item),
-        verdict=found.verdict,
-        reason=found.reason,
-        evidence=found.evidence | remarks.as_evidence(),
-        rate=found.rate,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        evidence=judgement.evidence | remarks.as_evidence(),
+        rate=judgement.rate,
         seed=options_of(item.config).seed,
         crash=_explored(item),
-        cause=found.cause,
-        see=found.see,
+        cause=judgement.cause,
+        see=judgement.see,
         remarks=remarks,
     )
 

@@ -76,7 +76,7 @@ class Collector:
 
 
 def is_telling(report: pytest.TestReport) -> bool:
-    """Tell whether a report gives an outcome for the first time: later ones of a test repeat it."""
+    """Return whether a report is the first of a test with an outcome; later ones repeat it."""
     return report.when == "call" or (report.when == "setup" and report.failed)
 
 

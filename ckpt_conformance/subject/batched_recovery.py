@@ -86,8 +86,8 @@ def recover_in_batch(subject: Subject, cases: Sequence[Case]) -> list[ProcessRes
     if process_result.exit_kind is not ExitKind.ENDED:
         return [None] * len(cases)
     runs = process_result.all_of(RunResult)
-    found: list[ProcessResult | None] = [replace(process_result, results=(run,)) for run in runs]
-    return found + [None] * (len(cases) - len(found))
+    results: list[ProcessResult | None] = [replace(process_result, results=(run,)) for run in runs]
+    return results + [None] * (len(cases) - len(results))
 
 
 def steps_each(subject: Subject, folders: Sequence[Path]) -> list[StepsResult]:
@@ -95,10 +95,10 @@ def steps_each(subject: Subject, folders: Sequence[Path]) -> list[StepsResult]:
     ops: list[AnyOp] = []
     for folder in folders:
         ops += [Materialize(tree=str(folder)), Steps(go_on=True)]
-    found = subject.execute(*ops).all_of(StepsResult)
-    for folder in folders[len(found) :]:
+    results = subject.execute(*ops).all_of(StepsResult)
+    for folder in folders[len(results) :]:
         trees.materialize(folder, subject.root)
         alone_result = subject.execute(Steps())
         died = Error(type=alone_result.exit_kind, message=subject.tell(alone_result))
-        found.append(next(iter(alone_result.all_of(StepsResult)), StepsResult(error=died)))
-    return found
+        results.append(next(iter(alone_result.all_of(StepsResult)), StepsResult(error=died)))
+    return results

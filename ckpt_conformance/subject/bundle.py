@@ -70,14 +70,14 @@ def read(folder: Path) -> dict[str, Any]:
     """Read `violation.json`; raises BundleError for anything else."""
     path = folder / "violation.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         msg = (
             f"{folder} is no bundle: {path.name} does not read ({error}); "
             "bundles stand in `bundles/` below the folder of --out"
         )
         raise BundleError(msg) from error
-    if found.get("schema") != SCHEMA:
-        msg = f"{folder}: schema is {found.get('schema')!r}, this version reads {SCHEMA!r}"
+    if document.get("schema") != SCHEMA:
+        msg = f"{folder}: schema is {document.get('schema')!r}, this version reads {SCHEMA!r}"
         raise BundleError(msg)
-    return found
+    return document

@@ -19,7 +19,7 @@ def check(invariant: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def id_of(function: Callable[..., Any]) -> str:
-    """Give the id that `check` marked a function with; raises StopIteration if it did not."""
+    """Return the id that `check` marked a function with; raises StopIteration if it did not."""
     marks: list[pytest.Mark] = getattr(function, "pytestmark", [])
     return next(str(mark.args[0]) for mark in marks if mark.name == MARKER)
 
@@ -30,6 +30,6 @@ def key_of(function: Callable[..., Any]) -> str:
 
 
 def invariant_of(item: pytest.Item) -> str | None:
-    """Give the id that a collected test verifies, or None for an ordinary test."""
+    """Return the id that a collected test verifies, or None for an ordinary test."""
     marker = item.get_closest_marker(MARKER)
     return str(marker.args[0]) if marker else None

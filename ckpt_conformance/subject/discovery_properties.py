@@ -46,7 +46,7 @@ def preload() -> None:
 
 @contextlib.contextmanager
 def file_system(folder: Path) -> Generator[Path]:
-    """Give a directory in memory; on disk, below `folder`, without pyfakefs."""
+    """Return a directory in memory; on disk, below `folder`, without pyfakefs."""
     try:
         from pyfakefs.fake_filesystem_unittest import Patcher
     except ImportError:
@@ -60,7 +60,7 @@ def file_system(folder: Path) -> Generator[Path]:
 
 @contextlib.contextmanager
 def a_tree(folder: Path) -> Generator[Path]:
-    """Give an empty root, for one tree."""
+    """Return an empty root, for one tree."""
     root = folder / "root"
     root.mkdir()
     try:
@@ -79,12 +79,12 @@ def steps_and_names(pool: list[str]) -> SearchStrategy[tuple[list[int], list[str
 
 
 def lookalikes(child: Any, folder: Path) -> list[str]:  # noqa: ANN401  a Child
-    """Give names that look like this manager's steps and are none."""
+    """Return names that look like this manager's steps and are none."""
     with a_tree(folder) as root:
         child.adapter.open(root, OpenOptions()).plant(4)
-        found = names.created(root, None, 4)
-    similar = [path for one in found for path in names.lookalikes(one)]
-    return similar + [one.of(word) for one in found for word in DIGITS]
+        planted = names.created(root, None, 4)
+    similar = [path for name in planted for path in names.lookalikes(name)]
+    return similar + [name.of(word) for name in planted for word in DIGITS]
 
 
 def explore(child: Any, check: Callable[..., None], seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401
@@ -116,7 +116,7 @@ def explore(child: Any, check: Callable[..., None], seed: int, budget: str) -> d
 
 
 def crowd(budget: str) -> list[str]:
-    """Give the names of the many files that another program left."""
+    """Return the names of the many files that another program left."""
     return [f"events.out.tfevents.{1_700_000_000 + at}.0" for at in range(LEFT_BEHIND[budget])]
 
 
@@ -144,16 +144,16 @@ def blame_the_manager(foreign: list[str]) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        told = {"raises": f"{type(error).__name__}: {error}"[:300], "names": foreign[:8]}
-        raise Disagreement(told) from error
+        finding = {"raises": f"{type(error).__name__}: {error}"[:300], "names": foreign[:8]}
+        raise Disagreement(finding) from error
 
 
-def compare(found: list[int], wanted: list[int], foreign: list[str], **more: Any) -> None:  # noqa: ANN401
-    """Raise Disagreement unless exactly the wanted steps were found."""
-    if found != wanted:
-        lost, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-        told = {"missing": lost[:8], "unexpected": extra[:8], "names": foreign[:8], **more}
-        raise Disagreement({**told, "steps": len(wanted)})
+def compare(listed: list[int], wanted: list[int], foreign: list[str], **more: Any) -> None:  # noqa: ANN401
+    """Raise Disagreement unless exactly the wanted steps are listed."""
+    if listed != wanted:
+        lost, extra = sorted(set(wanted) - set(listed)), sorted(set(listed) - set(wanted))
+        finding = {"missing": lost[:8], "unexpected": extra[:8], "names": foreign[:8], **more}
+        raise Disagreement({**finding, "steps": len(wanted)})
 
 
 def discovery(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN401  a Child
@@ -165,8 +165,8 @@ def discovery(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: AN
             manager = child.adapter.open(root, OpenOptions())
             for step in steps:
                 manager.plant(step)
-            found = list(manager.steps())
-        compare(sorted(found), sorted(steps), foreign)  # their order is another promise
+            listed = list(manager.steps())
+        compare(sorted(listed), sorted(steps), foreign)  # their order is another promise
 
     return explore(child, check, seed, budget)
 
@@ -187,9 +187,9 @@ def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN
             for step in steps:
                 manager.plant(step)
             manager.rotate(steps[-1])
-            found = list(manager.steps())
+            listed = list(manager.steps())
         gone = [name for name in planted if not os.path.lexists(root / name)]
-        compare(sorted(found), steps[-keep:], foreign, keep_last=keep, deleted=gone[:8])
+        compare(sorted(listed), steps[-keep:], foreign, keep_last=keep, deleted=gone[:8])
         if gone:
             raise Disagreement({"deleted": gone[:8], "steps": len(steps)})
 

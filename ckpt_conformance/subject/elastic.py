@@ -45,12 +45,14 @@ def launch(
     """
     size, folder = worlds.size_of(layout), subject.scratch / "elastic"
     folder.mkdir()
-    found = [_programs(subject, layout, folder, at, ops) for at, ops in enumerate(attempts)]
-    (folder / "attempts").write_bytes(messages.encode(found))
+    programs = [_programs(subject, layout, folder, at, ops) for at, ops in enumerate(attempts)]
+    (folder / "attempts").write_bytes(messages.encode(programs))
     code, output = _torchrun(size, len(attempts) - 1, folder)
     return [
-        worlds.WorldResult(tuple(_process_result(one, code, output) for one in ranks), ranks[0])
-        for ranks in found
+        worlds.WorldResult(
+            tuple(_process_result(program, code, output) for program in ranks), ranks[0]
+        )
+        for ranks in programs
     ]
 
 
@@ -67,12 +69,12 @@ def _programs(
     named = [
         {name: str(folder / f"{name}-{attempt}-{at}") for name in own} for at in range(len(made))
     ]
-    return [structs.replace(one, **names) for one, names in zip(made, named, strict=True)]
+    return [structs.replace(program, **names) for program, names in zip(made, named, strict=True)]
 
 
 def began(result: WorldResult) -> bool:
-    """Tell whether every rank of an attempt came as far as its journal."""
-    return all(Path(one.program.journal).exists() for one in result.ranks)
+    """Return whether every rank of an attempt came as far as its journal."""
+    return all(Path(rank.program.journal).exists() for rank in result.ranks)
 
 
 def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:

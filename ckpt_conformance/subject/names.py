@@ -34,7 +34,7 @@ class StepName:
     is_folder: bool
 
     def of(self, other: int | str) -> str:
-        """Give the path that another step would have; digits keep their padding."""
+        """Return the path that another step would have; digits keep their padding."""
 
         def replace(match: re.Match[str]) -> str:
             return str(other).zfill(len(match[0])) if isinstance(other, int) else other
@@ -48,45 +48,45 @@ def _number(step: int) -> re.Pattern[str]:
 
 
 def of_step(golden: Golden, step: int) -> list[StepName]:
-    """Give the outermost names that the save of a step created and that carry its number."""
-    earlier = [each for each in golden.saves if each < step]
+    """Return the outermost names that the save of a step created and that carry its number."""
+    earlier = [save for save in golden.saves if save < step]
     before = golden.snapshot(max(earlier)) if earlier else None
     return created(golden.snapshot(step), before, step)
 
 
 def created(root: Path, before: Path | None, step: int, folder: str = "") -> list[StepName]:
-    """Give the outermost names in a tree that carry a step's number and are not in `before`."""
-    found: list[StepName] = []
+    """Return the outermost names in a tree that carry a step's number and are not in `before`."""
+    outermost: list[StepName] = []
     for name in sorted(entry.name for entry in (root / folder).iterdir()):
         path = os.path.join(folder, name)  # noqa: PTH118  relative
         is_folder = (root / path).is_dir() and not (root / path).is_symlink()
         is_new = before is None or not os.path.lexists(before / path)
         if is_new and _number(step).search(name):
-            found.append(StepName(path, step, is_folder))
+            outermost.append(StepName(path, step, is_folder))
         elif is_folder:
-            found += created(root, before, step, path)
-    return found
+            outermost += created(root, before, step, path)
+    return outermost
 
 
 def require_step_names(golden: Golden, step: int) -> list[StepName]:
-    """Give them, or raise NotApplicable: a manager with one fixed name has no newer name."""
-    found = of_step(golden, step)
-    if not found:
+    """Return them, or raise NotApplicable: a manager with one fixed name has no newer name."""
+    step_names = of_step(golden, step)
+    if not step_names:
         raise NotApplicable("no name that the manager writes carries the number of its step")
-    return found
+    return step_names
 
 
 def pointers(golden: Golden, step: int) -> list[str]:
-    """Give small files and links outside every step's own names: pointers, ids, trackers."""
-    mine = [found.path for each in golden.saves for found in of_step(golden, each)]
-    root, found = golden.snapshot(step), list[str]()
+    """Return small files and links outside every step's own names: pointers, ids, trackers."""
+    mine = [name.path for save in golden.saves for name in of_step(golden, save)]
+    root, small = golden.snapshot(step), list[str]()
     for base, folders, files in os.walk(root):
         at = os.path.relpath(base, root)
         paths = [os.path.normpath(os.path.join(at, name)) for name in (*folders, *files)]  # noqa: PTH118
         folders[:] = [name for name in folders if not (root / at / name).is_symlink()]
-        found += [path for path in paths if _is_small(root / path)]
+        small += [path for path in paths if _is_small(root / path)]
     inside = tuple(f"{path}/" for path in mine)
-    return sorted(path for path in found if path not in mine and not path.startswith(inside))
+    return sorted(path for path in small if path not in mine and not path.startswith(inside))
 
 
 def _is_small(path: Path) -> bool:
@@ -94,18 +94,18 @@ def _is_small(path: Path) -> bool:
     return path.is_symlink() or (path.is_file() and info.st_size <= SMALL)
 
 
-def lookalikes(found: StepName) -> list[str]:
-    """Give paths that look like a step's and are none: no number, a word, a sign, a suffix."""
-    made = [found.of(word) for word in ("", "tmp", "latest", "-1", "1e9", "0x10", "latest.bak")]
-    folder, name = os.path.split(found.of(8))
-    copies = [f"{name}.bak", f"{name} (copy)", f"copy of {name}"]
+def lookalikes(name: StepName) -> list[str]:
+    """Return paths that look like a step's and are none: no number, a word, a sign, a suffix."""
+    made = [name.of(word) for word in ("", "tmp", "latest", "-1", "1e9", "0x10", "latest.bak")]
+    folder, last = os.path.split(name.of(8))
+    copies = [f"{last}.bak", f"{last} (copy)", f"copy of {last}"]
     made += [os.path.join(folder, copy) for copy in copies]  # noqa: PTH118  relative
-    return [path for path in dict.fromkeys(made) if os.path.basename(path) and path != found.path]  # noqa: PTH119
+    return [path for path in dict.fromkeys(made) if os.path.basename(path) and path != name.path]  # noqa: PTH119
 
 
 @lru_cache(maxsize=4)
 def strange(seed: int, count: int) -> tuple[str, ...]:
-    """Give names that people and tools leave behind, hostile ones too, and the longest."""
+    """Return names that people and tools leave behind, hostile ones too, and the longest."""
     from faker import Faker
 
     fake = Faker(["en_US", "ja_JP", "ar_SA", "de_DE"])
@@ -147,11 +147,11 @@ def plant_all(root: Path, made: Iterable[str]) -> list[str]:
     return free
 
 
-def plant_incomplete(root: Path, found: list[StepName], step: int) -> list[str]:
+def plant_incomplete(root: Path, step_names: list[StepName], step: int) -> list[str]:
     """Plant an empty file or directory under each name that a save of `step` would create."""
-    made = [each.of(step) for each in found]
-    for each, path in zip(found, made, strict=True):
-        if each.is_folder:
+    made = [name.of(step) for name in step_names]
+    for name, path in zip(step_names, made, strict=True):
+        if name.is_folder:
             (root / path).mkdir(parents=True)
         else:
             (root / path).write_bytes(b"")

@@ -22,20 +22,20 @@ BIG = 1 << 20  # float32 elements of the storage that a small view is cut from
 
 
 def surroundings(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
-    """Give what no component owns: one entry for each thing, as text or a digest."""
+    """Return what no component owns: one entry for each thing, as text or a digest."""
     model = child.job.model
     named = list(model.named_parameters(remove_duplicate=False))
     groups = [
         [
             {key: value for key, value in group.items() if key != "params"}
-            for group in one.param_groups
+            for group in optimizer.param_groups
         ]
-        for one in child.job.optimizers.values()
+        for optimizer in child.job.optimizers.values()
     ]
     return {
         "modes": {name: module.training for name, module in model.named_modules()},
-        "requires_grad": {name: one.requires_grad for name, one in named},
-        "gradients": digests.leaves({name: one.grad for name, one in named}),
+        "requires_grad": {name: parameter.requires_grad for name, parameter in named},
+        "gradients": digests.leaves({name: parameter.grad for name, parameter in named}),
         "hooks": sum(len(module._forward_hooks) for module in model.modules()),  # noqa: SLF001
         "groups": repr(groups),
         **_process(),

@@ -27,11 +27,11 @@ OUTCOME_OF_DEATH = {
 
 def held(state: Mapping[str, T], holds: Collection[str]) -> dict[str, T]:
     """Keep the components that the manager saves; `optimizer.second` belongs to `optimizer`."""
-    return {name: found for name, found in state.items() if name.partition(".")[0] in holds}
+    return {name: leaves for name, leaves in state.items() if name.partition(".")[0] in holds}
 
 
 def same(left: State, right: State, holds: Collection[str]) -> bool:
-    """Tell whether two states are equal on the held components."""
+    """Return whether two states are equal on the held components."""
     return held(left, holds) == held(right, holds)
 
 
@@ -43,13 +43,13 @@ def differences(
 ) -> list[str]:
     """Name the leaves that differ, component first."""
     a, b = held(left, holds), held(right, holds)
-    flat_a = {f"{c}/{leaf}": value for c, found in a.items() for leaf, value in found.items()}
-    flat_b = {f"{c}/{leaf}": value for c, found in b.items() for leaf, value in found.items()}
+    flat_a = {f"{c}/{leaf}": value for c, leaves in a.items() for leaf, value in leaves.items()}
+    flat_b = {f"{c}/{leaf}": value for c, leaves in b.items() for leaf, value in leaves.items()}
     return differing(flat_a, flat_b, limit)
 
 
 def arrival(result: Finished) -> tuple[int | None, Leaves]:
-    """Give step and state at the first training step of a child; (None, {}) if it trained none."""
+    """Return step and state at a child's first training step; (None, {}) if it did not train."""
     ran = result.of(RunResult)
     if ran.arrived is None:
         return None, {}
@@ -57,7 +57,7 @@ def arrival(result: Finished) -> tuple[int | None, Leaves]:
 
 
 def step_of(result: Finished) -> int | None:
-    """Give the step of a resume that went well; None for any other."""
+    """Return the step of a resume that went well; None for any other."""
     return arrival(result)[0] if result.went_well else None
 
 

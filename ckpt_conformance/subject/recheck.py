@@ -27,7 +27,7 @@ class Recheck:
     fine: list[int]  # what the sample was drawn from
 
     def __iter__(self) -> Iterator[int]:
-        """Give all of them, the sample first."""
+        """Return all of them, the sample first."""
         return iter([*self.sample, *self.suspects])
 
 

@@ -50,7 +50,7 @@ def every_leaf(_: str) -> bool:
 def resumed(
     subject: Subject, golden: Golden, step: int = SAVES[-1], *, realign: bool = False
 ) -> ProcessResult:
-    """Give the child that resumed from the snapshot of `step`, into a job of another seed."""
+    """Return the child that resumed from the snapshot of `step`, into a job of another seed."""
     key = (step, realign)
     if key not in golden.resumed:
         subject.materialize(golden, step)
@@ -61,7 +61,7 @@ def resumed(
 
 
 def arrive(subject: Subject, kind: str = "mixed", *, owner: bool = False) -> tuple[Leaves, Leaves]:
-    """Give (saved state, state at the first training step after the resume) of the newest step.
+    """Return (saved state, state at the first training step after the resume) of the newest step.
 
     A resume that fails is a violation of the check that is the `owner` of the kind; for all others
     it is a control that failed.
@@ -70,10 +70,10 @@ def arrive(subject: Subject, kind: str = "mixed", *, owner: bool = False) -> tup
         arrive(subject)
     try:
         return _arrive(subject, kind)
-    except Unknown as found:
+    except Unknown as doubt:
         if owner:
-            raise Violation(found.detail, evidence={"kind": kind}) from found
-        raise control_failed(found, OWNERS.get(kind) or plain_trouble(subject)) from found
+            raise Violation(doubt.detail, evidence={"kind": kind}) from doubt
+        raise control_failed(doubt, OWNERS.get(kind) or plain_trouble(subject)) from doubt
 
 
 def plain_trouble(subject: Subject) -> str:
@@ -131,8 +131,8 @@ def differing(
 
 def _chosen(state: Leaves, leaf: Callable[[str], bool]) -> Leaves:
     return {
-        part: {path: bits for path, bits in found.items() if leaf(path)}
-        for part, found in state.items()
+        part: {path: bits for path, bits in leaves.items() if leaf(path)}
+        for part, leaves in state.items()
     }
 
 
@@ -145,19 +145,19 @@ def identity(
 ) -> None:
     """Raise Violation unless the chosen leaves of a component arrive as they were saved."""
     saved, arrived = arrive(subject, kind)
-    found = differing(saved, arrived, component, leaf)
-    if found:
-        raise Violation(message, evidence={"kind": kind, "arrived != saved": found})
+    wrong = differing(saved, arrived, component, leaf)
+    if wrong:
+        raise Violation(message, evidence={"kind": kind, "arrived != saved": wrong})
 
 
 def divergence(golden: Golden, records: Records) -> list[str]:
     """Say where records of a resumed run leave those of the run that never stopped."""
-    whole = {one.record.step: one.record for one in golden.records}
+    whole = {known.record.step: known.record for known in golden.records}
     for record in records:
         fields = other_fields(record, whole.get(record.step))
         if fields:
-            told = (_tell(name, record, whole.get(record.step)) for name in fields)
-            return [f"step {record.step}", *told]
+            shown = (_tell(name, record, whole.get(record.step)) for name in fields)
+            return [f"step {record.step}", *shown]
     return []
 
 
@@ -176,7 +176,7 @@ def _shown(value: object) -> str:
 
 
 def records_of(result: ProcessResult) -> Records:
-    """Give the training records of a child's last operation; none of one that does not train."""
+    """Return the training records of a child's last operation; none of one that does not train."""
     last = result.results[-1] if result.results else None
     return last.records if isinstance(last, RunResult | TrainResult) else ()
 
@@ -189,9 +189,9 @@ def follow(
     if len(records) != count:
         evidence = subject.evidence(result, records=len(records), expected=count)
         raise Violation(f"{message}: it does not go on", evidence=evidence)
-    found = divergence(golden, records)
-    if found:
-        raise Violation(message, evidence={"kind": golden.kind, "resumed != unbroken": found})
+    wrong = divergence(golden, records)
+    if wrong:
+        raise Violation(message, evidence={"kind": golden.kind, "resumed != unbroken": wrong})
 
 
 def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> None:
@@ -203,14 +203,14 @@ def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> Non
     result = resumed(subject, golden, step)
     try:
         follow(subject, golden, result, AFTER, message)
-    except Violation as found:
+    except Violation as violation:
         again = resumed(subject, golden, step, realign=True)
         records = records_of(again)
         if len(records) == AFTER and not divergence(golden, records):
             raise Unknown(
                 f"{message}, but not from aligned storage: the machine's arithmetic depends on "
                 "addresses"
-            ) from found
+            ) from violation
         raise
 
 
@@ -231,6 +231,6 @@ def follow_kind(subject: Subject, kind: str, message: str, saves: tuple[int, ...
     """Raise Violation unless a job of a kind that resumes from its last save goes on as before."""
     try:
         golden = subject.golden(saves, kind=kind)
-    except Unknown as found:
-        raise Violation(f"{message}: {found}") from found
+    except Unknown as doubt:
+        raise Violation(f"{message}: {doubt}") from doubt
     trajectory(subject, golden, saves[-1], message)

@@ -86,7 +86,7 @@ class Golden:
     )
 
     def snapshot(self, step: int) -> Path:
-        """Give the directory as it was when the save of `step` had returned."""
+        """Return the directory as it was when the save of `step` had returned."""
         return self.folder / str(step)
 
 
@@ -164,7 +164,7 @@ class Subject:
         return [items[at] for at in sorted(self.rng.sample(range(len(items)), quick))]
 
     def once(self, slot: Slot[T], make: Callable[[], T], *key: Hashable) -> T:
-        """Give what a slot holds for a key; the first one to ask finds it out."""
+        """Return what a slot holds for a key; the first one to ask finds it out."""
         place = (slot, *key)
         if place not in self._found:
             self._found[place] = make()
@@ -271,7 +271,7 @@ class Subject:
     # -- golden runs and controls -----------------------------------------------------------
 
     def golden(self, saves: tuple[int, ...] = SAVES, kind: str = "mixed", **given: Any) -> Golden:  # noqa: ANN401
-        """Give a run without faults, made once per adapter, saves, kind and options."""
+        """Return a run without faults, made once per adapter, saves, kind and options."""
         key = (saves, kind, repr(sorted(given.items())))
         if key not in self.goldens:
             self.goldens[key] = self._record(saves, kind, given)
@@ -303,19 +303,19 @@ class Subject:
         return Golden(saves, kind, folder, at, records, ties, samples)
 
     def loaded(self, golden: Golden, step: int, **given: Any) -> Leaves:  # noqa: ANN401
-        """Give what an undamaged load of `step` gives: the control of every fault check."""
+        """Return what an undamaged load of `step` gives: the control of every fault check."""
         if step not in golden.loaded:
             self.materialize(golden, step)
             result = self.resume(kind=golden.kind, **given)
             arrived, state = oracle.arrival(result)
             if arrived != step:
-                told = self.tell(result)
-                raise control_failed(f"an undamaged load of step {step} gives {told}")
+                message = self.tell(result)
+                raise control_failed(f"an undamaged load of step {step} gives {message}")
             golden.loaded[step] = state
         return golden.loaded[step]
 
     def legal(self, golden: Golden, *steps: int, **given: Any) -> dict[int, Leaves]:  # noqa: ANN401
-        """Give the states of several steps."""
+        """Return the states of several steps."""
         return {step: self.loaded(golden, step, **given) for step in steps or golden.saves}
 
     def materialize(self, golden: Golden, step: int | None = None) -> None:
@@ -357,16 +357,16 @@ class Subject:
         **more: Any,  # noqa: ANN401  further evidence
     ) -> dict[str, Any]:
         """Collect what a reader needs: how the child ended, the error, the leaves that differ."""
-        found: dict[str, Any] = {"child": self.tell(result), **more}
+        evidence: dict[str, Any] = {"child": self.tell(result), **more}
         if result.error:
-            found["where"] = list(result.error.where)
+            evidence["where"] = list(result.error.where)
         if self.left:
-            found["left behind"] = self.left[-3:]
+            evidence["left behind"] = self.left[-3:]
         step, arrived = oracle.arrival(result)
         if state is not None and arrived:
-            found["step"] = step
-            found["differs"] = oracle.differences(arrived, state, self.holds)
-        return found
+            evidence["step"] = step
+            evidence["differs"] = oracle.differences(arrived, state, self.holds)
+        return evidence
 
     def judge(  # noqa: PLR0913  what a verdict needs
         self,

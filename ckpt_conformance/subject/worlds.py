@@ -64,12 +64,12 @@ _worlds = itertools.count()  # a rendezvous file is never used twice
 
 
 def size_of(layout: Mapping[str, int]) -> int:
-    """Give the number of ranks of a layout."""
+    """Return the number of ranks of a layout."""
     return layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("replicate", 1)
 
 
 def most(subject: Subject) -> int:
-    """Give the number of ranks of the largest world; what is left out, and why, is remarked on.
+    """Return the number of ranks of the largest world; what is left out, and why, is remarked on.
 
     Eight ranks are tried at the full budget, if the memory that is free holds as many as one takes.
     """
@@ -89,7 +89,7 @@ def _fit_here(subject: Subject) -> tuple[int, str]:
 
 
 def fit(wanted: int, free: int) -> tuple[int, str]:
-    """Give the number of ranks that fit, and what to say of it; `wanted` is that of eight (KiB)."""
+    """Return the number of ranks that fit, and a remark; `wanted`: KiB that eight take."""
     gib = f"{MANY} ranks take up to {wanted / 2**20:.1f} GiB, and {free / 2**20:.1f} GiB are free"
     if wanted <= free:
         return MANY, f"worlds of 1 to {USUAL} ranks, and of {MANY}: {gib}"
@@ -97,9 +97,9 @@ def fit(wanted: int, free: int) -> tuple[int, str]:
 
 
 def available_kib() -> int:
-    """Give the memory that the kernel would hand out without swapping, in KiB."""
+    """Return the memory that the kernel would hand out without swapping, in KiB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(one.split()[1]) for one in lines if one.startswith("MemAvailable:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class WorldResult:
         ]
 
     def steps_of(self, event: str) -> list[int]:
-        """Give the steps that every rank's journal has for an event, in order."""
+        """Return the steps that every rank's journal has for an event, in order."""
         by_rank = [rank.steps_of(event) for rank in self.ranks]
         return [step for step in by_rank[0] if all(step in steps for steps in by_rank)]
 
@@ -176,7 +176,7 @@ class WorldResult:
         return cast("R", whole)
 
     def reached(self, kind: type[Result]) -> bool:
-        """Tell whether every rank reached an operation with such a result."""
+        """Return whether every rank reached an operation with such a result."""
         return all(rank.reached(kind) for rank in self.ranks)
 
     @property
@@ -300,7 +300,7 @@ def _count_gpus(subject: Subject) -> int:
 
 
 def ops_of_rank(ops: Sequence[AnyOp], rank: int) -> list[AnyOp]:
-    """Give the operations of one rank, each with the faults that hit it."""
+    """Return the operations of one rank, each with the faults that hit it."""
     return [_of_rank(op, rank) for op in ops if op.ranks is None or rank in op.ranks]
 
 
@@ -308,7 +308,7 @@ def _of_rank(op: AnyOp, rank: int) -> AnyOp:
     """Keep of an operation's faults those that hit this rank."""
     if not isinstance(op, Run | Save | Load):
         return op
-    mine = tuple(one for one in op.faults if one.ranks is None or rank in one.ranks)
+    mine = tuple(fault for fault in op.faults if fault.ranks is None or rank in fault.ranks)
     return structs.replace(op, faults=mine)
 
 
@@ -344,7 +344,7 @@ def golden(
     saves: tuple[int, ...] = SAVES,
     **given: Any,  # noqa: ANN401  options
 ) -> Golden:
-    """Give a run without faults in a layout, made once per adapter, layout, saves and options."""
+    """Return a run without faults in a layout, made once per adapter, layout, saves and options."""
     key = ("world", repr(sorted(layout.items())), saves, repr(sorted(given.items())))
     if key not in subject.goldens:
         subject.goldens[key] = _record(subject, layout, saves, given)
@@ -369,8 +369,8 @@ def _record(
         **given,
     )
     if not result.went_well:
-        told = subject.tell(result)
-        raise control_failed(f"a run of {size_of(layout)} ranks does not end well: {told}")
+        message = subject.tell(result)
+        raise control_failed(f"a run of {size_of(layout)} ranks does not end well: {message}")
     ran = result.of(RunResult)
     ties = ran.arrived.ties if ran.arrived else []
     at = {step: whole(state) for step, state in ran.states.items()}
@@ -378,7 +378,7 @@ def _record(
 
 
 def loaded(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int) -> Leaves:
-    """Give what an undamaged load of a step gives in a layout: the control of a fault check."""
+    """Return what an undamaged load of a step gives in a layout: the control of a fault check."""
 
     def load() -> Leaves:
         subject.materialize(gold, step)
@@ -395,23 +395,23 @@ def loaded(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int)
 def legal(
     subject: Subject, gold: Golden, layout: Mapping[str, int], *steps: int
 ) -> dict[int, Leaves]:
-    """Give the states of several steps in a layout."""
+    """Return the states of several steps in a layout."""
     return {step: loaded(subject, gold, layout, step) for step in steps or gold.saves}
 
 
 def of_rank(component: Mapping[str, str], rank: int) -> dict[str, str]:
-    """Give the leaves that one rank has of an assembled component."""
-    found: dict[str, str] = {}
+    """Return the leaves that one rank has of an assembled component."""
+    leaves: dict[str, str] = {}
     for path, value in component.items():
         name, at, owner = path.rpartition("@")
         if at and owner.isdecimal():
             if int(owner) == rank:
-                found[name] = value
+                leaves[name] = value
         else:
-            found[path] = value
-    return found
+            leaves[path] = value
+    return leaves
 
 
-def told(subject: Subject, result: WorldResult) -> list[str]:
+def by_rank(subject: Subject, result: WorldResult) -> list[str]:
     """Say of each rank how it ended."""
-    return [f"rank {rank}: {subject.tell(one)}" for rank, one in enumerate(result.ranks)]
+    return [f"rank {rank}: {subject.tell(process)}" for rank, process in enumerate(result.ranks)]

@@ -180,7 +180,7 @@ def test_a_file_of_another_step_is_never_served(subject: Subject) -> None:
 
 
 def suffix(name: str) -> str:
-    """Give what follows the last dot."""
+    """Return what follows the last dot."""
     return name.rpartition(".")[2]
 
 
@@ -267,7 +267,7 @@ def test_the_newest_whole_step_is_served_when_the_newest_is_damaged(subject: Sub
 
 
 def older_stays(golden: Golden) -> bool:
-    """Tell whether the payload of the older step still lies there beside the newer one."""
+    """Return whether the payload of the older step still lies there beside the newer one."""
     files = {
         place.file
         for place in payload.places(golden.snapshot(OLDER), golden.payload_samples[OLDER])

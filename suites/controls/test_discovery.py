@@ -52,7 +52,7 @@ WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digi
 
 
 def probe(name: str, **args: object) -> Probe:
-    """Give the operation that runs a function of `ckpt_conformance.harness.probes` in the child."""
+    """Return the operation that runs a function of `harness.probes` in the child."""
     return Probe(probe=f"ckpt_conformance.harness.probes:{name}", args=args)
 
 
@@ -91,7 +91,7 @@ def test_the_newest_step_is_the_largest_number(subject: Subject) -> None:
 
 
 def incomplete(subject: Subject, golden: Golden) -> list[Way]:
-    """Give ways to leave step 6 empty or half there, beside the whole steps of `golden`."""
+    """Return ways to leave step 6 empty or half there, beside the whole steps of `golden`."""
     step_names = names.require_step_names(golden, 4)
     lost = names.pointers(golden, 4)
 
@@ -192,7 +192,7 @@ def _spoil(path: Path, older: Path, fault: str) -> None:
 
 
 def _spoiled(subject: Subject, golden: Golden) -> list[Way]:
-    """Give ways to spoil the pointers: all of them at once, and each one."""
+    """Return ways to spoil the pointers: all of them at once, and each one."""
     names.require_step_names(golden, 4)
     pointers, old = names.pointers(golden, 4), golden.snapshot(2)
     known = [path for path in pointers if os.path.lexists(old / path)]

@@ -51,7 +51,7 @@ def rotating(
 
 
 def left(subject: Subject, result: ProcessResult) -> list[int]:
-    """Give the steps that a rotating run left; raises Unknown if it did not end well."""
+    """Return the steps that a rotating run left; raises Unknown if it did not end well."""
     steps = result.of(StepsResult).steps
     if result.exit_kind is not ExitKind.ENDED or steps is None:
         raise trouble(subject, result)
@@ -342,7 +342,7 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
 
 
 def paths(golden: Golden, step: int) -> list[str]:
-    """Give the paths that a step has, or would have."""
+    """Return the paths that a step has, or would have."""
     return [name.of(step) for name in names.of_step(golden, 4)]
 
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def _owner_of(path: str) -> str:
-    """Give the parameter that a leaf of an optimizer's state belongs to, or nothing."""
+    """Return the parameter that a leaf of an optimizer's state belongs to, or nothing."""
     parts = path.split(".")
     return parts[1].removesuffix("()") if parts[0] == "state" and len(parts) > 1 else ""
 
 
 def _with_state(leaves: dict[str, str]) -> set[str]:
-    """Give the parameters that have state in an optimizer."""
+    """Return the parameters that have state in an optimizer."""
     return {_owner_of(path) for path in leaves} - {""}
 
 

@@ -95,7 +95,7 @@ def _screen(subject: Subject, name: str, chosen: Sequence[Point]) -> list[Crash]
 
 
 def is_whole(subject: Subject, crash: Crash, new: Leaves | None) -> bool:
-    """Tell whether a resume gives a whole step that it may give; `new`: the second save of 4."""
+    """Return whether a resume gives a whole step that it may give; `new`: the second save of 4."""
     step, state = oracle.arrival(crash.resumed)
     if new is not None and step == NEWEST and oracle.same(state, new, subject.holds):
         return True
@@ -311,7 +311,7 @@ def test_discovery_after_a_kill_advertises_only_what_loads(subject: Subject) -> 
 
 
 def _answer(result: StepsResult) -> object:
-    """Give what discovery answered, in plain values: steps, or an error."""
+    """Return what discovery answered, in plain values: steps, or an error."""
     error = result.error
     if error is None or error.where:
         return json.loads(messages.encode(result.steps if error is None else error))
