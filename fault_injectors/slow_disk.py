@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.contract import journal, trees
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from ckpt_conformance.contract.journal import ChildJournal
     from ckpt_conformance.fault_injectors.injector import Injector
@@ -77,8 +77,8 @@ class SlowDisk:
         self.copy = Path(given["copy"])
         module, _, name = str(given["call"]["injector"]).partition(":")
         args: Arguments = given["call"]["args"]
-        kind: type[Injector] = getattr(importlib.import_module(module), name)
-        self.inner = kind(root, journal, **args)
+        make: Callable[..., Injector] = getattr(importlib.import_module(module), name)
+        self.inner = make(root, journal, **args)
         self.inner.on_hold = self.hold
 
     def install(self) -> None:
