@@ -253,7 +253,8 @@ class CallInjector(Injector):
         for name in self.row.functions:
             bases = getattr(owner, class_name).__mro__
             defining = next(base for base in bases if name in vars(base))
-            self.patch(defining, name, self._method(name, vars(defining)[name]))
+            real: Callable[..., object] = vars(defining)[name]
+            self.patch(defining, name, self._method(name, real))
 
     def _method(self, name: str, real: Callable[..., object]) -> Callable[..., object]:
         def method(*args: object, **kwargs: object) -> object:
