@@ -2,8 +2,9 @@
 
 Each `PatchedCall` of the table is one injector: the functions that it replaces, the parameters that
 say which file a call is about, and what its fault models. A new one is a row here and a name in
-`fault_injectors.AT_CALL`. What does more than to hit a call, or to cut the file that it writes, is
-a module of its own (`file_write`, `cross_device`, ...).
+`fault_injectors.AT_CALL`; where saves are to be hit there, it is named in `points.WRITERS`, too.
+What does more than to hit a call, or to cut the file that it writes, is a module of its own
+(`file_write`, `cross_device`, ...).
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from torch.distributed import checkpoint as dcp
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import journal
-from ckpt_conformance.fault_injectors import files, injector, patched_calls
+from ckpt_conformance.fault_injectors import files, injector, patched_calls, points
+from ckpt_conformance.fault_injectors.patched_calls import Kind, PatchedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -424,19 +425,26 @@ def test_every_fault_is_described() -> None:
     assert all(info.models and info.not_models and info.proof for info in described.values())
 
 
+def rows() -> dict[str, PatchedCall]:
+    """Return the table of patched calls, by the names of its constants."""
+    return {
+        constant: row
+        for constant, row in vars(patched_calls).items()
+        if isinstance(row, PatchedCall)
+    }
+
+
 def test_every_row_of_the_table_has_its_name() -> None:
     """So the name that a check asks for is the one that journals and reports show."""
-    rows = {
-        f"patched_calls:{constant}": row.name
-        for constant, row in vars(patched_calls).items()
-        if isinstance(row, patched_calls.PatchedCall)
-    }
-    in_table = {
-        place: name
-        for name, place in fault_injectors.AT_CALL.items()
-        if place.startswith("patched_calls:")
-    }
-    assert rows == in_table
+    named = {f"patched_calls:{constant}": row.name for constant, row in rows().items()}
+    at_call = {place: name for name, place in fault_injectors.AT_CALL.items()}
+    assert named == {place: at_call[place] for place in at_call if place.startswith("patched_")}
+
+
+def test_prefixes_are_tried_of_each_call_that_writes_a_whole_file() -> None:
+    of_table = {row.name for row in rows().values() if row.kind is Kind.WHOLE_FILE}
+    assert set(points.WHOLE_FILES) == of_table
+    assert of_table <= set(points.WRITERS)
 
 
 def test_every_module_says_what_it_is() -> None:
