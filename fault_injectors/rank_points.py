@@ -142,5 +142,5 @@ def choose(subject: Subject, candidates: Sequence[RankPoint], quick: int) -> lis
 
 
 def fired(result: WorldResult) -> bool:
-    """Return whether a fault fired on some rank."""
+    """Tell whether a fault fired on some rank."""
     return any(event["event"] == "fired" for event in result.events)

@@ -17,7 +17,6 @@ from hypothesis.stateful import (
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, points
-from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import sequences
@@ -204,7 +203,7 @@ def plain_checks() -> list[Check]:
 def deaths(subject: Subject) -> list[Fault]:
     """Give kills inside a save."""
     try:
-        every = injected_save.points_of(subject, SaveKind.NEW)
+        every = injected_save.points_of(subject, injected_save.SaveKind.NEW)
     except Unknown:
         return []
     quick = 1 if subject.budget == "quick" else len(every)
