@@ -1,7 +1,8 @@
-"""Fault injectors: one module per fault.
+"""Fault injectors: a table of patched calls, and a module for each fault of another kind.
 
-Each says what it models, what it does not, and how it proves that it fired. Those at a call are
-installed in a child by `Child.arm`; `at_rest` damages files that nobody writes at the moment.
+Each says what it models, what it does not, and how it proves that it fired: a row of the table
+(`patched_calls`) in its fields, a module in its header. Those at a call are installed in a child by
+`Child.arm`; `at_rest` damages files that nobody writes at the moment.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ if TYPE_CHECKING:
 AT_CALL: Mapping[str, str] = {
     "file-write": "file_write:FileWrite",
     "file-read": "file_read:FileRead",
-    "torch-save": "torch_save:TorchSave",
-    "torch-load": "torch_load:TorchLoad",
-    "safetensors-save": "safetensors_save:SafetensorsSave",
-    "dcp-save": "dcp_calls:DcpSave",
-    "dcp-load": "dcp_calls:DcpLoad",
-    "dcp-writer": "dcp_writer:DcpWriter",
-    "rename": "rename:Rename",
-    "unlink": "unlink:Unlink",
-    "fsync": "fsync:Fsync",
+    "torch-save": "patched_calls:TORCH_SAVE",
+    "torch-load": "patched_calls:TORCH_LOAD",
+    "safetensors-save": "patched_calls:SAFETENSORS_SAVE",
+    "dcp-save": "patched_calls:DCP_SAVE",
+    "dcp-load": "patched_calls:DCP_LOAD",
+    "dcp-writer": "patched_calls:DCP_WRITER",
+    "rename": "patched_calls:RENAME",
+    "unlink": "patched_calls:UNLINK",
+    "fsync": "patched_calls:FSYNC",
     "collecting": "collecting:Collecting",
     "cross-device": "cross_device:CrossDevice",
     "stale-listing": "stale_listing:StaleListing",
     "system-call": "system_call:SystemCall",
     "slow-disk": "slow_disk:SlowDisk",
 }
+"""Where the injector of a name is: a class, or a row of the table, which makes one as a class does.
+
+Both are called with `root`, `journal` and the arguments of the fault."""
 
 _PARTS = re.compile(
     r"Models: (?P<models>.*?)\nDoes not model: (?P<not_models>.*?)\nProof: (?P<proof>.*)", re.DOTALL
@@ -42,7 +46,7 @@ _PARTS = re.compile(
 
 @dataclass(frozen=True)
 class FaultInfo:
-    """A fault, in the words of its module's header."""
+    """What a fault models, what it does not, and how it proves that it fired; for users."""
 
     name: str
     models: str
@@ -51,26 +55,38 @@ class FaultInfo:
 
 
 def spec(name: str, *, ranks: Sequence[int] | None = None, **args: object) -> Fault:
-    """Make a fault at a call, by its name and the arguments of its injector; on some ranks only."""
-    where = None if ranks is None else tuple(ranks)
-    return Fault(injector=f"{__name__}.{AT_CALL[name]}", args=args, ranks=where)
+    """Make a fault at a call, by its name and the arguments of its injector; on some ranks only.
+
+    Raises KeyError for a name that is not in `AT_CALL`.
+    """
+    only = None if ranks is None else tuple(ranks)
+    return Fault(injector=f"{__name__}.{AT_CALL[name]}", args=args, ranks=only)
 
 
 def all_faults() -> Mapping[str, FaultInfo]:
     """Describe every fault by name."""
     from ckpt_conformance.fault_injectors import at_rest
 
-    found = {name: where.partition(":")[0] for name, where in AT_CALL.items()}
-    found |= dict.fromkeys((*at_rest.AT_REST, "other-step"), "at_rest")
-    found["dcp-chunk-hole"] = "dcp_metadata"
-    return {name: _describe(name, module) for name, module in found.items()}
+    places = {
+        **AT_CALL,
+        **dict.fromkeys((*at_rest.AT_REST, "other-step"), "at_rest"),
+        "dcp-chunk-hole": "dcp_metadata",
+    }
+    return {name: _describe(name, place) for name, place in places.items()}
 
 
-def _describe(name: str, module: str) -> FaultInfo:
-    text = importlib.import_module(f"{__name__}.{module}").__doc__ or ""
-    parts = _PARTS.search(text)
+def _describe(name: str, place: str) -> FaultInfo:
+    """Read a row of the table, or a module's header; raises ValueError where a part is missing."""
+    from ckpt_conformance.fault_injectors.patched_calls import PatchedCall
+
+    module_name, _, attribute = place.partition(":")
+    module = importlib.import_module(f"{__name__}.{module_name}")
+    row = getattr(module, attribute, None)
+    if isinstance(row, PatchedCall):
+        return FaultInfo(name, row.models, row.not_models, row.proof)
+    parts = _PARTS.search(module.__doc__ or "")
     if parts is None:
-        msg = f"the header of {module} lacks one of Models, Does not model, Proof"
+        msg = f"the header of {module_name} lacks one of Models, Does not model, Proof"
         raise ValueError(msg)
     plain = {key: " ".join(value.split()) for key, value in parts.groupdict().items()}
     return FaultInfo(name, **plain)

@@ -58,7 +58,7 @@ class CallFault(Message, frozen=True, omit_defaults=True):
     only: tuple[str, ...] = ()
 
     def arguments(self, *, reading: bool = False) -> Arguments:
-        """Give the arguments of the injector."""
+        """Return the arguments of the injector `SystemCall`."""
         given: Arguments = msgspec.to_builtins(self)
         return given | ({"reading": True} if reading else {})
 
@@ -169,7 +169,7 @@ class Advancer:
         child.options = Options(keep_last=task.keep_last)
 
     def run(self) -> int:
-        """Try the control, then the faults; give the number of trials."""
+        """Try the control, then the faults; return the number of trials."""
         if not self.task.sample:
             hugepages.collapse()  # many children will be forked
         if self.task.what != "load" and self.is_manager:
@@ -193,28 +193,34 @@ class Advancer:
                 return
 
     def chosen(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
-        """Give the faults that were asked for, or a sample: kinds of calls and of files in turn."""
+        """Yield the faults that the task names, then a sample of each of its kinds."""
         yield from self.task.trials
         rng = random.Random(self.task.seed)  # noqa: S311
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
-            usual = KINDS[kind]
-            fault = faults.Fault(**usual.arguments(), reading=self.task.reading)
-            calls = [call for call in log if fault.counts(call.what, reads=call.reads)]
-            alike: dict[tuple[str, str], list[int]] = {}
-            for at, call in enumerate(calls, 1):
-                alike.setdefault((call.what, pattern(call.path)), []).append(at)
-            groups = list(alike.values())
-            rng.shuffle(groups)
-            for number, places in enumerate(groups[:count]):
-                at = rng.choice(places)
-                if kind in HARMLESS and not number:
-                    yield PlannedTrial(kind, structs.replace(usual, at=1, persistent=True))
-                    continue
-                persistent = bool(number % 2) is not (kind in {"ENOSPC", "short"})
-                planned = structs.replace(usual, at=at, persistent=persistent)
-                if kind == "sync" and not persistent:  # what is written after it is to be seen
-                    planned = CallFault(at=calls[at - 1].call, error="EIO")
-                yield PlannedTrial(kind, planned)
+            yield from self._sample(kind, count, log, rng)
+
+    def _sample(
+        self, kind: str, count: int, log: Sequence[SeenCall], rng: random.Random
+    ) -> Iterator[PlannedTrial]:
+        """Yield faults of one kind, each at a call of another function or of another file."""
+        usual = KINDS[kind]
+        counting = faults.Fault(**usual.arguments(), reading=self.task.reading)
+        calls = [call for call in log if counting.counts(call.what, reads=call.reads)]
+        alike: dict[tuple[str, str], list[int]] = {}
+        for at, call in enumerate(calls, 1):
+            alike.setdefault((call.what, pattern(call.path)), []).append(at)
+        groups = list(alike.values())
+        rng.shuffle(groups)
+        for number, numbers_of_calls in enumerate(groups[:count]):
+            at = rng.choice(numbers_of_calls)
+            if kind in HARMLESS and not number:
+                yield PlannedTrial(kind, structs.replace(usual, at=1, persistent=True))
+                continue
+            persistent = bool(number % 2) is not (kind in {"ENOSPC", "short"})
+            fault = structs.replace(usual, at=at, persistent=persistent)
+            if kind == "sync" and not persistent:  # what is written after it is to be seen
+                fault = CallFault(at=calls[at - 1].call, error="EIO")
+            yield PlannedTrial(kind, fault)
 
     # -- one trial ---------------------------------------------------------------------------
 
@@ -317,14 +323,14 @@ class Advancer:
 
 
 def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:
-    """Tell whether a file whose sync failed was written anew, and synced, by the same save."""
+    """Return whether a file whose sync failed was written anew, and synced, by the same save."""
     kind = pattern(call.path)
-    later = [one for one in log if one.call > call.call and pattern(one.path) == kind]
-    written = [one.call for one in later if one.what in WRITING]
-    synced = [one.call for one in later if one.what in SYNCING and not one.injected]
+    later = [seen for seen in log if seen.call > call.call and pattern(seen.path) == kind]
+    written = [seen.call for seen in later if seen.what in WRITING]
+    synced = [seen.call for seen in later if seen.what in SYNCING and not seen.injected]
     return bool(written and synced and written[0] < synced[-1])
 
 
 def digest_of(leaves: messages.Leaves, holds: Sequence[str]) -> str:
-    """Give one digest of the components that a manager holds."""
+    """Return one digest, 128 hex digits, of the components that a manager holds."""
     return blake2b(json.dumps(oracle.held(leaves, holds), sort_keys=True).encode()).hexdigest()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.fault_injectors import payload
+from ckpt_conformance.fault_injectors.injector import length_of
 
 if TYPE_CHECKING:
     import random
@@ -44,7 +45,7 @@ class Damage:
     detail: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain types only, for evidence."""
+        """Return plain types only, for evidence."""
         return asdict(self)
 
 
@@ -135,7 +136,7 @@ def truncate(root: Path, file: str, cut: Cut = "half") -> Damage:
     """Cut a file to 0 bytes, 1 byte, half of it, or all but the last byte."""
     path = root / file
     before, data = digest(path), path.read_bytes()
-    length = {"0": 0, "1": 1, "half": len(data) // 2, "len-1": max(len(data) - 1, 0)}[cut]
+    length = length_of(cut, len(data))
     rewrite(path, data[:length])
     detail = f"{len(data)} to {length} bytes"
     return prove("truncation", root, file, before, offset=length, detail=detail)
@@ -200,13 +201,13 @@ def _parse(path: Path) -> Any:  # noqa: ANN401  JSON
 def _fields(tree: Any, kind: type) -> list[tuple[Any, Any]]:  # noqa: ANN401  JSON
     """List (container, key) of every value of a kind, containers first to last."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    found: list[tuple[Any, Any]] = []
+    fields: list[tuple[Any, Any]] = []
     for key, value in items:
         if isinstance(value, dict | list):
-            found += _fields(value, kind)
+            fields += _fields(value, kind)
         elif isinstance(value, kind) and not isinstance(value, bool):
-            found.append((tree, key))
-    return found
+            fields.append((tree, key))
+    return fields
 
 
 def edit_json(
@@ -223,8 +224,8 @@ def edit_json(
     if not fields:
         message = f"the fault edited-metadata did not fire: {file} holds no {what}"
         raise Unknown(message)
-    wanted = [(each, key) for each, key in fields if key_like and key_like in str(key)]
-    container, key = rng.choice(wanted or fields)
+    alike = [field for field in fields if key_like and key_like in str(field[1])]
+    container, key = rng.choice(alike or fields)
     old = container[key]
     container[key] = old + 1 if what == "number" else f"{old}x"
     compact = b": " not in data
@@ -237,7 +238,7 @@ def edit_json(
 
 
 def _indent(data: bytes) -> int | None:
-    """Give the indentation of the first line that has one, so that only the field changes."""
+    """Return the indentation of the second line; None if it has none. So only the field changes."""
     second = (data.split(b"\n")[1:2] or [b""])[0]
     return len(second) - len(second.lstrip(b" ")) or None
 
@@ -256,9 +257,10 @@ def break_utf8(root: Path, file: str) -> Damage:
 
 
 def _two(root: Path, rng: random.Random, file: str | None) -> tuple[str, str]:
-    found = payload.names(root)
-    first = file or rng.choice(found or [""])
-    others = [name for name in found if digest(root / name) != digest(root / first)]
+    """Choose two files with different bytes, `file` first; raises Unknown if there are none."""
+    names = payload.names(root)
+    first = file or rng.choice(names or [""])
+    others = [name for name in names if digest(root / name) != digest(root / first)]
     if not others:
         message = f"{root} holds no second file with other bytes"
         raise Unknown(message)
@@ -266,11 +268,12 @@ def _two(root: Path, rng: random.Random, file: str | None) -> tuple[str, str]:
 
 
 def _json(root: Path, file: str | None) -> str:
-    found = [file] if file else json_files(root)
-    if not found:
+    """Choose `file`, or the first JSON file; raises Unknown if there is none."""
+    candidates = [file] if file else json_files(root)
+    if not candidates:
         message = f"{root} holds no JSON file"
         raise Unknown(message)
-    return found[0]
+    return candidates[0]
 
 
 def _at(root: Path, file: str | None) -> Place:

@@ -52,11 +52,12 @@ def _owners() -> list[type]:
 
     schedulers = optim.lr_scheduler.LRScheduler
     bases: list[type] = [nn.Module, optim.Optimizer, schedulers, GradScaler]
-    found = {each for base in bases for each in (base, *_subclasses(base))}
-    found |= {loader.ShuffledLoader, rng.RngState, state.Ema, state.Extra, state.Gradients}
-    return sorted((c for c in found if "state_dict" in vars(c)), key=lambda c: c.__qualname__)
+    owners = {owner for base in bases for owner in (base, *_subclasses(base))}
+    owners |= {loader.ShuffledLoader, rng.RngState, state.Ema, state.Extra, state.Gradients}
+    defining = (owner for owner in owners if "state_dict" in vars(owner))
+    return sorted(defining, key=lambda owner: owner.__qualname__)
 
 
 def _subclasses(base: type) -> list[type]:
     children: list[type] = base.__subclasses__()
-    return [each for child in children for each in (child, *_subclasses(child))]
+    return [heir for child in children for heir in (child, *_subclasses(child))]

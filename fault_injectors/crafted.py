@@ -32,14 +32,14 @@ CENTRAL = b"PK\x01\x02"
 
 
 def canary(marker: Path) -> bytes:
-    """Give opcodes that create `marker` where a pickle is run, and leave the stack as it was."""
+    """Return opcodes that create `marker` where a pickle is run, and leave the stack as it was."""
     name = str(marker).encode()
     call = b"cos\nopen\n(X" + struct.pack("<I", len(name)) + name
     return call + b"K\x41tR0"  # os.open(marker, O_CREAT | O_WRONLY), then drop the result
 
 
 def whole_pickle(marker: Path) -> bytes:
-    """Give a pickle of None that creates `marker`."""
+    """Return a pickle of None that creates `marker` where it is run."""
     return b"\x80\x02" + canary(marker) + b"N."
 
 
@@ -50,7 +50,7 @@ def fire(_child: Any, marker: str) -> bool:  # noqa: ANN401  a Child
 
 
 def is_pickle(data: bytes) -> bool:
-    """Tell whether bytes begin with a pickle."""
+    """Return whether bytes begin with a whole pickle of protocol 2 or newer."""
     if data[:1] != b"\x80":
         return False
     try:
@@ -69,20 +69,20 @@ class Spot(NamedTuple):
 
 def spots(root: Path, files: list[str]) -> list[Spot]:
     """Find every pickled position: pickles, records of archives, items of shards; every file."""
-    found: list[Spot] = []
+    places: list[Spot] = []
     for name in files:
         data = (root / name).read_bytes()
         if is_pickle(data):
-            found.append(Spot(name, "prefix"))
+            places.append(Spot(name, "prefix"))
         elif zipfile.is_zipfile(io.BytesIO(data)) and data.startswith(LOCAL):
-            found.append(Spot(name, "record"))
-        found += [Spot(name, "item", at) for at in _some_items(data)]
-        found.append(Spot(name, "whole"))
-    return found
+            places.append(Spot(name, "record"))
+        places += [Spot(name, "item", at) for at in _some_items(data)]
+        places.append(Spot(name, "whole"))
+    return places
 
 
 def _some_items(data: bytes) -> list[int]:
-    """Give where the first archives of each sort begin in a shard: tensors and others."""
+    """Return the first byte of some archives in a shard: one of a tensor, two of others."""
     starts = [at for at, name in archives(data) if name.endswith("/data.pkl")]
     if len(starts) < 2:  # noqa: PLR2004  one archive is the whole file
         return []
@@ -168,17 +168,17 @@ def rename_text(data: bytes, old: str, new: str) -> bytes:
 
 def names_in(root: Path, files: list[str]) -> list[tuple[str, str]]:
     """Find (file, named file) where a file holds the plain name of another one."""
-    small = {name: (root / name).read_bytes() for name in files}
+    contents = {name: (root / name).read_bytes() for name in files}
     return [
         (name, other)
-        for name, data in small.items()
+        for name, data in contents.items()
         for other in files
         if other != name and Path(other).name.encode() in data and len(Path(other).name) > 4  # noqa: PLR2004
     ]
 
 
 def lead_outside(root: Path, file: str, named: str) -> Path:
-    """Make `file` name `../<name>` in place of `<name>`; give where that leads.
+    """Make `file` name `../<name>` in place of `<name>`; return the path where that leads.
 
     In a file that is neither text nor a pickle the name keeps its length, and loses its head.
     """
@@ -199,11 +199,11 @@ def lead_outside(root: Path, file: str, named: str) -> Path:
 
 def claims(root: Path, files: list[str]) -> list[tuple[str, str]]:
     """Find (file, how) of each header whose sizes can be made to claim more than there is."""
-    found: list[tuple[str, str]] = []
+    headers: list[tuple[str, str]] = []
     for name in files:
         data = (root / name).read_bytes()
-        found += [(name, how) for how, fits in _HEADERS.items() if fits(data)]
-    return found
+        headers += [(name, how) for how, fits in _HEADERS.items() if fits(data)]
+    return headers
 
 
 def _is_json(data: bytes) -> bool:
@@ -273,13 +273,16 @@ def _long_records(data: bytes) -> bytes:
 
 
 def has_record(archive: Path, record: str) -> bool:
-    """Tell whether an archive has a record whose name ends so: without tensors there is no data."""
+    """Return whether an archive has a record whose name ends with `record`.
+
+    One without tensors has no record of data.
+    """
     with zipfile.ZipFile(archive) as opened:
         return any(name.endswith(record) for name in opened.namelist())
 
 
 def bomb(root: Path, file: str, record: str) -> None:
-    """Replace the first record whose name ends so by one that inflates to 2 GiB of zeros."""
+    """Replace the first record whose name ends with `record`: it inflates to 2 GiB of zeros."""
     path = root / file
     with zipfile.ZipFile(path) as old:
         names = old.namelist()
@@ -293,7 +296,7 @@ def bomb(root: Path, file: str, record: str) -> None:
 
 
 def _zeros() -> bytes:
-    """Give a raw deflate stream of 2 GiB of zeros, made of equal blocks of 1 MiB."""
+    """Return a raw deflate stream of 2 GiB of zeros, made of equal blocks of 1 MiB."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
     return block * (BOMB >> 20) + b"\x03\x00"
@@ -321,7 +324,7 @@ def _append(path: Path, name: str, packed: bytes) -> None:
 
 def globals_of(data: bytes) -> set[str]:
     """Name what the pickles of a file import: plain, in archives, or one after the other."""
-    found: set[str] = set()
+    imports: set[str] = set()
     starts = [0] if data[:1] == b"\x80" else []
     starts += [
         at + 30 + sum(struct.unpack_from("<HH", data, at + 26))
@@ -330,15 +333,15 @@ def globals_of(data: bytes) -> set[str]:
     ]
     for start in starts:
         try:
-            found |= _imports(data[start:])
+            imports |= _imports(data[start:])
         except (ValueError, UnicodeDecodeError):
             continue
-    return found
+    return imports
 
 
 def _imports(data: bytes) -> set[str]:
     """Name the imports of one pickle; protocol 4 takes them from the stack."""
-    found: set[str] = set()
+    imports: set[str] = set()
     texts: list[str] = []
     memo: dict[int, Any] = {}
     last: Any = None
@@ -351,9 +354,9 @@ def _imports(data: bytes) -> set[str]:
         else:
             last = argument
         if opcode.name in {"GLOBAL", "INST"}:
-            found.add(str(argument).replace(" ", "."))
+            imports.add(str(argument).replace(" ", "."))
         elif opcode.name == "STACK_GLOBAL":
-            found.add(".".join(texts[-2:]))
+            imports.add(".".join(texts[-2:]))
         if isinstance(last, str):
             texts.append(last)
-    return found
+    return imports

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fault_injectors.injector import Injector
@@ -27,17 +26,15 @@ class CrossDevice(Injector):
 
     def install(self) -> None:
         """Replace the three functions; what hits at a rename is to be installed later."""
-        for name in ("replace", "rename", "link"):
-            original = getattr(os, name)
-            self.patch_everywhere(original, name, partial(self._rename, name, original))
+        self.patch_functions(os, ("replace", "rename", "link"), self._rename)
 
     def _rename(
-        self, what: str, real: Callable[..., object], src: object, dst: object, **given: object
+        self, name: str, real: Callable[..., object], src: object, dst: object, **options: object
     ) -> object:
         source, target = self.below(src), self.below(dst)
         if (source is None) == (target is None):
-            return real(src, dst, **given)
-        name = str(source if target is None else target)
-        self.count(f"os.{what}", name)
-        self.note(f"os.{what}", name)
+            return real(src, dst, **options)
+        path = str(source if target is None else target)
+        self.count(f"os.{name}", path)
+        self.note(f"os.{name}", path)
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(src), None, str(dst))

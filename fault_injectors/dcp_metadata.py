@@ -1,7 +1,7 @@
 """The chunk list in the `.metadata` of a torch.distributed.checkpoint directory.
 
 Models: a rank whose part of the metadata never arrived: half of one tensor is in no chunk, or of
-    several ranks the last one's chunk is gone, or a row is told twice.
+    several ranks the last one's chunk is gone, or one row is in two chunks.
 Does not model: metadata that does not unpickle (see at_rest).
 Proof: digests of the file before and after, and the tensor whose chunks were changed.
 
@@ -38,7 +38,7 @@ def punch_hole(child: Any, file: str, tensor: str = "") -> dict[str, Any]:  # no
         return at_rest.Damage(
             "dcp-chunk-hole", file, None, before, before, "no tensor has rows"
         ).to_json()
-    name = max(sorted(tensors), key=lambda each: tensors[each].size.numel())
+    name = max(sorted(tensors), key=lambda name: tensors[name].size.numel())
     chunk = tensors[name].chunks[0]
     sizes = type(chunk.sizes)((chunk.sizes[0] // 2, *chunk.sizes[1:]))
     tensors[name].chunks[0] = type(chunk)(chunk.offsets, sizes)
@@ -58,24 +58,25 @@ def _rows(item: Any) -> int:  # noqa: ANN401  torch's metadata classes
 
 
 def is_index(path: Path) -> bool:
-    """Tell whether a file is an index of chunks."""
+    """Return whether a file is a pickle of DCP's metadata."""
     with path.open("rb") as file:
         head = file.read(4096)
     return head.startswith(b"\x80") and _MODULE.encode() in head
 
 
 def edit(_child: Any, path: str, fault: str) -> str:  # noqa: ANN401  a Child
-    """Edit the largest tensor that has several chunks; gives its name, empty if there is none.
+    """Edit the largest tensor that has several chunks; return its name, empty if there is none.
 
     hole: the last chunk is taken out. overlap: one more chunk, a row before the last one, with the
-    last one's bytes; so one row is told twice, and the tellings differ.
+    last one's bytes; so one row is in two chunks, which differ.
     """
     metadata = pickle.loads(Path(path).read_bytes())  # noqa: S301  this run has just saved it
     name = _largest(metadata.state_dict_metadata)
     if not name:
         return ""
     stored = metadata.state_dict_metadata[name]
-    last = max((one for one in stored.chunks if _elements(one)), key=lambda one: one.offsets)
+    filled = [chunk for chunk in stored.chunks if _elements(chunk)]
+    last = max(filled, key=lambda chunk: chunk.offsets)
     place = next(
         key for key in metadata.storage_data if (key.fqn, key.offset) == (name, last.offsets)
     )
@@ -95,12 +96,13 @@ def edit(_child: Any, path: str, fault: str) -> str:  # noqa: ANN401  a Child
 
 def _largest(described: dict[str, Any]) -> str:
     """Name the largest tensor of which several chunks along the first dimension hold something."""
-    sizes = {
-        name: sum(filled)
-        for name, one in described.items()
-        if len(filled := [n for c in getattr(one, "chunks", ()) if (n := _elements(c))]) > 1
-        and len({tuple(c.offsets)[1:] for c in one.chunks}) == 1
-    }
+    sizes: dict[str, int] = {}
+    for name, item in described.items():
+        chunks = getattr(item, "chunks", ())
+        filled = [size for chunk in chunks if (size := _elements(chunk))]
+        columns = {tuple(chunk.offsets)[1:] for chunk in chunks}
+        if len(filled) > 1 and len(columns) == 1:
+            sizes[name] = sum(filled)
     return max(sizes, key=lambda name: (sizes[name], name), default="")
 
 

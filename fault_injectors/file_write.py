@@ -9,77 +9,50 @@ Proof: `fired`, and an event in the journal before the process dies.
 
 from __future__ import annotations
 
-import io
-import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.fault_injectors import files
-from ckpt_conformance.fault_injectors.injector import Injector, error_of, length_of
+from ckpt_conformance.fault_injectors.injector import error_of, length_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BY_DESCRIPTOR = ("write", "pwrite", "writev", "sendfile")
 
-
-class FileWrite(Injector):
+class FileWrite(files.OpenInjector):
     """Hits at the N-th opening or writing of a file by Python."""
 
     name = "file-write"
+    by_descriptor = ("write", "pwrite", "writev", "sendfile")
 
     def install(self) -> None:
         """Replace `open` and the writing calls of `os`."""
-        self._open_really: Callable[..., object] = io.open
-        self._failing: set[str] = set()
-        self.patch_everywhere(io.open, "open", self._open)
-        for name in BY_DESCRIPTOR:
-            original = getattr(os, name)
-            self.patch_everywhere(original, name, partial(self._by_descriptor, name, original))
+        self._failing: set[str] = set()  # files whose last write was cut short
+        super().install()
 
-    def _open(
-        self,
-        file: files.FileName,
-        mode: str = "r",
-        buffering: int = -1,
-        *args: object,
-        **text: object,
-    ) -> object:
-        name = self.below(file) if files.is_for_writing(mode) else None
-        if name is None:
-            return self._open_really(file, mode, buffering, *args, **text)
-        given: dict[str, Any] = {**text, **dict(zip(files.TEXT, args, strict=False))}
-        raw = self.around("open", name, partial(self._raw, file, mode, name, given))
-        return files.wrap(raw, mode, buffering, **given)
+    def is_watched(self, mode: str) -> bool:
+        """Return whether a mode allows writing."""
+        return files.is_for_writing(mode)
 
-    def _raw(
-        self, file: files.FileName, mode: str, name: str, given: dict[str, Any]
-    ) -> files.HookedFile:
-        kept = mode.replace("b", "").replace("t", "")
-        raw = files.HookedFile(file, kept, given.pop("closefd", True), given.pop("opener", None))
+    def hook(self, raw: files.HookedFile, name: str) -> None:
+        """Count each write of a file."""
         raw.on_write = partial(self._write, name)
-        return raw
 
     def _write(self, name: str, data: bytes, real: Callable[[bytes], int]) -> int:
         """Write as the kernel would: a disk that fills up takes a part, and refuses the rest."""
-        due = self.count("write", name, size=len(data))
+        is_due = self.count("write", name, size=len(data))
         if name in self._failing:
             self._failing.discard(name)
             raise error_of(self.error, name)
-        if not due or self.moment == "after":
+        if not is_due or self.moment == "after":
             written = real(data)
-            if due:
+            if is_due:
                 self.inject("write", name)
             return written
-        kept = length_of(self.prefix, len(data)) if self.moment == "prefix" else 0
-        done = real(data[:kept]) if kept else 0
-        if self.mode == "kill" or not done:
+        size = length_of(self.prefix, len(data)) if self.moment == "prefix" else 0
+        written = real(data[:size]) if size else 0
+        if self.mode == "kill" or not written:
             self.inject("write", name)
         self.note("write", name)
         self._failing.add(name)
-        return done
-
-    def _by_descriptor(
-        self, name: str, real: Callable[..., object], descriptor: int, *args: object
-    ) -> object:
-        return self.around(f"os.{name}", self.below(descriptor), partial(real, descriptor, *args))
+        return written

@@ -1,14 +1,18 @@
 """Python's file objects with a hook at each raw read and write, built as `io.open` builds them.
 
 The hooks sit below Python's buffers, where system calls are made: bytes that Python still holds are
-not yet written, and die with the process.
+not yet written, and die with the process. `OpenInjector` is what `file_write` and `file_read`
+share.
 """
 
 from __future__ import annotations
 
 import io
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from ckpt_conformance.fault_injectors.injector import Injector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,12 +59,15 @@ class HookedFile(io.FileIO):
 
 
 def is_for_writing(mode: str) -> bool:
-    """Tell whether a mode of `open` allows writing."""
+    """Return whether a mode of `open` allows writing."""
     return bool(WRITING & set(mode))
 
 
 def wrap(raw: HookedFile, mode: str, buffering: int = -1, **text: Any) -> Any:  # noqa: ANN401  io.open's own
-    """Put the buffers around a raw file that `io.open` would; `text`: encoding, errors, newline."""
+    """Put the buffers around a raw file that `io.open` would; `text`: encoding, errors, newline.
+
+    Raises ValueError, as `io.open` does, for text without a buffer.
+    """
     binary = "b" in mode
     if buffering == 0:
         if not binary:
@@ -88,3 +95,50 @@ def _buffer(raw: HookedFile, mode: str, size: int) -> Any:  # noqa: ANN401  thre
     if "+" in mode:
         return io.BufferedRandom(raw, size)
     return io.BufferedWriter(raw, size) if is_for_writing(mode) else io.BufferedReader(raw, size)
+
+
+class OpenInjector(Injector):
+    """Hits at the N-th opening of a file, at its raw operations, or at a call on a descriptor."""
+
+    by_descriptor: tuple[str, ...] = ()  # functions of `os` whose first argument is a descriptor
+
+    def install(self) -> None:
+        """Replace `open` and the functions of `os`."""
+        self._open_really: Callable[..., object] = io.open
+        self.patch_everywhere(io.open, "open", self._open)
+        self.patch_functions(os, self.by_descriptor, self._call_descriptor)
+
+    def is_watched(self, mode: str) -> bool:
+        """Return whether files that are opened in a mode count."""
+        raise NotImplementedError(self.name)
+
+    def hook(self, raw: HookedFile, name: str) -> None:
+        """Set the hook of a file that was opened; `name` is relative to the directory."""
+        raise NotImplementedError(self.name)
+
+    def _open(
+        self,
+        file: FileName,
+        mode: str = "r",
+        buffering: int = -1,
+        *args: object,
+        **text: object,
+    ) -> object:
+        name = self.below(file) if self.is_watched(mode) else None
+        if name is None:
+            return self._open_really(file, mode, buffering, *args, **text)
+        options: dict[str, Any] = {**text, **dict(zip(TEXT, args, strict=False))}
+        raw = self.around("open", name, partial(self._raw, file, mode, name, options))
+        return wrap(raw, mode, buffering, **options)
+
+    def _raw(self, file: FileName, mode: str, name: str, options: dict[str, Any]) -> HookedFile:
+        raw_mode = mode.replace("b", "").replace("t", "")
+        closefd, opener = options.pop("closefd", True), options.pop("opener", None)
+        raw = HookedFile(file, raw_mode, closefd, opener)
+        self.hook(raw, name)
+        return raw
+
+    def _call_descriptor(
+        self, name: str, real: Callable[..., object], descriptor: int, *args: object
+    ) -> object:
+        return self.around(f"os.{name}", self.below(descriptor), partial(real, descriptor, *args))

@@ -41,7 +41,7 @@ from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
-from ckpt_conformance.trace import notify
+from ckpt_conformance.trace import supervised
 from ckpt_conformance.trace.faults import SYNCING
 
 if TYPE_CHECKING:
@@ -72,15 +72,13 @@ class Operation:
 
 
 OPERATIONS = {
-    one.what: one
-    for one in (
+    operation.what: operation
+    for operation in (
         Operation("save", (2,), 4, tuple(KINDS), (1, 1, 2, 2, 1, 1)),
         Operation("rotation", (2, 4), 6, tuple(KINDS), (2, 0, 1, 0, 0, 0), 2),
         Operation("load", (2, 4), 4, LOADING, (2, 1, 0, 0)),
     )
 }
-
-
 NO_CALL = SeenCall(call=0, what="")
 
 
@@ -88,19 +86,19 @@ NO_CALL = SeenCall(call=0, what="")
 class Trial:
     """One fault at one call: what was raised, the tree that is left, and how that resumes."""
 
-    told: TrialResult
-    folder: Path | None = None
-    result: ProcessResult | None = None
+    observed: TrialResult
+    folder: Path | None = None  # the tree
+    result: ProcessResult | None = None  # of the resume
 
     @property
     def kind(self) -> str:
         """What the call failed with."""
-        return self.told.kind
+        return self.observed.kind
 
     @property
     def fault(self) -> CallFault:
         """The fault itself."""
-        return self.told.fault
+        return self.observed.fault
 
     @property
     def spec(self) -> Fault:
@@ -110,14 +108,14 @@ class Trial:
     @property
     def call(self) -> SeenCall:
         """The call that was hit: name, path, number, size in bytes."""
-        return self.told.call or NO_CALL
+        return self.observed.call or NO_CALL
 
     @property
     def error(self) -> Error | None:
         """What the operation raised, or how its process died."""
         if self.died:
-            return Error(type=self.told.exit_kind, message="the process did not live to raise")
-        return self.told.error
+            return Error(type=self.observed.exit_kind, message="the process did not live to raise")
+        return self.observed.error
 
     @property
     def is_sync(self) -> bool:
@@ -127,17 +125,17 @@ class Trial:
     @property
     def died(self) -> bool:
         """Whether the process ended, or hung, instead of raising."""
-        return self.told.exit_kind is not ExitKind.ENDED
+        return self.observed.exit_kind is not ExitKind.ENDED
 
     @property
     def name(self) -> str:
-        """Say what was hit."""
+        """What was hit, in a few words, for messages."""
         failure = "a short write" if self.kind == "short" else self.fault.error
         lasting = ", and at every call after it" if self.fault.persistent else ""
         if self.kind == "EINTR" and lasting:
             lasting = ", and at every other call after it"
         where = f"{self.call.what or None} of {self.call.path or '.'}"
-        number = f"call {self.fault.at} of the {self.told.what}{lasting}"
+        number = f"call {self.fault.at} of the {self.observed.what}{lasting}"
         return f"{failure} at {where} ({number})"
 
 
@@ -154,7 +152,10 @@ LEGAL: Slot[dict[int, Any]] = Slot("states that may be loaded after a trial of a
 
 
 def trials(subject: Subject, what: str) -> list[Trial]:
-    """Give the trials of an operation; raises Unknown where one of them can't be made."""
+    """Return the trials of an operation; raises Unknown where one of them can't be made.
+
+    Raises NotApplicable for a rotation of a manager without retention.
+    """
     if what == "rotation":
         subject.need(Capability.RETENTION)
     made = trials_of(subject, what)
@@ -163,7 +164,7 @@ def trials(subject: Subject, what: str) -> list[Trial]:
 
 
 def trials_of(subject: Subject, what: str) -> Trials:
-    """Give the control and the trials of an operation, made once per adapter."""
+    """Return the control and the trials of an operation, made once per adapter."""
     return subject.once(TRIALS, lambda: _try_all(subject, what), what)
 
 
@@ -173,10 +174,15 @@ def _try_all(subject: Subject, what: str) -> Trials:
         subject, operation, operation.sample if subject.budget == "quick" else ()
     )
     require_control(subject, operation, control)
-    told = remark(operation, control, rest)
-    fired = [one for one in rest if one.fired or one.exit_kind is not ExitKind.ENDED]
-    tried = [Trial(one) for one in fired] if what == "load" else resumed(subject, what, fired)
-    return Trials(control, tried, told)
+    how_many = remark(operation, control, rest)
+    fired = [trial for trial in rest if has_fired(trial)]
+    tried = [Trial(trial) for trial in fired] if what == "load" else resumed(subject, what, fired)
+    return Trials(control, tried, how_many)
+
+
+def has_fired(trial: TrialResult) -> bool:
+    """Return whether the fault hit a call, or ended the process, which then could not say so."""
+    return bool(trial.fired) or trial.exit_kind is not ExitKind.ENDED
 
 
 def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) -> str:
@@ -205,9 +211,10 @@ def require_control(subject: Subject, operation: Operation, control: TrialResult
         msg = f"a {operation.what} that is watched and not hit ends: {error or control.exit_kind}"
         raise control_failed(msg)
     if operation.what != "load":
-        foreign = [f"{one.call} of {one.path}" for one in control.unsupported]
-        if foreign:
-            raise Unknown(f"what is written so can't be made to fail: {', '.join(foreign[:3])}")
+        unsupported = [f"{call.call} of {call.path}" for call in control.unsupported]
+        if unsupported:
+            shown = ", ".join(unsupported[:3])
+            raise Unknown(f"what is written so can't be made to fail: {shown}")
         return
     golden = subject.golden()
     newest = digest_of(subject.legal(golden)[operation.step], sorted(subject.holds))
@@ -220,26 +227,9 @@ def advance(
     subject: Subject, operation: Operation, sample: tuple[int, ...], *planned: PlannedTrial
 ) -> list[TrialResult]:
     """Run trials, in further children where one dies of a trial; the first is the control."""
-    golden = subject.golden()
-    folder = subject.folder / "injected" / operation.what
-    folder.mkdir(parents=True, exist_ok=True)
-    out = folder / "lines"
-    task = Task(
-        what=operation.what,
-        base=str(golden.snapshot(operation.before[-1])),
-        step=operation.step,
-        keep=str(folder / "left"),
-        out=str(out),
-        holds=tuple(sorted(subject.holds)),
-        reading=operation.what == "load",
-        keep_last=operation.keep_last,
-        kinds=operation.kinds,
-        sample=sample,
-        trials=planned,
-        again=AGAIN if sample else 1,
-        seed=subject.seed,
-        fork=subject.info.isolation == "fork",
-    )
+    out = _folder(subject, operation.what) / "lines"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    task = _task(subject, operation, sample, planned, out)
     made: list[TrialResult] = []
     while True:
         out.unlink(missing_ok=True)
@@ -251,6 +241,36 @@ def advance(
             return made
         if task.fork or not made or made[-1].exit_kind is ExitKind.ENDED:
             raise why_not(subject, result)
+
+
+def _folder(subject: Subject, what: str) -> Path:
+    """Return the folder of an operation: results in `lines`, trees by their content in `left`."""
+    return subject.folder / "injected" / what
+
+
+def _task(
+    subject: Subject,
+    operation: Operation,
+    sample: tuple[int, ...],
+    planned: tuple[PlannedTrial, ...],
+    out: Path,
+) -> Task:
+    return Task(
+        what=operation.what,
+        base=str(subject.golden().snapshot(operation.before[-1])),
+        step=operation.step,
+        keep=str(_folder(subject, operation.what) / "left"),
+        out=str(out),
+        holds=tuple(sorted(subject.holds)),
+        reading=operation.what == "load",
+        keep_last=operation.keep_last,
+        kinds=operation.kinds,
+        sample=sample,
+        trials=planned,
+        again=AGAIN if sample else 1,
+        seed=subject.seed,
+        fork=subject.info.isolation == "fork",
+    )
 
 
 def try_on(subject: Subject, task: Task) -> ProcessResult:
@@ -267,22 +287,22 @@ def try_on(subject: Subject, task: Task) -> ProcessResult:
 
 
 def read(out: Path, result: ProcessResult) -> list[TrialResult]:
-    """Read results; one that was begun and has no end is that of a child which died of it."""
+    """Read the results of a child; of a trial that it began and did not end, it died."""
     text = out.read_text() if out.exists() else ""
     lines = text.rpartition("\n")[0].splitlines()
-    said = [messages.decode(line, TrialResult) for line in lines]
-    ended = [trial for trial in said if not trial.begins]
-    if said and said[-1].begins:
-        ended.append(structs.replace(said[-1], begins=False, exit_kind=result.exit_kind))
+    results = [messages.decode(line, TrialResult) for line in lines]
+    ended = [trial for trial in results if not trial.begins]
+    if results and results[-1].begins:
+        ended.append(structs.replace(results[-1], begins=False, exit_kind=result.exit_kind))
     return ended
 
 
 def why_not(subject: Subject, result: ProcessResult) -> Unknown:
     """Make the Unknown of a child that tried no faults: the machine's, or a failed control."""
-    told = subject.tell(result)
-    if notify.NotAvailableError.__name__ in result.output:
-        return Unknown(f"this machine can't make system calls fail: {told}", cause=Cause.MACHINE)
-    return control_failed(f"the child that makes system calls fail ends: {told}")
+    end = subject.tell(result)
+    if any(event["event"] == supervised.UNAVAILABLE for event in result.events):
+        return Unknown(f"this machine can't make system calls fail: {end}", cause=Cause.MACHINE)
+    return control_failed(f"the child that makes system calls fail ends: {end}")
 
 
 # -- what is left ------------------------------------------------------------------------------
@@ -290,14 +310,14 @@ def why_not(subject: Subject, result: ProcessResult) -> Unknown:
 
 def resumed(subject: Subject, what: str, results: list[TrialResult]) -> list[Trial]:
     """Resume from what each trial left, each content once."""
-    keep = subject.folder / "injected" / what / "left"
-    names = {one.left: keep / one.left for one in results if one.left}
-    loads = dict(zip(names, in_batch(subject, list(names.values())), strict=True))
-    return [Trial(one, names.get(one.left), loads.get(one.left)) for one in results]
+    keep = _folder(subject, what) / "left"
+    folders = {trial.left: keep / trial.left for trial in results if trial.left}
+    loads = dict(zip(folders, in_batch(subject, list(folders.values())), strict=True))
+    return [Trial(trial, folders.get(trial.left), loads.get(trial.left)) for trial in results]
 
 
 def in_batch(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
-    """Resume from each directory: in one child, or in a child of its own where that one died."""
+    """Resume from each directory in one child; from those it did not reach, in one child each."""
     batch = recover_in_batch(subject, [Case(folder) for folder in folders]) if folders else []
     results: list[ProcessResult] = []
     for folder, result in zip(folders, batch, strict=True):
@@ -308,7 +328,7 @@ def in_batch(subject: Subject, folders: list[Path]) -> list[ProcessResult]:
 
 
 def legal(subject: Subject, what: str) -> dict[int, Leaves]:
-    """Give the states that may be loaded: those of before, and the one of an undisturbed save."""
+    """Return the states that may be loaded: those of before, and the one of an undisturbed save."""
     return subject.once(LEGAL, lambda: _legal(subject, what), what)
 
 
@@ -319,65 +339,67 @@ def _legal(subject: Subject, what: str) -> dict[int, Leaves]:
     result = subject.resume()
     step, state = oracle.arrival(result)
     if step != operation.step:
-        told = subject.tell(result)
-        raise control_failed(f"the {what} that was watched and not hit gives {told}")
-    return {**subject.legal(golden, *operation.before), step: state}
+        end = subject.tell(result)
+        raise control_failed(f"the {what} that was watched and not hit gives {end}")
+    return {**subject.legal(golden, *operation.before), operation.step: state}
 
 
 def control_folder(subject: Subject, what: str) -> Path:
-    """Give what a save leaves that was watched and not hit."""
-    left = trials_of(subject, what).control.left
-    return subject.folder / "injected" / what / "left" / left
+    """Return the tree that a save leaves which was watched and not hit."""
+    return _folder(subject, what) / "left" / trials_of(subject, what).control.left
 
 
 def outcome(subject: Subject, what: str, trial: Trial) -> Outcome:
     """Classify how a resume from what a trial left ends."""
     if trial.result is None:
         return Outcome.CRASHED
-    before = OPERATIONS[what].before
-    acknowledged = before if trial.error else (*before, OPERATIONS[what].step)
-    newest = OPERATIONS[what].step
-    given: dict[str, Any] = {"newest": newest, "acknowledged": acknowledged}
-    found = subject.classify(trial.result, legal(subject, what), **given)
-    return Outcome.LOST_ALL if found in REFUSALS else found
+    before, newest = OPERATIONS[what].before, OPERATIONS[what].step
+    acknowledged = before if trial.error else (*before, newest)
+    ending = subject.classify(
+        trial.result, legal(subject, what), newest=newest, acknowledged=acknowledged
+    )
+    return Outcome.LOST_ALL if ending in REFUSALS else ending
 
 
 def again(subject: Subject, what: str, trial: Trial) -> Trial:
-    """Make a trial once more, in a child of its own; nothing that came before can matter."""
-    told = advance(subject, OPERATIONS[what], (), PlannedTrial(trial.kind, trial.fault))[-1]
-    if told.kind == CONTROL or not (told.fired or told.exit_kind is not ExitKind.ENDED):
+    """Make a trial once more, in a child of its own; nothing that came before can matter.
+
+    Raises Unknown where the fault does not fire again.
+    """
+    observed = advance(subject, OPERATIONS[what], (), PlannedTrial(trial.kind, trial.fault))[-1]
+    if observed.kind == CONTROL or not has_fired(observed):
         raise Unknown(f"the fault does not fire again: {trial.name}")
     if what == "load":
-        return Trial(told)
-    folder = subject.folder / "injected" / what / "left" / (told.left or "none")
+        return Trial(observed)
+    folder = _folder(subject, what) / "left" / (observed.left or "none")
     if not folder.exists():
-        return Trial(told)
+        return Trial(observed)
     trees.materialize(folder, subject.root)
-    return Trial(told, folder, subject.resume())
+    return Trial(observed, folder, subject.resume())
 
 
 def applicable(subject: Subject, whats: Collection[str] = SAVES) -> list[str]:
     """Name the operations that the manager has: without retention there is no rotation."""
-    found: list[str] = []
+    able: list[str] = []
     for what in whats:
         try:
             trials(subject, what)
         except NotApplicable:
             continue
-        found.append(what)
-    return found
+        able.append(what)
+    return able
 
 
-def tally(found: Collection[Trial]) -> dict[str, int]:
+def tally(hit: Collection[Trial]) -> dict[str, int]:
     """Count trials by what was hit, for evidence."""
-    return dict(Counter(f"{one.kind} at {one.call.what or None}" for one in found))
+    return dict(Counter(f"{trial.kind} at {trial.call.what or None}" for trial in hit))
 
 
 # -- judging -----------------------------------------------------------------------------------
 
 
 def untyped(_: str, trial: Trial) -> str:
-    """Say which type an error has that tells nobody that it is one of the disk."""
+    """Say which type an error has that does not show that the disk failed; empty if it does."""
     error = trial.error
     if not error or trial.died or error.typed or error.disk:
         return ""
@@ -385,7 +407,7 @@ def untyped(_: str, trial: Trial) -> str:
 
 
 def _shown(call: SeenCall) -> dict[str, object]:
-    """Give what a reader wants of a call that was hit."""
+    """Return the fields of a call that was hit which serve a reader."""
     names = ("call", "what", "path", "size", "reads", "injected")
     return {name: getattr(call, name) for name in names}
 
@@ -393,26 +415,40 @@ def _shown(call: SeenCall) -> dict[str, object]:
 def require(
     subject: Subject, whats: Sequence[str], is_wrong: Callable[[str, Trial], str]
 ) -> list[str]:
-    """Raise Violation for a trial that is wrong, made again alone; give what was judged."""
+    """Raise Violation for a trial that is wrong, made again alone; return what was judged.
+
+    `is_wrong` gets an operation and a trial, and says what is wrong with it; empty if nothing is.
+    Raises Unknown for a trial that is wrong among others only.
+    """
     judged = applicable(subject, whats)
     for what in judged:
-        found = trials(subject, what)
-        wrong = [trial for trial in found if is_wrong(what, trial)]
-        if not wrong:
-            continue
-        trial = again(subject, what, wrong[0])
-        message = is_wrong(what, trial)
-        if not message:
-            told = f"{wrong[0].name} does harm among other trials, and none alone"
-            raise Unknown(f"order dependence: {told}")
-        evidence: dict[str, Any] = {
-            "call": _shown(trial.told.call) if trial.told.call else {},
-            "error": msgspec.to_builtins(trial.error),
-        }
-        evidence["where else"] = tally(wrong)
-        if trial.result is not None:
-            evidence |= subject.evidence(trial.result)
-        if trial.folder is not None:
-            trees.materialize(trial.folder, subject.root)  # where a bundle takes it from
-        raise Violation(message, evidence=evidence, rate=(len(wrong), len(found)))
+        tried = trials(subject, what)
+        wrong = [trial for trial in tried if is_wrong(what, trial)]
+        if wrong:
+            raise _violation(subject, what, wrong, len(tried), is_wrong)
     return judged
+
+
+def _violation(
+    subject: Subject,
+    what: str,
+    wrong: Sequence[Trial],
+    tried: int,
+    is_wrong: Callable[[str, Trial], str],
+) -> Violation:
+    """Make the violation of the first trial that is wrong; raises Unknown if it is not so alone."""
+    trial = again(subject, what, wrong[0])
+    message = is_wrong(what, trial)
+    if not message:
+        end = f"{wrong[0].name} does harm among other trials, and none alone"
+        raise Unknown(f"order dependence: {end}")
+    evidence: dict[str, Any] = {
+        "call": _shown(trial.observed.call) if trial.observed.call else {},
+        "error": msgspec.to_builtins(trial.error),
+        "where else": tally(wrong),
+    }
+    if trial.result is not None:
+        evidence |= subject.evidence(trial.result)
+    if trial.folder is not None:
+        trees.materialize(trial.folder, subject.root)  # where a bundle takes it from
+    return Violation(message, evidence=evidence, rate=(len(wrong), tried))

@@ -1,14 +1,12 @@
-"""The save that crash and error checks hit: step 4, of one of two kinds.
+"""The save that crash and error checks hit: step 4, of one of the kinds of `SaveKind`.
 
-`new`: a job saves step 2 and is hit in the save of step 4. `same`: another job is hit while
-it saves its own step 4 over the one that is there. Neither resumes first, so that what a manager
-loses in a resume does not show here. `new elsewhere` and `same elsewhere` are these two where
-TMPDIR is on another file system.
+Neither job resumes first, so that what a manager loses in a resume does not show here.
 """
 
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
@@ -29,7 +27,35 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
-ELSEWHERE = " elsewhere"
+SECOND_JOB_SEED = 23  # of the job that saves step 4 over another job's step 4
+
+
+class SaveKind(StrEnum):
+    """What is there when step 4 is saved, and where TMPDIR is.
+
+    New: a job saves step 2 and is hit in the save of step 4. Same: another job is hit while it
+    saves its own step 4 over the one that is there. Elsewhere: TMPDIR is on another file system.
+    """
+
+    NEW = "new"
+    SAME = "same"
+    NEW_ELSEWHERE = "new elsewhere"
+    SAME_ELSEWHERE = "same elsewhere"
+
+    @property
+    def is_overwrite(self) -> bool:
+        """Whether the step is there already."""
+        return self in (SaveKind.SAME, SaveKind.SAME_ELSEWHERE)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether TMPDIR is on another file system."""
+        return self in (SaveKind.NEW_ELSEWHERE, SaveKind.SAME_ELSEWHERE)
+
+    @property
+    def elsewhere(self) -> SaveKind:
+        """The same save, with TMPDIR on another file system."""
+        return SaveKind.SAME_ELSEWHERE if self.is_overwrite else SaveKind.NEW_ELSEWHERE
 
 
 class Surveyed(NamedTuple):
@@ -41,64 +67,72 @@ class Surveyed(NamedTuple):
 
 SURVEYED: Slot[Surveyed] = Slot("points of a save")
 OVERWRITTEN: Slot[Leaves] = Slot("what loads after another job has saved step 4 again")
-OTHER = 23  # the seed of the job that saves step 4 over another job's step 4
 
 
-def save(subject: Subject, name: str, faults: Sequence[Fault]) -> ProcessResult:
+def save(subject: Subject, kind: SaveKind, faults: Sequence[Fault]) -> ProcessResult:
     """Run the job of a kind until it has saved step 4, with faults armed from that save on."""
-    first = [fault_injectors.spec("cross-device")] if name.endswith(ELSEWHERE) else []
-    given: Arguments = {"faults": [*first, *faults], "fault_step": NEWEST}
-    if name.startswith("new"):
-        trees.clear(subject.root)
-        return subject.run(NEWEST, (OLDER, NEWEST), **given)
-    subject.materialize(subject.golden())
-    return subject.run(NEWEST, (NEWEST,), seed=OTHER, **given)
+    condition = [fault_injectors.spec("cross-device")] if kind.is_elsewhere else []
+    given: Arguments = {"faults": [*condition, *faults], "fault_step": NEWEST}
+    if kind.is_overwrite:
+        subject.materialize(subject.golden())
+        return subject.run(NEWEST, (NEWEST,), seed=SECOND_JOB_SEED, **given)
+    trees.clear(subject.root)
+    return subject.run(NEWEST, (OLDER, NEWEST), **given)
 
 
-def points_of(subject: Subject, name: str) -> list[Point]:
-    """List the points of the save, counted once per adapter."""
-    found = _surveyed(subject, name).points
-    if not found:
+def points_of(subject: Subject, kind: SaveKind) -> list[Point]:
+    """List the points of the save, counted once per adapter.
+
+    Raises NotApplicable where the manager saves no step that is there already, and Unknown where
+    the save does not go well, or no call of it is seen.
+    """
+    seen = _surveyed(subject, kind).points
+    if not seen:
         msg = "no call of the save was seen: its writer is native, and not among those watched"
         raise Unknown(msg)
-    return found
+    return seen
 
 
-def _surveyed(subject: Subject, name: str) -> Surveyed:
-    return subject.once(SURVEYED, lambda: _survey(subject, name), name)
+def _surveyed(subject: Subject, kind: SaveKind) -> Surveyed:
+    return subject.once(SURVEYED, lambda: _survey(subject, kind), kind)
 
 
-def _survey(subject: Subject, name: str) -> Surveyed:
-    keep = subject.folder / "kept" / name
+def _survey(subject: Subject, kind: SaveKind) -> Surveyed:
+    keep = _kept(subject, kind)
     trees.clear(keep)
-    result = save(subject, name, survey(keep))
+    result = save(subject, kind, survey(keep))
     if not result.went_well:
-        _give_up(name, subject.tell(result))
+        _give_up(kind, subject.tell(result))
     after = injector.fingerprint(subject.root)
     trees.materialize(subject.root, keep / injector.identity(after))
-    trees.materialize(subject.root, subject.folder / f"whole {name}")
+    trees.materialize(subject.root, subject.folder / f"whole {kind}")
     counted = result.of(RunResult).faults
-    found = points([report for report in counted if report.name in WRITERS], after)
+    of_writers = [report for report in counted if report.name in WRITERS]
     crossed = sum(report.fired for report in counted if report.name not in WRITERS)
-    return Surveyed(found, crosses=bool(crossed))
+    return Surveyed(points(of_writers, after), crosses=bool(crossed))
 
 
-def crosses(subject: Subject, name: str) -> bool:
-    """Tell whether an `elsewhere` save renames from or to a place outside the directory."""
+def _kept(subject: Subject, kind: SaveKind) -> Path:
+    """Return the folder with the trees that the counting pass kept."""
+    return subject.folder / "kept" / kind
+
+
+def crosses(subject: Subject, kind: SaveKind) -> bool:
+    """Return whether an `elsewhere` save renames from or to a place outside the directory."""
     try:
-        points_of(subject, name)
+        points_of(subject, kind)
     except NotApplicable:
         return False
-    return _surveyed(subject, name).crosses
+    return _surveyed(subject, kind).crosses
 
 
-def crash_state(subject: Subject, name: str, point: Point) -> Path:
-    """Give the directory that a kill at a point leaves, from what the counting pass kept.
+def crash_state(subject: Subject, kind: SaveKind, point: Point) -> Path:
+    """Return the directory that a kill at a point leaves, from what the counting pass kept.
 
     Up to a prefix: the tree after the call, with its file cut where the writer was stopped.
     """
-    keep = subject.folder / "kept" / name
-    before, after = (keep / each for each in point.disk)
+    keep = _kept(subject, kind)
+    before, after = keep / point.disk[0], keep / point.disk[1]
     if point.moment != "prefix":
         return after if point.moment == "after" else before
     target = keep / f"{point.disk[1]} {point.path.replace('/', ' ')} {point.prefix}"
@@ -111,37 +145,40 @@ def crash_state(subject: Subject, name: str, point: Point) -> Path:
 
 
 def size(path: Path) -> int:
-    """Give the size of a file; 0 if there is none."""
+    """Return the size of a file in bytes; 0 if there is none."""
     return path.stat().st_size if path.is_file() else 0
 
 
-def _give_up(name: str, told: str) -> None:
+def _give_up(kind: SaveKind, end: str) -> None:
     """Say why there is nothing to hit: some managers save no step that is there already."""
-    if name.startswith("same"):
-        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {told}"
+    if kind.is_overwrite:
+        msg = f"the manager saves no step that is there already (see CKC-DISC-008): {end}"
         raise NotApplicable(msg)
-    raise control_failed(f"the save that is to be hit ends: {told}")
+    raise control_failed(f"the save that is to be hit ends: {end}")
 
 
 def overwrites(subject: Subject) -> bool:
-    """Tell whether the manager saves a step that is there already."""
+    """Return whether the manager saves a step that is there already."""
     try:
-        return bool(points_of(subject, "same"))
+        return bool(points_of(subject, SaveKind.SAME))
     except NotApplicable:
         return False
 
 
 def overwritten(subject: Subject) -> Leaves:
-    """Give the state that a load gives after the other job has saved step 4, unharmed."""
+    """Return what loads after the other job has saved step 4, unharmed; found once per adapter.
+
+    Raises Unknown where another step loads.
+    """
     return subject.once(OVERWRITTEN, lambda: _overwritten(subject))
 
 
 def _overwritten(subject: Subject) -> Leaves:
-    points_of(subject, "same")
-    trees.materialize(subject.folder / "whole same", subject.root)
+    points_of(subject, SaveKind.SAME)
+    trees.materialize(subject.folder / f"whole {SaveKind.SAME}", subject.root)
     result = subject.resume()
     step, state = oracle.arrival(result)
     if step != NEWEST:
-        message = f"an unharmed second save of step {NEWEST} gives {subject.tell(result)}"
-        raise control_failed(message)
+        msg = f"an unharmed second save of step {NEWEST} gives {subject.tell(result)}"
+        raise control_failed(msg)
     return state

@@ -20,6 +20,7 @@ import signal
 import stat
 import sys
 import threading
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -28,7 +29,7 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.harness.messages import SeenCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ckpt_conformance.contract.journal import ChildJournal
 
@@ -41,12 +42,15 @@ _MISSING = object()
 
 
 def length_of(prefix: str, size: int) -> int:
-    """Give the number of bytes that a prefix keeps of `size` bytes."""
+    """Return the number of bytes that one of `PREFIXES` keeps of `size` bytes."""
     return {"0": 0, "1": min(1, size), "half": size // 2, "len-1": max(size - 1, 0)}[prefix]
 
 
 def error_of(name: str, path: str) -> BaseException:
-    """Make the error of a name: an errno for OSError, or one of the two that collecting raises."""
+    """Make the error of a name: OSError for a name of `errno`, or one that torch raises itself.
+
+    MemoryError is of a copy that finds no memory, RuntimeError of torch's own writer.
+    """
     if name == "MemoryError":
         return MemoryError(f"injected: no memory for {path}")
     if name == "RuntimeError":
@@ -122,25 +126,40 @@ class Injector:
             if getattr(module, "__dict__", {}).get(name) is original:
                 self.patch(module, name, new)
 
+    def patch_functions(
+        self, module: object, names: Sequence[str], replacement: Callable[..., object]
+    ) -> None:
+        """Replace functions wherever they were imported by name.
+
+        A call of one becomes `replacement(name, original, ...)`, with the arguments of the call.
+        """
+        for name in names:
+            original = getattr(module, name)
+            self.patch_everywhere(original, name, partial(replacement, name, original))
+
     # -- paths ------------------------------------------------------------------------------------
 
     def below(self, path: object) -> str | None:
-        """Give the name relative to the watched directory, or None for other paths and objects."""
-        found = path_of(path)
-        if found is None:
+        """Return the name relative to the watched directory; None for other paths and objects."""
+        given = path_of(path)
+        if given is None:
             return None
-        found = os.path.abspath(found)  # noqa: PTH100  a link must not be followed at its end
+        absolute = os.path.abspath(given)  # noqa: PTH100  a link must not be followed at its end
         for root in (self.root, self.real):
-            if found == root:
+            if absolute == root:
                 return "."
-            if found.startswith(root + os.sep):
-                return found[len(root) + 1 :]
+            if absolute.startswith(root + os.sep):
+                return absolute[len(root) + 1 :]
         return None
 
-    # -- striking ---------------------------------------------------------------------------------
+    # -- firing -----------------------------------------------------------------------------------
 
     def count(self, what: str, name: str | None, *, size: int = 0) -> bool:
-        """Count a call on a name; tell whether this is the one to hit."""
+        """Count a call on a name below the directory; true if the caller has to hit it now.
+
+        None is a name elsewhere, which does not count. `size` is that of a write, in bytes. In mode
+        hold the call is held in here.
+        """
         if name is None or (self.only and what != self.only):
             return False
         with self._lock:
@@ -148,10 +167,10 @@ class Injector:
             tree = fingerprint(Path(self.root)) if self.survey else {}
             if self.survey:
                 self._keep(tree)
-            seen = SeenCall(
+            call = SeenCall(
                 call=self.calls, what=what, path=name, order=next(_ORDER), tree=tree, size=size
             )
-            self.log.append(seen)
+            self.log.append(call)
             is_due = self.calls == self.at or (self.persistent and 0 < self.at <= self.calls)
         if is_due and self.mode == "hold":  # without the lock: other threads go on
             self.note(what, name)
@@ -167,8 +186,8 @@ class Injector:
     def note(self, what: str, name: str) -> None:
         """Write down that the fault fired, before it does: the journal survives SIGKILL."""
         self.fired += 1
-        told = {"injector": self.name, "call": self.calls, "what": what, "path": name}
-        self.journal.note("fired", **told, mode=self.mode, moment=self.moment)
+        call = {"injector": self.name, "call": self.calls, "what": what, "path": name}
+        self.journal.note("fired", **call, mode=self.mode, moment=self.moment)
 
     def inject(self, what: str, name: str) -> None:
         """Fire: raise the error, or die."""
@@ -179,16 +198,16 @@ class Injector:
 
     def around(self, what: str, name: str | None, call: Callable[[], T]) -> T:
         """Run a call that has no prefix, hit before or after it."""
-        due = self.count(what, name)
-        if due and self.moment != "after":
+        is_due = self.count(what, name)
+        if is_due and self.moment != "after":
             self.inject(what, str(name))
         try:
             result = call()
         except BaseException:
-            if due and self.mode == "kill":
+            if is_due and self.mode == "kill":
                 self.inject(what, str(name))
             raise
-        if due:
+        if is_due:
             self.inject(what, str(name))
         return result
 
@@ -199,15 +218,15 @@ def die() -> None:
 
 
 def path_of(given: object) -> str | None:
-    """Give the path of a path, a descriptor, or an open file; None if it has none."""
+    """Return the path of a path, a descriptor, or an open file; None if it has none."""
     if isinstance(given, bool) or given is None:
         return None
     if isinstance(given, int):
         try:
-            found = os.readlink(f"/proc/self/fd/{given}")  # noqa: PTH115  a string is wanted
+            target = os.readlink(f"/proc/self/fd/{given}")  # noqa: PTH115  a string is wanted
         except OSError:
             return None
-        return found if found.startswith("/") else None
+        return target if target.startswith("/") else None
     if isinstance(given, str | bytes | os.PathLike):
         return os.fsdecode(given)
     name = getattr(given, "name", None)
@@ -252,17 +271,20 @@ def keep_tree(root: Path, target: Path, tree: dict[str, str]) -> None:
 
 
 def identity(tree: dict[str, str]) -> str:
-    """Give one short name for the content of a tree."""
+    """Return one short name for the content of a tree: 16 hex digits."""
     return blake2b(repr(sorted(tree.items())).encode(), digest_size=8).hexdigest()
 
 
 def fingerprint(root: Path) -> dict[str, str]:
-    """Map each name below a directory to a digest of what a new process would read there."""
-    found: dict[str, str] = {}
+    """Map each name below a directory to a digest of what a new process would read there.
+
+    A folder is `/`. Names are relative to the directory.
+    """
+    digests: dict[str, str] = {}
     for base, folders, names in os.walk(root):
         for name in (*folders, *names):
             path = os.path.join(base, name)  # noqa: PTH118  os.walk gives strings
             is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
             digest = "/" if is_folder else blake2b(read(path), digest_size=6).hexdigest()
-            found[os.path.relpath(path, root)] = digest
-    return found
+            digests[os.path.relpath(path, root)] = digest
+    return digests

@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps its payload, found without knowing the manager.
+"""Where a checkpoint keeps its payload, searched without knowing the manager.
 
 Models: nothing; it aims. The bytes of live tensors (`Golden.payload_samples`) are searched in the
 files, so a fault can hit a weight and not a comment. Files that belong to one step are those that
@@ -53,7 +53,7 @@ def _same(left: Path, right: Path) -> bool:
 
 def of_step(golden: Any, step: int) -> list[str]:  # noqa: ANN401  a Golden: snapshots by step
     """Name the files that the save of a step of a golden run made or changed."""
-    earlier = [each for each in golden.saves if each < step]
+    earlier = [saved for saved in golden.saves if saved < step]
     before = golden.snapshot(max(earlier)) if earlier else None
     return changed(before, golden.snapshot(step))
 
@@ -62,15 +62,17 @@ def find(
     root: Path, payload_samples: Iterable[PayloadSample], files: Sequence[str] | None = None
 ) -> list[Place]:
     """Find every place of the tensors in the files (all by default), in the order of the files."""
-    wanted = [(bytes.fromhex(sample.bytes), sample.size, sample.name) for sample in payload_samples]
-    found: dict[tuple[str, int], Place] = {}
+    samples = [
+        (bytes.fromhex(sample.bytes), sample.size, sample.name) for sample in payload_samples
+    ]
+    by_offset: dict[tuple[str, int], Place] = {}
     for file in names(root) if files is None else files:
         data = (root / file).read_bytes()
-        for start, size, tensor in wanted:
+        for start, size, tensor in samples:
             for offset in _occurrences(data, start):
                 length = min(size, len(data) - offset)
-                found.setdefault((file, offset), Place(file, offset, length, tensor))
-    return [found[key] for key in sorted(found)]
+                by_offset.setdefault((file, offset), Place(file, offset, length, tensor))
+    return [by_offset[key] for key in sorted(by_offset)]
 
 
 def _occurrences(data: bytes, part: bytes) -> Iterable[int]:
@@ -88,11 +90,11 @@ def places(
 
 
 def middle(root: Path, files: Sequence[str] | None = None) -> Place:
-    """Give the middle of the largest file; raises ValueError if there is no file with a byte."""
+    """Return the middle of the largest file; raises ValueError if there is no file with a byte."""
     sizes = {name: (root / name).stat().st_size for name in (files or names(root))}
     largest = max(sizes, key=lambda name: (sizes[name], name), default=None)
     if largest is None or not sizes[largest]:
-        message = f"{root} holds no file with a byte in it"
-        raise ValueError(message)
+        msg = f"{root} holds no file with a byte in it"
+        raise ValueError(msg)
     length = min(GUESS, sizes[largest])
     return Place(largest, (sizes[largest] - length) // 2, length, "", found=False)

@@ -60,13 +60,13 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Say it in a few words."""
+        """When and where it hits, in a few words, for messages."""
         when = _WORDS[self.prefix] if self.moment == "prefix" else self.moment
         return f"{when} {self.what} {self.path} (call {self.at})"
 
 
 def survey(keep: Path | None = None) -> list[Fault]:
-    """Give the faults of a counting pass; a folder gets each tree that a kill could leave."""
+    """Return the faults of a counting pass; `keep` gets each tree that a kill could leave."""
     kept = str(keep) if keep else ""
     return [fault_injectors.spec(name, survey=True, keep=kept) for name in WRITERS]
 
@@ -76,11 +76,11 @@ def points(counted: Sequence[FaultReport], after: Tree) -> list[Point]:
     calls = [(report.name, call) for report in counted for call in report.log]
     calls.sort(key=lambda call: call[1].order)
     before = calls[0][1].tree if calls else after
-    found: list[Point] = []
+    all_points: list[Point] = []
     for index, (fault, call) in enumerate(calls):
         following = calls[index + 1][1].tree if index + 1 < len(calls) else after
-        found += _of_call(fault, call, following, before, after)
-    return found
+        all_points += _of_call(fault, call, following, before, after)
+    return all_points
 
 
 def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: Tree) -> list[Point]:
@@ -90,19 +90,21 @@ def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: T
         named = (fault, call.call, moment, prefix, call.what, call.path)
         return Point(*named, state, (identity(call.tree), identity(following)))
 
-    found = [point("before", call.tree)]
+    prefixes: list[Point] = []
     if fault in WHOLE_FILES:
-        found += [point("prefix", call.tree, prefix) for prefix in PREFIXES]
+        prefixes = [point("prefix", call.tree, prefix) for prefix in PREFIXES]
     elif call.what == "write":
-        found.append(point("prefix", call.tree))
-    return [*found, point("after", following)]
+        prefixes = [point("prefix", call.tree)]
+    return [point("before", call.tree), *prefixes, point("after", following)]
 
 
 def condition(tree: Tree, before: Tree, after: Tree) -> tuple[str, ...]:
     """Describe a tree by what each name that a save changes is: before, after, gone, other."""
-    names = sorted({*before, *after})
-    told = [(name, tree.get(name), before.get(name), after.get(name)) for name in names]
-    marks = [f"{_mark(*each)}: {n}" for n, *each in told if not each[0] == each[1] == each[2]]
+    digests = {
+        name: (tree.get(name), before.get(name), after.get(name))
+        for name in sorted({*before, *after})
+    }
+    marks = [f"{_mark(*three)}: {name}" for name, three in digests.items() if len(set(three)) > 1]
     left = any(name not in before and name not in after for name in tree)
     return (*marks, LEFT if left else "left: nothing")
 
@@ -116,18 +118,18 @@ def _mark(now: str | None, before: str | None, after: str | None) -> str:
 
 
 def pattern(path: str) -> str:
-    """Give a name without its numbers and unique parts, so that files of one kind are alike."""
+    """Return a name without its numbers and unique parts, so that files of one kind are alike."""
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", path)
 
 
-def choose(found: Sequence[Point], rng: random.Random, quick: int) -> list[Point]:
+def choose(candidates: Sequence[Point], rng: random.Random, quick: int) -> list[Point]:
     """Choose points that leave different conditions, of each sort in turn.
 
     The sorts: a lasting file is damaged or gone, alone where possible and each file once before any
     twice; files of before stand beside files of after; all is untouched, or finished.
     """
     groups: dict[tuple[str, ...], list[Point]] = {}
-    for point in found:
+    for point in candidates:
         groups.setdefault(point.state, []).append(point)
     states = list(groups)
     rng.shuffle(states)
@@ -137,7 +139,7 @@ def choose(found: Sequence[Point], rng: random.Random, quick: int) -> list[Point
     turns = itertools.zip_longest(harmed, mixed)
     order = [state for turn in turns for state in turn if state is not None]
     order = [*order[: quick - 1], *plain[:1], *order[quick - 1 :], *plain[1:]]
-    return sorted((rng.choice(groups[state]) for state in order[:quick]), key=found.index)
+    return sorted((rng.choice(groups[state]) for state in order[:quick]), key=candidates.index)
 
 
 def _one_of_each(states: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -153,11 +155,11 @@ def _one_of_each(states: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def damage(state: tuple[str, ...]) -> set[str]:
-    """Give the marks of lasting files that are damaged or gone."""
+    """Return the marks of lasting files that are damaged or gone."""
     return {mark for mark in state if not mark.startswith(("before:", "after:", "left:"))}
 
 
 def is_plain(state: tuple[str, ...]) -> bool:
-    """Tell whether every lasting file is as before, or every one as after."""
+    """Return whether every lasting file is as before, or every one as after."""
     marks = {mark.partition(":")[0] for mark in state[:-1]}
     return not damage(state) and len(marks) < 2  # noqa: PLR2004  both of them is a mixture

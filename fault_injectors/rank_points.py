@@ -2,7 +2,7 @@
 
 Models: one rank, or several, that die or fail at a call of their own while the others go on.
 Does not model: a choice of how far the others have come: they run as they run.
-Proof: that of the injector that hits; see each.
+Proof: that of the injector that hits.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class RankPoint:
 
     @property
     def name(self) -> str:
-        """Say it in a few words."""
+        """Where it hits, in a few words, for messages."""
         when = "inside" if self.moment == "prefix" else self.moment
         return f"rank {self.rank} {when} its {self.what} of {self.path} (call {self.at})"
 
     @property
     def sort(self) -> tuple[int, str, str, str]:
-        """What points of one sort have in common."""
+        """What points of one sort have in common: rank, function, pattern of the path, moment."""
         return self.rank, self.what, pattern(self.path), self.moment
 
     def spec(self, mode: str, **more: object) -> Fault:
@@ -61,7 +61,7 @@ class RankPoint:
 
 
 def slow(subject: Subject, layout: Layout, point: RankPoint, copy: Path) -> list[Fault]:
-    """Give the faults that hold a rank at a point, and let the others be watched meanwhile.
+    """Return the faults that hold a rank at a point, and let the others be watched meanwhile.
 
     `copy` is an empty directory: what there is while the rank is held is copied into it.
     """
@@ -70,11 +70,11 @@ def slow(subject: Subject, layout: Layout, point: RankPoint, copy: Path) -> list
     others = [rank for rank in range(len(journals)) if rank != point.rank]
     peers = {str(rank): (str(journals[rank]), sizes[rank]) for rank in others}
     call = fault_injectors.spec(point.fault, at=point.at, mode="hold")
-    counted = {"injector": call.injector, "args": call.args}
-    held = fault_injectors.spec(
-        "slow-disk", ranks=[point.rank], call=counted, peers=peers, copy=str(copy)
+    held_call = {"injector": call.injector, "args": call.args}
+    slow_disk_fault = fault_injectors.spec(
+        "slow-disk", ranks=[point.rank], call=held_call, peers=peers, copy=str(copy)
     )
-    return [held, Fault(injector=slow_disk.PEER, ranks=tuple(others))]
+    return [slow_disk_fault, Fault(injector=slow_disk.PEER, ranks=tuple(others))]
 
 
 def save(
@@ -97,7 +97,10 @@ def save(
 
 
 def points_of(subject: Subject, layout: Layout) -> list[RankPoint]:
-    """List the points of the save of step 4, rank by rank; counted once per adapter and layout."""
+    """List the points of the save of step 4, rank by rank; counted once per adapter and layout.
+
+    Raises Unknown where the save does not go well, or no call of it is seen.
+    """
     points = subject.once(POINTS, lambda: _count(subject, layout), *sorted(layout.items()))
     if not points:
         raise Unknown("no call of the save was seen on any rank: its writer is native")
@@ -123,10 +126,10 @@ def _of_call(rank: int, fault: str, call: SeenCall) -> list[RankPoint]:
     return [RankPoint(rank, fault, call.call, moment, *named) for moment in moments]
 
 
-def choose(subject: Subject, found: Sequence[RankPoint], quick: int) -> list[RankPoint]:
+def choose(subject: Subject, candidates: Sequence[RankPoint], quick: int) -> list[RankPoint]:
     """Choose points of different sorts, ranks in turn; one of each sort at the full budget."""
     sorts: dict[Any, list[RankPoint]] = {}
-    for point in found:
+    for point in candidates:
         sorts.setdefault(point.sort, []).append(point)
     picked = [subject.rng.choice(group) for group in sorts.values()]
     if subject.budget == "full":

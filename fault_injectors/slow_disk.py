@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_conformance.contract import journal, trees
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from ckpt_conformance.contract.journal import ChildJournal
     from ckpt_conformance.fault_injectors.injector import Injector
@@ -48,7 +48,7 @@ class Peer:
         self.log: list[SeenCall] = []
 
     def install(self) -> None:
-        """Say it."""
+        """Write the id of this process into the journal."""
         self.journal.note(WATCHED, process=os.getpid())
 
     def remove(self) -> None:
@@ -77,8 +77,8 @@ class SlowDisk:
         self.copy = Path(given["copy"])
         module, _, name = str(given["call"]["injector"]).partition(":")
         args: Arguments = given["call"]["args"]
-        kind: type[Injector] = getattr(importlib.import_module(module), name)
-        self.inner = kind(root, journal, **args)
+        make: Callable[..., Injector] = getattr(importlib.import_module(module), name)
+        self.inner = make(root, journal, **args)
         self.inner.on_hold = self.hold
 
     def install(self) -> None:
@@ -120,13 +120,13 @@ class SlowDisk:
 
     def look(self) -> Look:
         """Look at the other ranks, and at the directory."""
-        found = {rank: state_of(Path(path), start) for rank, (path, start) in self.peers.items()}
+        states = {rank: state_of(Path(path), start) for rank, (path, start) in self.peers.items()}
         try:
             files = trees.listing(self.root)
         except FileNotFoundError:  # a name went away while it was listed
             files = None
-        busy = (threads for _, threads in found.values())
-        return Look({rank: what for rank, (what, _) in found.items()}, files, set().union(*busy))
+        busy = (threads for _, threads in states.values())
+        return Look({rank: what for rank, (what, _) in states.items()}, files, set().union(*busy))
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class Look:
 
 
 def is_quiet(looks: Collection[Look]) -> bool:
-    """Tell whether nothing changed, and no thread was busy more often than not.
+    """Return whether nothing changed, and no thread was busy more often than not.
 
     Threads of a transport wake up a hundred times a second to look for messages.
     """
     first, *rest = looks
-    same = all((one.others, one.files) == (first.others, first.files) for one in rest)
-    often = Counter(thread for one in looks for thread in one.busy).values()
+    same = all((look.others, look.files) == (first.others, first.files) for look in rest)
+    often = Counter(thread for look in looks for thread in look.busy).values()
     is_here = AWAY not in first.others.values() and first.files is not None
     return len(looks) == LOOKS and same and is_here and max(often, default=0) <= LOOKS // 2
 
@@ -164,13 +164,13 @@ def state_of(path: Path, start: int) -> tuple[str, set[str]]:
 
 
 def threads_of(process: int) -> Iterator[tuple[str, str]]:
-    """Give the state of each thread of a process and of its children, as the kernel names it.
+    """Yield name and state of each thread of a process and of its children, as the kernel does.
 
-    Nothing of a process that has ended: Z and X are states of the dead.
+    S sleeps. Threads of a process that has ended, in state Z or X, are left out.
     """
     for task in Path(f"/proc/{process}/task").glob("[0-9]*"):
-        state = _read(task / "stat").rpartition(")")[2].split()[:1]
-        yield from ((task.name, one) for one in state if one not in ("Z", "X"))
+        states = _read(task / "stat").rpartition(")")[2].split()[:1]
+        yield from ((task.name, state) for state in states if state not in ("Z", "X"))
         for child in _read(task / "children").split():
             yield from threads_of(int(child))
 

@@ -8,6 +8,7 @@ Proof: `fired`, the number of answers that left a name out.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract.journal import ChildJournal
+    from ckpt_conformance.fault_injectors.files import FileName
 
 
 class StaleListing(Injector):
@@ -33,38 +35,35 @@ class StaleListing(Injector):
 
     def install(self) -> None:
         """Replace the calls that list, and those that look a name up."""
-        for name in ("listdir", "scandir"):
-            original = getattr(os, name)
-            listing: Any = self._listing(original)
-            self.patch_everywhere(original, name, listing)
+        self.patch_functions(os, ("listdir", "scandir"), self._list)
         if self.lookups:
-            for name in ("stat", "lstat"):
-                original = getattr(os, name)
-                self.patch_everywhere(original, name, self._lookup(original))
+            self.patch_functions(os, ("stat", "lstat"), self._look_up)
 
     def _is_hidden(self, path: object) -> bool:
-        found = self.below(path)
-        return found is not None and found.partition(os.sep)[0] in self.hidden
+        name = self.below(path)
+        return name is not None and name.partition(os.sep)[0] in self.hidden
 
-    def _listing(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def listed(path: Any = ".") -> Any:  # noqa: ANN401  as os.listdir and os.scandir
-            if self.below(path) != ".":
-                return real(path)
-            entries = real(path)
-            kept = [one for one in entries if getattr(one, "name", one) not in self.hidden]
-            self._note(len(kept))
-            return _Scan(kept) if hasattr(entries, "close") else kept
+    def _list(self, _name: str, real: Callable[..., Any], path: object = ".") -> object:
+        if self.below(path) != ".":
+            return real(path)
+        entries = real(path)
+        kept = [entry for entry in entries if getattr(entry, "name", entry) not in self.hidden]
+        self._note(len(kept))
+        return _Scan(kept) if hasattr(entries, "close") else kept
 
-        return listed
-
-    def _lookup(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def looked_up(path: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
-            if not self._is_hidden(path):
-                return real(path, *args, **named)
-            self._note(0)
-            raise FileNotFoundError(2, os.strerror(2), os.fspath(path))
-
-        return looked_up
+    def _look_up(
+        self,
+        _name: str,
+        real: Callable[..., object],
+        path: FileName,
+        *args: object,
+        **options: object,
+    ) -> object:
+        if not self._is_hidden(path):
+            return real(path, *args, **options)
+        self._note(0)
+        shown = path if isinstance(path, int) else os.fspath(path)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), shown)
 
     def _note(self, kept: int) -> None:
         self.calls += 1
@@ -73,7 +72,7 @@ class StaleListing(Injector):
 
 
 class _Scan:
-    """What os.scandir gives: an iterator that is a context too."""
+    """The entries as os.scandir returns them: an iterator that is a context manager too."""
 
     def __init__(self, entries: list[os.DirEntry[str]]) -> None:
         self.entries = iter(entries)

@@ -53,17 +53,17 @@ class SystemCall:
     def remove(self) -> None:
         """Have the supervisor stop, and read what it saw."""
         self.journal.note("system-calls-disarmed", report=self.report)
-        found = self._read()
-        self.calls, self.fired = found.calls, found.fired
-        self.log = tuple(SeenCall(**structs.asdict(call)) for call in found.log)
-        self.unsupported = tuple(UnsupportedCall(**vars(one)) for one in found.unsupported)
+        report = self._read()
+        self.calls, self.fired = report.calls, report.fired
+        self.log = tuple(SeenCall(**structs.asdict(call)) for call in report.log)
+        self.unsupported = tuple(UnsupportedCall(**vars(call)) for call in report.unsupported)
 
     def _read(self) -> FaultReport:
         """Read the report, which the supervisor wrote before our note was let through."""
         try:
-            found = FaultReport.read(self.report)
+            report = FaultReport.read(self.report)
         except FileNotFoundError:
             msg = "this child has no supervisor: faults at system calls need one (see trace/)"
             raise RuntimeError(msg) from None
         os.unlink(self.report)  # noqa: PTH108
-        return found
+        return report

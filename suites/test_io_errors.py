@@ -9,6 +9,7 @@ from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import injected_save, points
+from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.harness.messages import (
     CopyOut,
     Error,
@@ -78,12 +79,12 @@ class Hit:
 FAILURES: Slot[list[Hit]] = Slot("saves that met an error of the disk")
 
 
-def inject(subject: Subject, name: str, attempts: Sequence[Attempt]) -> list[Hit]:
+def inject(subject: Subject, kind: SaveKind, attempts: Sequence[Attempt]) -> list[Hit]:
     """Carry out attempts at saving step 4; gives those whose fault fired."""
     for attempt in attempts:
         trees.clear(attempt.folder)
     in_turn = _in_one_child if subject.info.shape == "manager" else _in_many_children
-    saves = in_turn(subject, name, attempts)
+    saves = in_turn(subject, kind, attempts)
     hits = [
         Hit(call, injected.error, attempt.folder, again)
         for attempt, (injected, again) in zip(attempts, saves, strict=True)
@@ -102,10 +103,10 @@ def _call_hit(attempt: Attempt, injected: RunResult | SaveResult) -> SeenCall | 
 
 
 def _in_one_child(
-    subject: Subject, name: str, attempts: Sequence[Attempt]
+    subject: Subject, kind: SaveKind, attempts: Sequence[Attempt]
 ) -> list[tuple[Saved, Saved]]:
     """Hit one save after the other, each by a new manager in the directory as it was."""
-    base = subject.golden().snapshot(OLDER if name == "new" else NEWEST)
+    base = subject.golden().snapshot(OLDER if kind is SaveKind.NEW else NEWEST)
     ops: list[AnyOp] = []
     save = Save(step=NEWEST, go_on=True)
     for attempt in attempts:
@@ -114,7 +115,7 @@ def _in_one_child(
         ops.append(CopyOut(tree=str(attempt.folder / "failed")))
         if attempt.again:
             ops += [save, CopyOut(tree=str(attempt.folder / "again"))]
-    seed = JOB_SEED if name == "new" else injected_save.OTHER
+    seed = JOB_SEED if kind is SaveKind.NEW else injected_save.SECOND_JOB_SEED
     result = subject.run(NEWEST, (), then=ops, seed=seed)
     results = iter(result.all_of(SaveResult))
     saves: list[tuple[Saved, Saved]] = [
@@ -127,11 +128,11 @@ def _in_one_child(
 
 
 def _in_many_children(
-    subject: Subject, name: str, attempts: Sequence[Attempt]
+    subject: Subject, kind: SaveKind, attempts: Sequence[Attempt]
 ) -> list[tuple[Saved, Saved]]:
     saves: list[tuple[Saved, Saved]] = []
     for attempt in attempts:
-        injected = _saved(injected_save.save(subject, name, [attempt.fault]))
+        injected = _saved(injected_save.save(subject, kind, [attempt.fault]))
         trees.copy(subject.root, attempt.folder / "failed")
         again = None
         if attempt.again:
@@ -153,38 +154,38 @@ def _saved(result: ProcessResult) -> RunResult:
     return result.of(RunResult)
 
 
-def chosen(subject: Subject, name: str) -> list[Point]:
+def chosen(subject: Subject, kind: SaveKind) -> list[Point]:
     """Choose points at which a save meets an error: of each kind of call, and of each condition."""
-    counted = injected_save.points_of(subject, name)
+    counted = injected_save.points_of(subject, kind)
     usable = [p for p in counted if p.moment != "after" and p.fault != "unlink"]
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
     if subject.budget == "full":
         return usable
-    picked = set(points.choose(usable, subject.rng, 4 if name == "new" else 6))
+    picked = set(points.choose(usable, subject.rng, 4 if kind is SaveKind.NEW else 6))
     kinds: dict[str, dict[str, Point]] = {}
-    for point in usable if name == "new" else ():
+    for point in usable if kind is SaveKind.NEW else ():
         kinds.setdefault(point.what, {}).setdefault(points.pattern(point.path), point)
     for what, alike in kinds.items():
         picked.update(subject.sample(list(alike.values()), 2 if what in FLUSHES else 1))
     return sorted(picked, key=usable.index)
 
 
-def failures(subject: Subject, name: str) -> list[Hit]:
+def failures(subject: Subject, kind: SaveKind) -> list[Hit]:
     """Hit saves with errors of the disk, once per adapter."""
-    return subject.once(FAILURES, lambda: _fail_saves(subject, name), name)
+    return subject.once(FAILURES, lambda: _fail_saves(subject, kind), kind)
 
 
-def _fail_saves(subject: Subject, name: str) -> list[Hit]:
-    top = subject.folder / "failures" / name
+def _fail_saves(subject: Subject, kind: SaveKind) -> list[Hit]:
+    top = subject.folder / "failures" / kind
     attempts = [
         Attempt(
             point.spec("raise", error=error_of(point)),
             top / str(at),
-            again=name == "new" and is_repeated(at),
+            again=kind is SaveKind.NEW and is_repeated(at),
         )
-        for at, point in enumerate(chosen(subject, name))
+        for at, point in enumerate(chosen(subject, kind))
     ]
-    return inject(subject, name, attempts)
+    return inject(subject, kind, attempts)
 
 
 def error_of(point: Point) -> str:
@@ -231,7 +232,7 @@ def test_an_error_of_a_save_reaches_the_caller(subject: Subject) -> None:
     lost; if it reports success, load what it saved.
     """
     cases: NamedCases = []
-    for hit in failures(subject, "new"):
+    for hit in failures(subject, SaveKind.NEW):
         if hit.error is None:
             message = f"an error of {hit.name} does not reach the caller"
             if hit.call.what in FLUSHES:
@@ -253,7 +254,7 @@ def locked(subject: Subject) -> NamedCases:
         fault_injectors.spec(name, at=1, persistent=True, mode="raise", error="EACCES")
         for name in points.WRITERS
     ]
-    result = injected_save.save(subject, "new", faults)
+    result = injected_save.save(subject, SaveKind.NEW, faults)
     if NEWEST not in result.steps_of("acknowledged"):
         return []
     trees.materialize(subject.root, subject.folder / "locked")
@@ -269,17 +270,17 @@ def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subjec
     How: fail a save of a new step, and one over an existing step; resume from what is left.
     """
     legal = subject.legal(subject.golden())
-    cases = left_behind(subject, "new", "a new step")
+    cases = left_behind(subject, SaveKind.NEW, "a new step")
     judge_each(subject, cases, Rule(legal, WHOLE, (OLDER,)))
     if injected_save.overwrites(subject):
-        cases = left_behind(subject, "same", "the same step")
+        cases = left_behind(subject, SaveKind.SAME, "the same step")
         new = injected_save.overwritten(subject)
         judge_each(subject, cases, Rule(legal, WHOLE, (OLDER, NEWEST), new))
 
 
-def left_behind(subject: Subject, name: str, what: str) -> NamedCases:
+def left_behind(subject: Subject, kind: SaveKind, what: str) -> NamedCases:
     """List what saves that raised left behind, with what to say of it."""
-    raised = [hit for hit in failures(subject, name) if hit.error]
+    raised = [hit for hit in failures(subject, kind) if hit.error]
     return [(f"after an error of {hit.name} in a save of {what}", hit.case) for hit in raised]
 
 
@@ -291,7 +292,7 @@ def test_the_save_after_a_failed_one_succeeds(subject: Subject) -> None:
     cleaned up by hand (O03, A12).
     How: fail a save, save the same step again without the fault, resume in a new process.
     """
-    tried = [hit for hit in failures(subject, "new") if hit.error and hit.again]
+    tried = [hit for hit in failures(subject, SaveKind.NEW) if hit.error and hit.again]
     for hit in tried:
         if hit.again and (error := hit.again.error):
             evidence = {"first": hit.name, "second": f"{error.type}: {error.message[:200]}"}
@@ -322,7 +323,7 @@ def test_an_error_while_collecting_state_fails_the_save(subject: Subject) -> Non
     ]
     if subject.info.shape != "manager":
         attempts = subject.sample(attempts, 4)
-    passed_over = [hit for hit in inject(subject, "new", attempts) if hit.error is None]
+    passed_over = [hit for hit in inject(subject, SaveKind.NEW, attempts) if hit.error is None]
     cases = [(f"an error of {hit.name} is passed over", hit.case) for hit in passed_over]
     legal = subject.legal(subject.golden())
     judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST)))

@@ -203,7 +203,7 @@ def plain_checks() -> list[Check]:
 def deaths(subject: Subject) -> list[Fault]:
     """Return kills inside a save."""
     try:
-        every = injected_save.points_of(subject, "new")
+        every = injected_save.points_of(subject, injected_save.SaveKind.NEW)
     except Unknown:
         return []
     quick = 1 if subject.budget == "quick" else len(every)

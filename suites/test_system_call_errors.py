@@ -38,7 +38,7 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
             return f"the process does not survive {trial.name}"
         if trial.error:
             return ""
-        if what == "save" and trial.is_sync and not trial.told.renewed:
+        if what == "save" and trial.is_sync and not trial.observed.renewed:
             return f"{trial.name} does not reach the caller"
         return not_new(subject, what, trial)
 
@@ -66,14 +66,14 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
     """
 
     def is_wrong(_: str, trial: Trial) -> str:
-        error = trial.told.again and trial.told.again.error
+        error = trial.observed.again and trial.observed.again.error
         told = f"{error.type}: {error.message[:200]}" if error else ""
         return f"the save after {trial.name} fails too: {told}" if error else ""
 
     for what in injected_calls.require(subject, injected_calls.SAVES, is_wrong):
         folder = subject.folder / "injected" / what / "left"
         found = injected_calls.trials(subject, what)
-        left = {one.told.again.left: one for one in found if one.told.again}
+        left = {trial.observed.again.left: trial for trial in found if trial.observed.again}
         chosen = subject.sample(sorted(left), LATER)
         newest, state = max(injected_calls.legal(subject, what).items())
 

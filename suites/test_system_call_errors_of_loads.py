@@ -30,7 +30,7 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
     def is_wrong(_: str, trial: Trial) -> str:
         if trial.died:
             return f"the process does not survive {trial.name}"
-        step, state = trial.told.step, trial.told.state
+        step, state = trial.observed.step, trial.observed.state
         if trial.error:
             return ""
         if not step:

@@ -57,7 +57,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 
 class Fault(Message, frozen=True):
-    """A fault injector for an operation: `module:Class` and its arguments; on some ranks only."""
+    """A fault injector for an operation: `module:attribute`, its arguments; on some ranks only."""
 
     injector: str
     args: Arguments = {}

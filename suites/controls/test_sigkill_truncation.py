@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, payload, points
-from ckpt_conformance.fault_injectors.injected_save import ELSEWHERE
+from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.fault_injectors.injector import fingerprint, identity
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
@@ -55,38 +55,38 @@ class Crash:
         return ended and oracle.arrival(self.resumed)[0] in (OLDER, NEWEST)
 
 
-def crashes(subject: Subject, name: str) -> list[Crash]:
-    """Resume from what kills leave, once per adapter; `name`: see `injected_save`.
+def crashes(subject: Subject, kind: SaveKind) -> list[Crash]:
+    """Resume from what kills leave, once per adapter and kind.
 
     The counting pass kept the directory at each point. All are resumed from in one child; where
     that does not go well, and at some other points, the process is killed for real.
     """
-    return subject.once(CRASHES, lambda: _crash_each(subject, name), name)
+    return subject.once(CRASHES, lambda: _crash_each(subject, kind), kind)
 
 
-def _crash_each(subject: Subject, name: str) -> list[Crash]:
-    every = injected_save.points_of(subject, name)
+def _crash_each(subject: Subject, kind: SaveKind) -> list[Crash]:
+    every = injected_save.points_of(subject, kind)
     full = subject.budget == "full"
     chosen = every if full else points.choose(every, subject.rng, SCREENED)
-    screened = _screen(subject, name, chosen)
-    new = injected_save.overwritten(subject) if name.startswith("same") else None
+    screened = _screen(subject, kind, chosen)
+    new = injected_save.overwritten(subject) if kind.is_overwrite else None
     good = [crash for crash in screened if is_whole(subject, crash, new)]
     whole = {crash.point for crash in good}
     bad = [point for point in chosen if point not in whole]
     most = KILLED_IN_FULL if full else KILLED
     real = points.choose(bad, subject.rng, most) if full else bad[:most]
-    killed = [_kill(subject, point, name) for point in real]
+    killed = [_kill(subject, point, kind) for point in real]
     for crash in killed:
         if is_whole(subject, crash, new):
             raise Unknown(f"what was kept {crash.point.name} differs from what a kill leaves")
     sure = [] if bad else [crash.point for crash in good]
     fine = subject.rng.sample(sure, min(most, len(sure)))
-    return good + killed + [_kill(subject, point, name) for point in fine]
+    return good + killed + [_kill(subject, point, kind) for point in fine]
 
 
-def _screen(subject: Subject, name: str, chosen: Sequence[Point]) -> list[Crash]:
+def _screen(subject: Subject, kind: SaveKind, chosen: Sequence[Point]) -> list[Crash]:
     """Resume, in one child, from what was kept at each point; leaves out what it did not reach."""
-    folders = [injected_save.crash_state(subject, name, point) for point in chosen]
+    folders = [injected_save.crash_state(subject, kind, point) for point in chosen]
     distinct = list(dict.fromkeys(folders))  # calls that change nothing leave the same one
     in_batch = batched_recovery.recover_in_batch(subject, [Case(folder) for folder in distinct])
     results = dict(zip(distinct, in_batch, strict=True))
@@ -105,13 +105,13 @@ def is_whole(subject: Subject, crash: Crash, new: Leaves | None) -> bool:
     return outcome in WHOLE
 
 
-def _kill(subject: Subject, point: Point, name: str) -> Crash:
+def _kill(subject: Subject, point: Point, kind: SaveKind) -> Crash:
     """Die by a real SIGKILL at a point, and resume."""
-    result = injected_save.save(subject, name, [point.spec("kill")])
+    result = injected_save.save(subject, kind, [point.spec("kill")])
     fired = any(event["event"] == "fired" for event in result.events)
     if result.exit_kind is not ExitKind.KILLED or not fired:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(result)}")
-    named = f"{name} {point.fault} {point.at} {point.moment} {point.prefix}"
+    named = f"{kind} {point.fault} {point.at} {point.moment} {point.prefix}"
     folder = subject.folder / "crashes" / named
     trees.materialize(subject.root, folder)
     return Crash(point, folder, subject.resume(), tuple(result.steps_of("acknowledged")))
@@ -125,7 +125,7 @@ def test_a_kill_during_a_save_costs_at_most_that_step(subject: Subject) -> None:
     data leaves a job with nothing that loads (A01, A03, B01, M017, M038).
     How: save step 2, die by SIGKILL inside the save of step 4, resume in a new process.
     """
-    judge_saves(subject, "new")
+    judge_saves(subject, SaveKind.NEW)
 
 
 @check("CKC-ATOM-002")
@@ -136,7 +136,7 @@ def test_a_kill_during_an_overwrite_keeps_the_old_or_the_new(subject: Subject) -
     destroys what was acknowledged; writing over it shard by shard mixes two saves (A02, A04, J12).
     How: save step 4, save another job's step 4 over it, die inside, resume, compare with both.
     """
-    judge_saves(subject, "same")
+    judge_saves(subject, SaveKind.SAME)
 
 
 @check("CKC-ATOM-006")
@@ -149,25 +149,25 @@ def test_a_kill_costs_no_more_where_tmpdir_is_another_file_system(subject: Subje
     systems; die inside the save of a new step and of one that is there. NOT_APPLICABLE where no
     rename crosses: then nothing could be copied.
     """
-    kinds = {
-        "new": test_a_kill_during_a_save_costs_at_most_that_step,
-        "same": test_a_kill_during_an_overwrite_keeps_the_old_or_the_new,
+    checks = {
+        SaveKind.NEW: test_a_kill_during_a_save_costs_at_most_that_step,
+        SaveKind.SAME: test_a_kill_during_an_overwrite_keeps_the_old_or_the_new,
     }
-    crossing = [kind for kind in kinds if injected_save.crosses(subject, kind + ELSEWHERE)]
+    crossing = [kind for kind in checks if injected_save.crosses(subject, kind.elsewhere)]
     if not crossing:
         raise NotApplicable("no file is renamed or linked into or out of the directory")
     for kind in crossing:
         try:
             judge_saves(subject, kind)
         except Violation as error:
-            raise controls.blame(subject, error, kinds[kind]) from error
-        judge_saves(subject, kind + ELSEWHERE)
+            raise controls.blame(subject, error, checks[kind]) from error
+        judge_saves(subject, kind.elsewhere)
 
 
-def judge_saves(subject: Subject, name: str) -> None:
-    """Judge what kills leave of a save; `name`: see `injected_save`."""
-    every, legal = crashes(subject, name), subject.legal(subject.golden())
-    if name.startswith("new"):
+def judge_saves(subject: Subject, kind: SaveKind) -> None:
+    """Judge what kills leave of a save."""
+    every, legal = crashes(subject, kind), subject.legal(subject.golden())
+    if not kind.is_overwrite:
         judge_all(subject, every, legal, (OLDER,))
         return
     new = injected_save.overwritten(subject)
@@ -252,7 +252,7 @@ def usable(subject: Subject) -> list[Crash]:
 
     First those after which the hit step is saved again, with most temporary files in its way.
     """
-    able = [crash for crash in crashes(subject, "new") if crash.is_usable]
+    able = [crash for crash in crashes(subject, SaveKind.NEW) if crash.is_usable]
     distinct = list({identity(fingerprint(crash.folder)): crash for crash in able}.values())
     if not distinct:
         reason = "no killed save can be resumed from"

@@ -23,12 +23,12 @@ SAMPLES = [PayloadSample(name="model/weight", bytes=WEIGHT[:64].hex(), size=128)
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A checkpoint of a weight file, a second one and a JSON file."""
-    found = tmp_path / "root"
-    (found / "deep").mkdir(parents=True)
-    (found / "deep" / "weights.bin").write_bytes(b"head" + WEIGHT + bytes(100) + b"tail" * 40)
-    (found / "other.bin").write_bytes(bytes(reversed(WEIGHT)))
-    (found / "meta.json").write_text(json.dumps({"step": 4, "name": "läuft", "sizes": [1, 2]}))
-    return found
+    folder = tmp_path / "root"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "weights.bin").write_bytes(b"head" + WEIGHT + bytes(100) + b"tail" * 40)
+    (folder / "other.bin").write_bytes(bytes(reversed(WEIGHT)))
+    (folder / "meta.json").write_text(json.dumps({"step": 4, "name": "läuft", "sizes": [1, 2]}))
+    return folder
 
 
 def seeded(seed: int) -> random.Random:

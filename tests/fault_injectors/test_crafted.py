@@ -65,7 +65,8 @@ def test_an_item_of_a_shard_is_found_and_overwritten(saved: Path) -> None:
 def test_a_bomb_is_a_valid_archive_that_inflates_to_two_gib(saved: Path) -> None:
     crafted.bomb(saved.parent, saved.name, "/data/0")
     with zipfile.ZipFile(saved) as archive:
-        record = next(one for one in archive.infolist() if one.filename.endswith("/data/0"))
+        records = archive.infolist()
+        record = next(record for record in records if record.filename.endswith("/data/0"))
         with archive.open(record) as stream:
             assert stream.read(1 << 20) == bytes(1 << 20)
     assert record.file_size == crafted.BOMB
@@ -88,12 +89,12 @@ def test_each_claim_changes_its_header(saved: Path) -> None:
     metadata = saved.with_name(".metadata")
     metadata.write_bytes(pickle.dumps({"size": 1234}))
     files = [saved.name, header.name, text.name, metadata.name]
-    found = crafted.claims(saved.parent, files)
-    assert {how for _, how in found} == {
+    headers = crafted.claims(saved.parent, files)
+    assert {how for _, how in headers} == {
         *("record sizes", "storage sizes", "all integers"),
         *("header length", "header offsets", "json", "pickle"),
     }
-    for file, how in found:
+    for file, how in headers:
         path = saved.parent / file
         before = path.read_bytes()
         crafted.claim(saved.parent, file, how)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def boxes(path: Path, name: str) -> list[cover.Box]:
     described: Any = pickle.loads(path.read_bytes()).state_dict_metadata  # noqa: S301  our own
-    return [(tuple(one.offsets), tuple(one.sizes)) for one in described[name].chunks]
+    return [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in described[name].chunks]
 
 
 @pytest.fixture
@@ -34,12 +34,14 @@ def index(tmp_path: Path) -> Path:
 def test_a_tensor_gets_a_hole_or_an_overlap(index: Path, fault: str, why: str, count: int) -> None:
     assert cover.why_not((15, 2), boxes(index, "large")) == ""
     assert dcp_metadata.edit(None, str(index), fault) == "large"
-    found = boxes(index, "large")
-    assert len(found) == count
-    assert why in cover.why_not((15, 2), found)
+    large = boxes(index, "large")
+    assert len(large) == count
+    assert why in cover.why_not((15, 2), large)
     assert cover.why_not((9, 2), boxes(index, "small")) == "", "one tensor is hurt, no other"
     stored = pickle.loads(index.read_bytes()).storage_data  # noqa: S301  our own
-    assert {tuple(key.offset) for key in stored if key.fqn == "large"} == {a for a, _ in found}
+    assert {tuple(key.offset) for key in stored if key.fqn == "large"} == {
+        offsets for offsets, _ in large
+    }
 
 
 def test_an_index_is_known_by_its_bytes(index: Path, tmp_path: Path) -> None:

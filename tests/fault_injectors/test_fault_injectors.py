@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import pickle
@@ -22,19 +23,8 @@ from torch.distributed import checkpoint as dcp
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import journal
-from ckpt_conformance.fault_injectors import files, injector
-from ckpt_conformance.fault_injectors.collecting import Collecting
-from ckpt_conformance.fault_injectors.cross_device import CrossDevice
-from ckpt_conformance.fault_injectors.dcp_calls import DcpLoad, DcpSave
-from ckpt_conformance.fault_injectors.dcp_writer import DcpWriter
-from ckpt_conformance.fault_injectors.file_read import FileRead
-from ckpt_conformance.fault_injectors.file_write import FileWrite
-from ckpt_conformance.fault_injectors.fsync import Fsync
-from ckpt_conformance.fault_injectors.rename import Rename
-from ckpt_conformance.fault_injectors.safetensors_save import SafetensorsSave
-from ckpt_conformance.fault_injectors.torch_load import TorchLoad
-from ckpt_conformance.fault_injectors.torch_save import TorchSave
-from ckpt_conformance.fault_injectors.unlink import Unlink
+from ckpt_conformance.fault_injectors import files, injector, patched_calls, points
+from ckpt_conformance.fault_injectors.patched_calls import Kind, PatchedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,36 +75,46 @@ def collect(_: Path) -> None:
     nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict()
 
 
-CALLS: dict[type[Injector], Callable[[Path], None]] = {
-    TorchSave: save_torch,
-    TorchLoad: load_torch,
-    DcpSave: save_dcp,
-    DcpLoad: load_dcp,
-    DcpWriter: save_dcp,
-    FileWrite: write_file,
-    FileRead: read_file,
-    Rename: rename_file,
-    Unlink: unlink_file,
-    Fsync: sync_file,
-    Collecting: collect,
+CALLS: dict[str, Callable[[Path], None]] = {
+    "torch-save": save_torch,
+    "torch-load": load_torch,
+    "dcp-save": save_dcp,
+    "dcp-load": load_dcp,
+    "dcp-writer": save_dcp,
+    "file-write": write_file,
+    "file-read": read_file,
+    "rename": rename_file,
+    "unlink": unlink_file,
+    "fsync": sync_file,
+    "collecting": collect,
 }
+
+
+def injector_of(name: str, root: Path, notes: journal.ChildJournal, **given: Any) -> Injector:  # noqa: ANN401
+    """Make an injector from its name, as a child does."""
+    fault = fault_injectors.spec(name, **given)
+    module, _, attribute = fault.injector.partition(":")
+    made: Injector = getattr(importlib.import_module(module), attribute)(
+        root=root, journal=notes, **fault.args
+    )
+    return made
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    found = tmp_path / "root"
-    found.mkdir()
-    (found / "old.txt").write_text("old")
-    torch.save(STATE, found / "old.pt")
-    dcp.save(dict(STATE), checkpoint_id=found / "old_dcp", no_dist=True)
-    return found
+    folder = tmp_path / "root"
+    folder.mkdir()
+    (folder / "old.txt").write_text("old")
+    torch.save(STATE, folder / "old.pt")
+    dcp.save(dict(STATE), checkpoint_id=folder / "old_dcp", no_dist=True)
+    return folder
 
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Iterator[journal.ChildJournal]:
-    found = journal.ChildJournal(tmp_path / "journal")
-    yield found
-    os.close(found.descriptor)
+    child_journal = journal.ChildJournal(tmp_path / "journal")
+    yield child_journal
+    os.close(child_journal.descriptor)
 
 
 @pytest.fixture(autouse=True)
@@ -141,36 +141,36 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
     return journal.read(tmp_path / "journal")
 
 
-@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
+@pytest.mark.parametrize("name", CALLS)
 def test_a_pass_that_counts_changes_nothing(
-    kind: type[Injector], root: Path, notes: journal.ChildJournal
+    name: str, root: Path, notes: journal.ChildJournal
 ) -> None:
-    with armed_with(kind(root, notes)) as armed:
-        CALLS[kind](root)
+    with armed_with(injector_of(name, root, notes)) as armed:
+        CALLS[name](root)
     assert armed.calls == len(armed.log) >= 1
     assert armed.fired == 0
 
 
-@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
+@pytest.mark.parametrize("name", CALLS)
 def test_it_raises_at_the_call_and_says_so(
-    kind: type[Injector], root: Path, notes: journal.ChildJournal, tmp_path: Path
+    name: str, root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
-    with armed_with(kind(root, notes, at=1, error="ENOSPC")) as armed:
+    with armed_with(injector_of(name, root, notes, at=1, error="ENOSPC")) as armed:
         # DCP wraps what its writer raises, in an exception that is no Exception.
         with pytest.raises(BaseException, match="No space left"):
-            CALLS[kind](root)
+            CALLS[name](root)
         assert armed.fired == 1
     assert [entry["event"] for entry in events(tmp_path)] == ["fired"]
 
 
-@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: str(kind.name))
+@pytest.mark.parametrize("name", CALLS)
 def test_it_fires_once_and_everything_is_put_back(
-    kind: type[Injector], root: Path, notes: journal.ChildJournal
+    name: str, root: Path, notes: journal.ChildJournal
 ) -> None:
-    armed = kind(root, notes, at=2, mode="raise")
+    armed = injector_of(name, root, notes, at=2, mode="raise")
     armed.install()
     armed.remove()
-    CALLS[kind](root)
+    CALLS[name](root)
     assert armed.calls == 0
 
 
@@ -178,8 +178,8 @@ def test_paths_elsewhere_do_not_count(
     root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
     with (
-        armed_with(FileWrite(root, notes, at=1)) as writes,
-        armed_with(TorchSave(root, notes, at=1)) as saves,
+        armed_with(injector_of("file-write", root, notes, at=1)) as writes,
+        armed_with(injector_of("torch-save", root, notes, at=1)) as saves,
     ):
         (tmp_path / "rooted.txt").write_text("beside")
         torch.save(STATE, tmp_path / "beside.pt")
@@ -190,7 +190,9 @@ def test_paths_elsewhere_do_not_count(
 def test_a_mirror_can_be_watched_instead(
     root: Path, notes: journal.ChildJournal, tmp_path: Path
 ) -> None:
-    with armed_with(FileWrite(root, notes, below=str(tmp_path / "mirror"))) as armed:
+    with armed_with(
+        injector_of("file-write", root, notes, below=str(tmp_path / "mirror"))
+    ) as armed:
         write_file(root)
         (tmp_path / "mirror").mkdir()
         (tmp_path / "mirror" / "a").write_bytes(b"copy")
@@ -208,7 +210,7 @@ def test_a_rename_across_is_refused_as_between_two_file_systems(
     crossing = pytest.raises(OSError, match="cross-device")
     with tempfile.TemporaryDirectory(dir=memory) as other, crossing as real:
         staged.rename(Path(other) / "x")
-    with armed_with(CrossDevice(root, notes)) as armed:
+    with armed_with(injector_of("cross-device", root, notes)) as armed:
         with pytest.raises(OSError, match="cross-device") as injected:
             staged.rename(root / "x")
         (root / "old.txt").rename(root / "new.txt")
@@ -222,7 +224,7 @@ def test_a_rename_across_is_refused_as_between_two_file_systems(
 def test_the_nth_call_is_struck_and_the_next_is_not(
     root: Path, notes: journal.ChildJournal
 ) -> None:
-    with armed_with(Rename(root, notes, at=2)) as armed:
+    with armed_with(injector_of("rename", root, notes, at=2)) as armed:
         (root / "old.txt").rename(root / "1")
         with pytest.raises(OSError, match="injected") as caught:
             (root / "1").rename(root / "2")
@@ -232,7 +234,7 @@ def test_the_nth_call_is_struck_and_the_next_is_not(
 
 
 def test_a_persistent_fault_strikes_from_there_on(root: Path, notes: journal.ChildJournal) -> None:
-    with armed_with(Unlink(root, notes, at=2, persistent=True)) as armed:
+    with armed_with(injector_of("unlink", root, notes, at=2, persistent=True)) as armed:
         (root / "old.txt").unlink()
         for _ in range(3):
             with pytest.raises(OSError, match="injected"):
@@ -241,7 +243,7 @@ def test_a_persistent_fault_strikes_from_there_on(root: Path, notes: journal.Chi
 
 
 def test_after_means_that_the_call_was_done(root: Path, notes: journal.ChildJournal) -> None:
-    armed = Rename(root, notes, at=1, moment="after")
+    armed = injector_of("rename", root, notes, at=1, moment="after")
     with armed_with(armed), pytest.raises(OSError, match="injected"):
         (root / "old.txt").rename(root / "new.txt")
     assert (root / "new.txt").exists()
@@ -254,7 +256,7 @@ def test_torch_save_leaves_a_prefix_of_its_own_bytes(
 ) -> None:
     save_torch(root)
     whole = (root / "a.pt").stat().st_size
-    armed = TorchSave(root, notes, at=1, moment="prefix", prefix=prefix)
+    armed = injector_of("torch-save", root, notes, at=1, moment="prefix", prefix=prefix)
     injected = pytest.raises(OSError, match="injected")
     with armed_with(armed), injected, (root / "a.pt").open("wb") as file:
         torch.save(STATE, file if through_a_file else root / "a.pt")
@@ -268,7 +270,7 @@ def test_torch_save_leaves_a_prefix_of_its_own_bytes(
 def test_a_disk_that_fills_up_takes_a_part_and_refuses_the_rest(
     root: Path, notes: journal.ChildJournal
 ) -> None:
-    armed = FileWrite(root, notes, at=2, moment="prefix", error="ENOSPC")
+    armed = injector_of("file-write", root, notes, at=2, moment="prefix", error="ENOSPC")
     with armed_with(armed), pytest.raises(OSError, match="No space") as caught:
         (root / "a.bin").write_bytes(b"x" * 1000)
     assert caught.value.errno == errno.ENOSPC
@@ -279,7 +281,7 @@ def test_a_disk_that_fills_up_takes_a_part_and_refuses_the_rest(
 def test_a_short_write_is_a_fault_that_only_the_count_shows(
     root: Path, notes: journal.ChildJournal
 ) -> None:
-    with armed_with(FileWrite(root, notes, at=2, moment="prefix")) as armed:
+    with armed_with(injector_of("file-write", root, notes, at=2, moment="prefix")) as armed:
         with io.FileIO(root / "unseen", "w") as unseen:
             unseen.write(b"not through open")
         with open(root / "a.bin", "wb", buffering=0) as file:  # noqa: PTH123  the call under test
@@ -291,13 +293,16 @@ def test_names_that_were_imported_are_replaced_too(
     root: Path, notes: journal.ChildJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "replace", os.replace, raising=False)
-    with armed_with(Rename(root, notes)) as armed:
+    with armed_with(injector_of("rename", root, notes)) as armed:
         files.replace(root / "old.txt", root / "new.txt")  # type: ignore[attr-defined]
     assert armed.calls == 1
 
 
 def test_two_injectors_of_one_function_both_see_it(root: Path, notes: journal.ChildJournal) -> None:
-    with armed_with(FileWrite(root, notes)) as writes, armed_with(FileRead(root, notes)) as reads:
+    with (
+        armed_with(injector_of("file-write", root, notes)) as writes,
+        armed_with(injector_of("file-read", root, notes)) as reads,
+    ):
         shutil.copyfile(root / "old.txt", root / "copy.txt")
     assert {entry.path for entry in writes.log} == {"copy.txt"}
     assert {entry.path for entry in reads.log} == {"old.txt"}
@@ -305,7 +310,7 @@ def test_two_injectors_of_one_function_both_see_it(root: Path, notes: journal.Ch
 
 
 def test_a_survey_holds_the_tree_at_each_call(root: Path, notes: journal.ChildJournal) -> None:
-    with armed_with(FileWrite(root, notes, survey=True)) as armed:
+    with armed_with(injector_of("file-write", root, notes, survey=True)) as armed:
         (root / "a.txt").write_text("some text")
     first, second = (set(entry.tree) for entry in armed.log)
     assert second - first == {"a.txt"}
@@ -319,11 +324,12 @@ def test_hooked_files_are_what_open_gives(
         if "r" in mode:
             path.write_text("0123456789")
         with path.open(mode) as file:
-            found = (type(file), file.mode, file.write("ab" if "b" not in mode else b"ab"))
-        return (*found, path.read_bytes())
+            written = file.write("ab" if "b" not in mode else b"ab")
+            shape = (type(file), file.mode, written)
+        return (*shape, path.read_bytes())
 
     real = use(tmp_path / "real")
-    with armed_with(FileWrite(root, notes)) as armed:
+    with armed_with(injector_of("file-write", root, notes)) as armed:
         assert use(root / "hooked") == real
     assert armed.calls >= 2
 
@@ -331,7 +337,7 @@ def test_hooked_files_are_what_open_gives(
 def test_a_component_is_asked_once_however_deep_it_is(
     root: Path, notes: journal.ChildJournal
 ) -> None:
-    with armed_with(Collecting(root, notes, at=2, error="MemoryError")) as armed:
+    with armed_with(injector_of("collecting", root, notes, at=2, error="MemoryError")) as armed:
         collect(root)
         with pytest.raises(MemoryError, match="injected"):
             collect(root)
@@ -340,12 +346,44 @@ def test_a_component_is_asked_once_however_deep_it_is(
 
 def test_an_unknown_argument_is_refused(root: Path, notes: journal.ChildJournal) -> None:
     with pytest.raises(TypeError, match="takes no argument"):
-        FileWrite(root, notes, when=3)
+        injector_of("file-write", root, notes, when=3)
+
+
+@pytest.mark.parametrize("into_memory", [False, True])
+def test_a_file_that_is_given_by_name_is_cut_too(
+    root: Path, notes: journal.ChildJournal, *, into_memory: bool
+) -> None:
+    armed = injector_of("torch-save", root, notes, at=1, moment="prefix", prefix="1")
+    path = root / "a.pt"
+    with armed_with(armed), path.open("wb") as file, pytest.raises(OSError, match="injected"):
+        torch.save(STATE, f=file if into_memory else path)
+    assert path.read_bytes() == b"P"
+
+
+def test_arguments_of_a_patched_call_arrive(root: Path, notes: journal.ChildJournal) -> None:
+    with armed_with(injector_of("rename", root, notes)) as armed:
+        (root / "link").symlink_to("old.txt", target_is_directory=False)
+        os.link(src=root / "old.txt", dst=root / "hard", follow_symlinks=True)
+    assert (root / "link").read_text() == (root / "hard").read_text() == "old"
+    assert [(call.what, call.path) for call in armed.log] == [
+        ("os.symlink", "link"),
+        ("os.link", "hard"),
+    ]
+
+
+def test_a_deletion_beside_a_descriptor_has_its_name(
+    root: Path, notes: journal.ChildJournal
+) -> None:
+    (root / "folder").mkdir()
+    (root / "folder" / "a").touch()
+    with armed_with(injector_of("unlink", root, notes)) as armed:
+        shutil.rmtree(root / "folder")
+    assert [call.path for call in armed.log] == ["folder/a", "folder"]
 
 
 def test_the_rust_writer_of_safetensors(root: Path, notes: journal.ChildJournal) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
-    armed = SafetensorsSave(root, notes, at=1, moment="prefix")
+    armed = injector_of("safetensors-save", root, notes, at=1, moment="prefix")
     with armed_with(armed), pytest.raises(OSError, match="injected"):
         safetensors.save_file({"a": torch.ones(8)}, root / "a.safetensors")
     assert armed.fired == 1
@@ -382,15 +420,37 @@ def test_a_kill_is_a_real_one_and_is_written_down_first(
 
 
 def test_every_fault_is_described() -> None:
-    found = fault_injectors.all_faults()
-    assert {kind.name for kind in CALLS} <= set(found)
-    assert all(each.models and each.not_models and each.proof for each in found.values())
+    described = fault_injectors.all_faults()
+    assert set(CALLS) <= set(described)
+    assert all(info.models and info.not_models and info.proof for info in described.values())
+
+
+def rows() -> dict[str, PatchedCall]:
+    """Return the table of patched calls, by the names of its constants."""
+    return {
+        constant: row
+        for constant, row in vars(patched_calls).items()
+        if isinstance(row, PatchedCall)
+    }
+
+
+def test_every_row_of_the_table_has_its_name() -> None:
+    """So the name that a check asks for is the one that journals and reports show."""
+    named = {f"patched_calls:{constant}": row.name for constant, row in rows().items()}
+    at_call = {place: name for name, place in fault_injectors.AT_CALL.items()}
+    assert named == {place: at_call[place] for place in at_call if place.startswith("patched_")}
+
+
+def test_prefixes_are_tried_of_each_call_that_writes_a_whole_file() -> None:
+    of_table = {row.name for row in rows().values() if row.kind is Kind.WHOLE_FILE}
+    assert set(points.WHOLE_FILES) == of_table
+    assert of_table <= set(points.WRITERS)
 
 
 def test_every_module_says_what_it_is() -> None:
     described = {where.partition(":")[0] for where in fault_injectors.AT_CALL.values()}
-    described |= {"at_rest", "payload", "dcp_metadata", "system_call"}
-    shared = {"__init__", "injector", "files", "whole_file", "points", "injected_save", "crafted"}
+    described |= {"at_rest", "payload", "dcp_metadata"}
+    shared = {"__init__", "injector", "files", "points", "injected_save", "crafted"}
     shared |= {"advancing", "injected_calls", "rank_points"}
     folder = Path(str(fault_injectors.__file__)).parent
     assert {path.stem for path in folder.glob("*.py")} == described | shared

@@ -21,6 +21,7 @@ from ckpt_conformance.fault_injectors.advancing import (
 from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
 from ckpt_conformance.harness.client import ProcessResult
 from ckpt_conformance.harness.messages import ExitKind, SeenCall, UnsupportedCall
+from ckpt_conformance.trace import supervised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ def test_every_call_fails_once_and_from_there_on_until_the_operation_is_clean(
 
 def test_each_kind_strikes_only_calls_that_can_fail_so(full: Subject) -> None:
     trials = injected_calls.trials(full, "save")
-    injected = {kind: {one.call.what for one in trials if one.kind == kind} for kind in KINDS}
+    injected = {kind: {trial.call.what for trial in trials if trial.kind == kind} for kind in KINDS}
     assert injected["short"] == {"write", "writev"}
     assert "rename" in injected["ENOSPC"]
     assert "rename" not in injected["EINTR"]
@@ -65,53 +66,53 @@ def test_each_kind_strikes_only_calls_that_can_fail_so(full: Subject) -> None:
 
 
 def test_a_short_write_is_finished_and_an_error_is_raised(full: Subject) -> None:
-    found = injected_calls.trials(full, "save")
-    assert all(one.error for one in found if one.kind in {"ENOSPC", "EIO", "EDQUOT"})
-    good = [one for one in found if one.kind in {"short", "EINTR"} and not one.error]
+    trials = injected_calls.trials(full, "save")
+    assert all(trial.error for trial in trials if trial.kind in {"ENOSPC", "EIO", "EDQUOT"})
+    good = [trial for trial in trials if trial.kind in {"short", "EINTR"} and not trial.error]
     assert good
-    assert {injected_calls.outcome(full, "save", one) for one in good} == {Outcome.NEW}
+    assert {injected_calls.outcome(full, "save", trial) for trial in good} == {Outcome.NEW}
 
 
 def test_a_sample_says_that_it_is_one_and_how_large(quick: Subject) -> None:
-    found = injected_calls.trials(quick, "save")
-    assert sorted({one.kind for one in found}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
+    trials = injected_calls.trials(quick, "save")
+    assert sorted({trial.kind for trial in trials}) == ["EDQUOT", "EINTR", "EIO", "ENOSPC", "short"]
     count = len(injected_calls.trials_of(quick, "save").control.log)
-    assert quick.remarks.io_points["save"] == f"a sample of {count}: {len(found)} trials"
+    assert quick.remarks.io_points["save"] == f"a sample of {count}: {len(trials)} trials"
 
 
 def test_a_trial_that_is_made_again_gives_the_same(quick: Subject) -> None:
-    trial = next(one for one in injected_calls.trials(quick, "save") if one.error)
+    trial = next(trial for trial in injected_calls.trials(quick, "save") if trial.error)
     alone = injected_calls.again(quick, "save", trial)
     assert alone.error
     assert trial.error
     assert (alone.call.what, alone.error.type) == (trial.call.what, trial.error.type)
-    both = [injected_calls.outcome(quick, "save", one) for one in (trial, alone)]
+    both = [injected_calls.outcome(quick, "save", tried) for tried in (trial, alone)]
     assert both == [Outcome.PREVIOUS] * 2
 
 
-def told(kind: str = "EIO", **more: Any) -> TrialResult:  # noqa: ANN401  fields of a result
+def trial_result(kind: str = "EIO", **more: Any) -> TrialResult:  # noqa: ANN401  fields of a result
     fault, call = CallFault(at=3, error="EIO"), SeenCall(call=3, what="write", path="a")
     fields: dict[str, Any] = {"fired": 1, "calls": 9, "call": call, **more}
     return TrialResult(key="", kind=kind, what="save", fault=fault, **fields)
 
 
 def test_a_point_that_never_fired_is_unknown() -> None:
-    control = told("control", log=(SeenCall(call=1, what="write"),) * 9)
+    control = trial_result("control", log=(SeenCall(call=1, what="write"),) * 9)
     with pytest.raises(Unknown, match="did not fire: EIO at write of a"):
-        injected_calls.remark(OPERATIONS["save"], control, [told(fired=0)])
+        injected_calls.remark(OPERATIONS["save"], control, [trial_result(fired=0)])
     with pytest.raises(Unknown, match="no system call of the save"):
-        injected_calls.remark(OPERATIONS["save"], told("control", log=()), [])
+        injected_calls.remark(OPERATIONS["save"], trial_result("control", log=()), [])
 
 
 def test_writes_that_nobody_sees_are_unknown(quick: Subject) -> None:
     foreign = UnsupportedCall(call="mmap", path="a.bin", why="not seen")
-    control = told("control", unsupported=(foreign,))
+    control = trial_result("control", unsupported=(foreign,))
     with pytest.raises(Unknown, match=r"can't be made to fail: mmap of a\.bin"):
         injected_calls.require_control(quick, OPERATIONS["save"], control)
 
 
 def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
-    trial = Trial(told(exit_kind=ExitKind.CRASHED))
+    trial = Trial(trial_result(exit_kind=ExitKind.CRASHED))
     assert trial.died
     assert trial.error
     assert trial.error.type == "crashed"
@@ -119,10 +120,13 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
 
 def test_where_nothing_can_be_hit_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
-    result = ProcessResult(ExitKind.CRASHED, (), [], output, quick.program(), code=70)
-    why = injected_calls.why_not(quick, result)
+    events = [{"event": supervised.UNAVAILABLE, "reason": "not allowed here"}]
+    refused = ProcessResult(ExitKind.CRASHED, (), events, output, quick.program(), code=70)
+    why = injected_calls.why_not(quick, refused)
     assert why.cause is Cause.MACHINE
     assert str(why).startswith("this machine can't make system calls fail")
+    printed = ProcessResult(ExitKind.CRASHED, (), [], output, quick.program(), code=70)
+    assert injected_calls.why_not(quick, printed).cause is Cause.CONTROL
 
 
 def test_a_sync_that_failed_is_renewed_by_a_new_file_only() -> None:

@@ -123,7 +123,7 @@ def test_what_has_no_plain_form_is_told_as_text() -> None:
 
 def test_what_an_operation_names_is_known_before_it_runs() -> None:
     """The server imports it, so that no child pays for it."""
-    fault = Fault(injector="ckpt_conformance.fault_injectors.fsync:Fsync")
+    fault = Fault(injector="ckpt_conformance.fault_injectors.patched_calls:FSYNC")
     assert messages.named(Save(faults=(fault,))) == [fault.injector]
     assert messages.named(messages.Probe(probe="a:b")) == ["a:b"]
     assert messages.named(Steps()) == []

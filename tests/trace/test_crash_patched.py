@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from recording import replay, tree
 
+from ckpt_conformance.trace import supervised
 from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ from pathlib import Path
 from ckpt_conformance.trace import recorder
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import Client, Server
-from ckpt_conformance.harness.messages import JobSpec, Program, Run
+from ckpt_conformance.harness.messages import Fault, JobSpec, Program, Run
+HIT = "ckpt_conformance.fault_injectors.system_call:SystemCall"
 base = Path(sys.argv[1])
 def work():
     Path(base / "reason").write_text(recorder.available())
@@ -56,6 +58,11 @@ def work():
         job, ops = JobSpec(kind="mixed", seed=1), (Run(until=2, save_at=(2,)),)
         program = Program(adapter="torch-save-atomic-per-step", job=job, ops=ops, **files)
         result = client.run(program)
+        fault = Fault(injector=HIT, args={"at": 1, "error": "EIO"})
+        ops = (Run(until=2, save_at=(2,), faults=(fault,)),)
+        files = {n: str(base / f"hit-{n}") for n in files if n != "record"}
+        hit = client.run(Program(adapter="torch-save-atomic-per-step", job=job, ops=ops, **files))
+        assert not hit.went_well
         print(messages.encode([result.exit_kind, result.error, result.output]).decode())
 outer = recorder.Recorder(base / "elsewhere", None)
 outer.function(work)
@@ -128,6 +135,8 @@ def test_where_calls_cannot_be_recorded_a_life_falls_back_and_says_why(tmp_path:
     assert marks == ["begun", "acknowledged"]
     replay(recording, tmp_path / "replayed")
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
+    event = json.loads((tmp_path / "hit-journal").read_text())  # a fault has no way out
+    assert event == {"event": supervised.UNAVAILABLE, "reason": (tmp_path / "reason").read_text()}
 
 
 def test_a_certificate_says_that_entry_points_were_patched(tmp_path: Path) -> None:
