@@ -140,4 +140,4 @@ def choose(subject: Subject, found: Sequence[RankPoint], quick: int) -> list[Ran
 
 def fired(result: WorldResult) -> bool:
     """Tell whether a fault fired on some rank."""
-    return any(event["event"] == "fired" for event in result.events)
+    return result.has_fired

@@ -12,18 +12,20 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from msgspec import structs
 
 from ckpt_conformance.contract import journal
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpt_conformance.contract.journal import StepEventName
     from ckpt_conformance.harness.messages import AnyResult, Error, Result
 
 R = TypeVar("R", bound="Result")
@@ -94,7 +96,7 @@ class ProcessResult:
 
     exit_kind: ExitKind
     results: tuple[AnyResult, ...]
-    events: list[dict[str, Any]]
+    events: list[journal.Event]
     output: str
     program: Program
     code: int = 0
@@ -127,9 +129,14 @@ class ProcessResult:
         """Tell whether an operation with such a result was reached."""
         return bool(self.all_of(kind))
 
-    def steps_of(self, event: str) -> list[int]:
-        """Give the steps of the journal's events of a name, in order."""
-        return [entry["step"] for entry in self.events if entry["event"] == event]
+    def steps_of(self, event: StepEventName) -> list[int]:
+        """Return the steps of the journal's events of a name, in order."""
+        return journal.steps_of(self.events, event)
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether a fault has hit a call, as the journal says."""
+        return journal.has_fired(self.events)
 
 
 class Server:
@@ -175,8 +182,7 @@ class Server:
 
     def close(self) -> None:
         """Stop it and remove its folder."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        lifecycle.kill_group(self.process.pid)
         self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
@@ -251,7 +257,7 @@ class Client:
         for rank, one in enumerate(program.rank_group):
             code = codes.get(rank, ended.code)
             result = process_result(one, structs.replace(ended, code=code), skip)
-            mine = [event for event in result.events if event.get("rank") == rank]
+            mine = [event for event in result.events if event.rank == rank]
             results.append(replace(result, events=mine, output=result.output + text))
         return results
 

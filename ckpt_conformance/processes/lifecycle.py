@@ -15,11 +15,11 @@ import sys
 import traceback
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 FAILED = 70  # the exit status of a child whose own code raised: EX_SOFTWARE of sysexits.h
@@ -109,6 +109,20 @@ def kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all below it, those in sessions of their own too.
+
+    What lost its parent before, and what a thread other than the main one started, is not found.
+    """
+    pids = [pid]
+    for parent in pids:  # which grows
+        with contextlib.suppress(OSError):
+            pids += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    for member in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
 
 
 def reap(pid: int = -1) -> Exit:

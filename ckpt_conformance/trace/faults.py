@@ -94,18 +94,3 @@ class FaultReport(msgspec.Struct, frozen=True):
         """Read it; raises FileNotFoundError, and ValueError for anything else."""
         with open(path, encoding="utf-8") as file:  # noqa: PTH123
             return msgspec.convert(json.load(file), cls)
-
-
-class Fired(msgspec.Struct, frozen=True):
-    """The event of the journal that is written before a fault is injected."""
-
-    call: int
-    what: str
-    path: str
-    mode: str  # the fault's error
-    event: str = "fired"
-    injector: str = "system-call"
-
-    def line(self) -> bytes:
-        """Give the line of the journal."""
-        return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"

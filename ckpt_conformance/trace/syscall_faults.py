@@ -16,16 +16,11 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import journal
+from ckpt_conformance.contract.journal import Fired
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.events import FaultArmed, FaultDisarmed
-from ckpt_conformance.trace.faults import (
-    SYNCING,
-    WRITING,
-    CountedCall,
-    Fault,
-    FaultReport,
-    Fired,
-)
+from ckpt_conformance.trace.faults import SYNCING, WRITING, CountedCall, Fault, FaultReport
 from ckpt_conformance.trace.operations import Kind
 from ckpt_conformance.trace.recorder import Recorder
 from ckpt_conformance.trace.supervisor import LET_GO
@@ -99,8 +94,15 @@ class FaultSupervisor:
         """Write down that the fault fires, and fire."""
         self.fired += 1
         if self.journal >= 0:
-            fired = Fired(self.calls, request.name, action.path, self.fault.error)
-            os.write(self.journal, fired.line())
+            fired = Fired(
+                event="fired",
+                injector="system-call",
+                call=self.calls,
+                what=request.name,
+                path=action.path,
+                mode=self.fault.error,
+            )
+            os.write(self.journal, journal.encode(fired))
         if self.fault.error == "kill":
             return self._kill(action)
         if self.fault.error == "short":
