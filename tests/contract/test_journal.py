@@ -20,7 +20,8 @@ from ckpt_conformance.contract.journal import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-FIRED = {"injector": "rename", "call": 2, "what": "os.replace", "path": "a", "mode": "kill"}
+FIRED: dict[str, Any] = {"injector": "rename", "call": 2, "what": "os.replace", "path": "a"}
+FIRED["mode"] = "kill"
 
 
 @pytest.mark.parametrize(

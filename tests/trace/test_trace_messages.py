@@ -74,10 +74,11 @@ def test_a_report_of_faults_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_event_that_a_fault_fires_stands_in_the_journal_as_others_do() -> None:
-    told = {"injector": "system-call", "call": 2, "what": "write", "path": ODD, "mode": "EIO"}
-    fired = Fired(event="fired", **told)
+    fields: dict[str, Any] = {"injector": "system-call", "call": 2, "what": "write"}
+    fields |= {"path": ODD, "mode": "EIO"}
+    fired = Fired(event="fired", **fields)
     line = journal.encode(fired)
-    assert json.loads(line) == {"event": "fired", **told}
+    assert json.loads(line) == {"event": "fired", **fields}
     assert line.endswith(b"}\n")
     assert journal.decode(line) == fired
 

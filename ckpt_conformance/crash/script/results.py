@@ -17,6 +17,7 @@ import msgspec
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.script.command import TENSOR_FILES
 from ckpt_conformance.processes import children
+from ckpt_conformance.processes.lifecycle import ExitKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ class Result:
         return _hash("".join(f"{k}\0{v}\0" for k, v in sorted(self.leaves.items())).encode())
 
 
-class OfFile(msgspec.Struct, frozen=True):
+class FileLeaves(msgspec.Struct, frozen=True):
     """What the child that reads a result says of one file."""
 
     leaves: dict[str, str]  # path of a leaf -> digest
@@ -69,25 +70,25 @@ def _of_file(path: Path) -> str:
 
 def read(path: Path) -> Result:
     """Read a result with its leaves, in a child: what is there may be damaged."""
-    found = bytes_of(path)
-    if found == ABSENT:
-        return Result(found)
+    content = bytes_of(path)
+    if content == ABSENT:
+        return Result(content)
 
-    def work(put: Put) -> None:
+    def work(put: Put[FileLeaves]) -> None:
         files = trees.files(path) if path.is_dir() else [path]
         for file in files:
             name = file.relative_to(path).as_posix() if path.is_dir() else ""
             prefix = f"{name}:" if name else ""
-            leaves = {f"{prefix}{path}": digest for path, digest in _leaves(file).items()}
-            put(msgspec.to_builtins(OfFile(leaves)))
+            leaves = {f"{prefix}{leaf}": digest for leaf, digest in _leaves(file).items()}
+            put(FileLeaves(leaves))
 
     leaves: dict[str, str] = {}
-    for line in children.run(work, DEADLINE):
-        if "end" not in line:
-            leaves |= msgspec.convert(line, OfFile).leaves
-        elif line["end"] != "ended":
-            return Result(found)
-    return Result(found, leaves)
+    for message in children.run(work, FileLeaves, DEADLINE):
+        if isinstance(message, FileLeaves):
+            leaves |= message.leaves
+        elif message.exit_kind is not ExitKind.ENDED:
+            return Result(content)
+    return Result(content, leaves)
 
 
 def _leaves(path: Path) -> dict[str, str]:
