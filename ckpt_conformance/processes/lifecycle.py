@@ -61,7 +61,7 @@ class Exit:
 
 
 def fork(work: Callable[[], object], *, failed: int = FAILED, quiet: bool = False) -> int:
-    """Fork a child that runs `work` and ends; gives its pid.
+    """Fork a child that runs `work` and ends; returns its pid.
 
     Its exit status is 0, or `failed` after any exception, SystemExit too. The exception is printed
     and standard streams are flushed, unless the child is `quiet`. Exit handlers and threads of the

@@ -48,7 +48,7 @@ class FaultSupervisor:
     supervisor: Supervisor | None = None
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Decide about the calls of a supervisor, and obey its journal."""
+        """Decide about the calls of a supervisor, and take orders from the child's journal."""
         self.supervisor = supervisor
         supervisor.on_action, supervisor.on_event = self.decide, self.obey
         if supervisor.journal and os.path.exists(supervisor.journal):  # noqa: PTH110
@@ -60,7 +60,7 @@ class FaultSupervisor:
         self.calls, self.fired, self.log = 0, 0, []
 
     def report(self) -> FaultReport:
-        """Give what was counted."""
+        """Return what was counted since the fault was armed."""
         unsupported = self.supervisor.unsupported if self.supervisor is not None else []
         return FaultReport(self.calls, self.fired, self.log, unsupported, self.fault)
 
@@ -126,7 +126,7 @@ class FaultSupervisor:
 
 
 def _cut(action: Action) -> int:
-    """Give how many bytes of a write a kill near its middle leaves: whole pages of the file."""
+    """Return how many bytes of a write a kill near its middle leaves: whole pages of the file."""
     middle = action.offset + action.size // 2
     return max(0, middle - middle % notify.PAGE - action.offset)
 

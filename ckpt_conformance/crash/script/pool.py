@@ -76,7 +76,7 @@ class WorkerProcess:
             self.process.stdin.close() if self.process.stdin else None
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return the worker, which runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +102,7 @@ class Pool:
             self._free.put(worker)
 
     def map(self, count: int, request: Callable[[int], Recover]) -> Iterator[tuple[int, Run]]:
-        """Ask for each of `count` runs; give answers with their numbers as they come."""
+        """Ask for each of `count` runs; yield answers with their numbers as they come."""
 
         def answer(number: int) -> tuple[int, Run]:
             worker = self._free.get()

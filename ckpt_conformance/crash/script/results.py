@@ -58,8 +58,8 @@ def _hash(data: bytes) -> str:
 def bytes_of(path: Path) -> str:
     """Digest a file, or all files of a folder with their names."""
     if path.is_dir():
-        found = [f"{p.relative_to(path)}\0{_of_file(p)}\0" for p in trees.files(path)]
-        return _hash("".join(found).encode())
+        lines = [f"{p.relative_to(path)}\0{_of_file(p)}\0" for p in trees.files(path)]
+        return _hash("".join(lines).encode())
     return _of_file(path) if path.is_file() else ABSENT
 
 
@@ -121,21 +121,22 @@ def _loaded(path: Path) -> object:
 
 
 def of_text(text: str) -> Result:
-    """Give a result that was printed, line by line."""
+    """Make the result of a text that was printed: each line is a leaf."""
     lines = {f"line {number}": line for number, line in enumerate(text.splitlines(), 1)}
     return Result(_hash(text.encode()), lines or {"line 1": ""})
 
 
-def differences(found: Result, wanted: Result) -> list[str]:
-    """Name what differs, most of what matters first."""
-    if found.bytes == ABSENT:
+def differences(result: Result, expected: Result) -> list[str]:
+    """Name what differs: at most `SHOWN` leaves that are wrong, then two that are too much."""
+    if result.bytes == ABSENT:
         return ["it is not there"]
-    keys = [k for k in wanted.leaves if found.leaves.get(k) != wanted.leaves[k]]
+    keys = [k for k in expected.leaves if result.leaves.get(k) != expected.leaves[k]]
     lines: list[str] = []
     for key in keys[:SHOWN]:
-        now = _short(found.leaves.get(key, ABSENT))
-        lines.append(f"{key or 'value'}: {now}, not {_short(wanted.leaves[key])}")
-    lines += [f"{key}: too much" for key in list(found.leaves.keys() - wanted.leaves.keys())[:2]]
+        now = _short(result.leaves.get(key, ABSENT))
+        lines.append(f"{key or 'value'}: {now}, not {_short(expected.leaves[key])}")
+    unexpected = list(result.leaves.keys() - expected.leaves.keys())
+    lines += [f"{key}: too much" for key in unexpected[:2]]
     more = len(keys) - SHOWN
     return lines + ([f"and {more} more"] if more > 0 else [])
 
