@@ -54,13 +54,13 @@ class _Activation(torch.autograd.Function):
 
 def weight(x: Tensor) -> Tensor:
     """Round a weight to the grid; its gradient passes unchanged."""
-    on_grid: Any = _Weight.apply(x)  # type: ignore[no-untyped-call]  torch declares no types
+    on_grid: Any = _Weight.apply(x)  # type: ignore[no-untyped-call]  # torch declares no types
     return cast("Tensor", on_grid)
 
 
 def activation(x: Tensor) -> Tensor:
     """Round an activation to the grid, and its gradient too."""
-    on_grid: Any = _Activation.apply(x)  # type: ignore[no-untyped-call]  torch declares no types
+    on_grid: Any = _Activation.apply(x)  # type: ignore[no-untyped-call]  # torch declares no types
     return cast("Tensor", on_grid)
 
 
