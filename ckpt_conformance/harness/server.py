@@ -104,7 +104,7 @@ class Server:
         self.selector.register(descriptor, selectors.EVENT_READ, self._ended)
 
     def _child(self, program: Program, mark: int) -> None:
-        """Be the child."""
+        """Run a program in this process, which was forked for it; `mark` marks what it starts."""
         try:
             orphans.mark(mark)
             os.setsid()  # its helpers (loader workers) die with it

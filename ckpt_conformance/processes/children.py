@@ -80,7 +80,7 @@ def run(work: Work[T], kind: type[T], deadline: float) -> Iterator[T | Ended]:
 
 
 def _work(work: Work[T], write: int) -> None:
-    """Be the child: the leader of a group that dies with its parent."""
+    """Work in the child: it leads a group of its own, and dies with its parent."""
     os.setpgid(0, 0)
     lifecycle.die_with_parent()
     put = put_into(os.fdopen(write, "w"))

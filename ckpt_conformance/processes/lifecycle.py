@@ -135,7 +135,7 @@ def reap(pid: int = -1) -> Exit:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it ends, in whatever way."""
+    """Ask the kernel to kill this process when its parent ends, in whatever way."""
     ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
 
 

@@ -121,7 +121,7 @@ def _mark_of(pid: int) -> int:
 
 
 def _describe(pid: int, group: int) -> str:
-    """Say what a process is; nothing of one that has ended, or dies with its child."""
+    """Describe a process; "" for one that has ended, or is of the `group` and dies with it."""
     status = _status(pid)
     if not status or status[0] == "Z" or int(status[2]) == group:
         return ""

@@ -345,7 +345,7 @@ def _note_moved_in(request: Request, new: Place, flags: int) -> None:
 
 
 def _take_in(request: Request, number: int, new: Place) -> None:
-    """Have a file below the root; name it if not all of its bytes were seen."""
+    """Add a file from outside to the tree; it is unsupported if not all of its bytes were seen."""
     tree, parent = request.tree, new.parent or 0
     tree.outside.discard(number)
     tree.name(number, parent, new.plain)

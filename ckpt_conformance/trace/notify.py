@@ -136,7 +136,7 @@ def install(rules: Sequence[Rule]) -> int:
 
 
 def _explain(why: str, code: int = 0) -> str:
-    """Say what is missing and what to allow."""
+    """Make the message of an error: what is missing, and what to allow."""
     hint = {
         errno.EBUSY: "Another supervisor listens already: run this outside of it.",
         errno.EPERM: "Allow seccomp(2) in the container's policy (docker: --security-opt "
@@ -154,7 +154,7 @@ def send_listener(channel: socket.socket, listener: int) -> None:
 
 
 def receive_listener(channel: socket.socket) -> int:
-    """Take the listener; raises NotAvailableError with the child's reason."""
+    """Receive the listener; raises NotAvailableError with the child's reason."""
     data, fds, _, _ = socket.recv_fds(channel, 4096, 1)
     if fds:
         return fds[0]
@@ -185,7 +185,7 @@ class Listener:
         return None
 
     def receive(self) -> Notification | None:
-        """Take one call; None if its caller is gone."""
+        """Receive one call; None if its caller is gone."""
         buffer = bytearray(80)
         try:
             fcntl.ioctl(self.descriptor, _RECV, buffer)
@@ -290,7 +290,7 @@ class Processes:
     """Knows the process of each thread, and takes copies of descriptors."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without a process."""
         self.groups: dict[int, tuple[int, int]] = {}  # thread -> (process, pidfd)
 
     def process_of(self, thread: int) -> int:

@@ -83,12 +83,12 @@ class Supervisor:
             self.listener.let_go(self.queue.popleft())
 
     def _drain(self) -> None:
-        """Take all calls that wait."""
+        """Receive all calls that wait."""
         while self.listener.ready():
             self._take()
 
     def _take(self) -> None:
-        """Take a call that waits."""
+        """Receive a call that waits, and queue it."""
         call = self.listener.receive()
         if call is not None:
             call.begin = self._tick()
@@ -186,7 +186,7 @@ class Supervisor:
             self.listener.answer(request.note, result)
 
     def _finish(self, request: Request) -> None:
-        """Keep what a call did."""
+        """Append what a call did to the operations, and what can't be followed."""
         for path, why in request.foreign:
             unsupported = Unsupported(request.name, path, why)
             if unsupported not in self.unsupported:
@@ -232,7 +232,7 @@ class Supervisor:
     # -- source lines -------------------------------------------------------------------------
 
     def _ask_for_source(self, request: Request, action: Action, indices: range) -> None:
-        """Have the caller dump its stack when it returns."""
+        """Ask the caller to dump its stack when it returns."""
         number = self.operations[indices[0]].object if indices else action.object
         self.sources.ask(request.process, request.thread, indices, number)
 

@@ -47,7 +47,7 @@ class Collector:
     """Takes the notes of a recording while it is made, and orders it when it is done."""
 
     def __init__(self, size: int) -> None:
-        """Know no rank yet."""
+        """Start without a rank; `size` is the number of ranks."""
         self.size = size
         self.notes: list[Note] = []
         self.ranks: dict[int, int] = {}  # by process
@@ -200,7 +200,7 @@ class Clocks:
     # ---- what ranks say to each other ----
 
     def hear(self, event: Ordering) -> None:
-        """Take a note into account."""
+        """Update the clocks by an event."""
         match event:
             case Entered(rank=rank, call=call):
                 self.entered[call, rank] = self.now[rank]
@@ -214,12 +214,12 @@ class Clocks:
                 self._look(event.rank, event.path)
 
     def _leave(self, event: Left) -> None:
-        """Come out of a collective: after the entry of the ranks that it waited for."""
+        """Order the end of a collective after the entry of the ranks that it waited for."""
         clocks = (self.entered.get((event.call, other)) for other in event.after)
         self._learn(event.rank, (clock for clock in clocks if clock is not None))
 
     def _look(self, rank: int, path: str) -> None:
-        """See a path: after all that was done there, and to the directories above it."""
+        """Order a look at a path after all that was done to it and to the directories above it."""
         self._learn(rank, self.lists[path].values())
         self._learn(rank, self.paths[path].values())
         while path:

@@ -105,7 +105,7 @@ class Record(Request[Recorded], frozen=True, tag="record"):
 
 
 class Begin(Request[Begun], frozen=True, tag="begin"):
-    """Have the directory in memory of its own."""
+    """Mount private memory at the directory."""
 
 
 class Expect(Request[Done], frozen=True, tag="expect"):

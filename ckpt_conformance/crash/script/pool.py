@@ -95,7 +95,7 @@ class Pool:
     """Workers that share out the runs that are asked for."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
-        """Have every worker free."""
+        """Start with every worker free."""
         self.workers = list(workers)
         self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for worker in workers:

@@ -131,7 +131,7 @@ class Meter:
     """Measures positions against uninterrupted runs."""
 
     def __init__(self, patterns: Patterns, measure: Measure) -> None:
-        """Take what to measure by."""
+        """Keep what to measure by."""
         self.patterns, self.measure = patterns, measure
 
     @property

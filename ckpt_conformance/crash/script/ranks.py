@@ -91,7 +91,7 @@ class _Nursery:
         self.environment = dict(os.environ)
 
     def serve_this(self) -> None:
-        """Have `subprocess.Popen` of this process fork what can be forked."""
+        """Replace how `subprocess.Popen` starts a child: fork it where a fork can stand for it."""
         name = "_execute_child"
         real: Callable[..., None] = getattr(subprocess.Popen, name)
         signature = inspect.signature(real)

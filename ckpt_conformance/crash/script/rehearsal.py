@@ -368,7 +368,7 @@ def _check_regex(rehearsal: Rehearsal) -> None:
 
 
 def _promise(rehearsal: Rehearsal, mark: Operation, run: Run, best: int) -> int:
-    """Take what a resume at a mark came to as what is promised from there on."""
+    """Promise, from a mark on, what the resume there came to; return the best position so far."""
     position, comparison = rehearsal.meter.position(run.output, run.files), run.comparison
     if not position or position <= best:
         return best

@@ -55,7 +55,7 @@ class Worker:
     """Answers requests."""
 
     def __init__(self, folder: Path, script: Script, master: int) -> None:
-        """Know the script; nothing runs yet. `master`: see `Host`."""
+        """Keep the script; nothing runs yet. `master`: see `Host`."""
         self.script, self.folder = script, folder
         self.root = Path(script.root)
         self.host = Host(folder, script.cwd, master)
@@ -150,7 +150,7 @@ class Worker:
     # -- runs from states ---------------------------------------------------------------------
 
     def begin(self) -> Begun:
-        """Have the directory in memory of its own."""
+        """Mount private memory at the directory."""
         private = mount_place(self.root)
         if private:
             self.root.chmod(0o755)
