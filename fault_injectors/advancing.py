@@ -160,7 +160,7 @@ def advance(child: Any, injector: str, task: Arguments, *, reading: bool = False
 class Advancer:
     """Tries the faults of a task one after the other; `put` takes each result."""
 
-    def __init__(self, child: Any, task: Task, injector: str, put: Put) -> None:  # noqa: ANN401
+    def __init__(self, child: Any, task: Task, injector: str, put: Put[TrialResult]) -> None:  # noqa: ANN401
         """Take the options of the task for the managers that are opened from now on."""
         self.child, self.task, self.injector, self.put = child, task, injector, put
         self.is_manager = child.adapter.shape == "manager"
@@ -243,19 +243,22 @@ class Advancer:
     def _in_a_child(self, begun: TrialResult) -> TrialResult:
         drawn = random.getstate()  # Python gives a forked child another one
 
-        def work(put: Put) -> None:
+        def work(put: Put[TrialResult]) -> None:
             random.setstate(drawn)
-            put(msgspec.to_builtins(self.once(begun)))
+            put(self.once(begun))
 
-        *lines, end = children.run(work, DEADLINE)
-        result = msgspec.convert(lines[0], TrialResult) if lines else begun
-        result = structs.replace(result, exit_kind=ExitKind(end["end"]))
+        result = begun
+        for message in children.run(work, TrialResult, DEADLINE):
+            if isinstance(message, TrialResult):
+                result = message
+            else:
+                result = structs.replace(result, exit_kind=message.exit_kind)
         if result.exit_kind is ExitKind.ENDED or self.task.what == "load":
             return result
         return structs.replace(result, left=self.left())  # by a process that its error ended
 
     def _say(self, result: TrialResult) -> None:
-        self.put(msgspec.to_builtins(result))
+        self.put(result)
 
     def once(self, begun: TrialResult) -> TrialResult:
         """Do the operation under the fault, and say what came of it."""

@@ -143,4 +143,4 @@ def choose(subject: Subject, candidates: Sequence[RankPoint], quick: int) -> lis
 
 def fired(result: WorldResult) -> bool:
     """Tell whether a fault fired on some rank."""
-    return any(event["event"] == "fired" for event in result.events)
+    return result.has_fired

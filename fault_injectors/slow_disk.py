@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import journal, trees
+from ckpt_conformance.contract.journal import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 PEER = f"{__name__}:Peer"
 WATCHED = "watched"
-TOLD = ("acknowledged", "failed")
+ENDINGS = ("acknowledged", "failed")  # of a save
 WAITS, AWAY = "waits", "away"
 LOOKS = 10  # in a row that have to show the same
 BREATH = 0.02  # seconds between two looks
@@ -152,14 +153,18 @@ def is_quiet(looks: Collection[Look]) -> bool:
 
 def state_of(path: Path, start: int) -> tuple[str, set[str]]:
     """Say what a rank was told of the save, or that it is gone, waits, or is away; who is busy."""
-    events = journal.read(path, start)
-    at = next((n for n, one in enumerate(events) if one["event"] == WATCHED), None)
-    if at is None:
+    watched: Watched | None = None
+    ending = ""
+    for event in journal.read(path, start):
+        if watched is None:
+            watched = event if isinstance(event, Watched) else None
+        elif event.event in ENDINGS:
+            ending = event.event
+    if watched is None:
         return AWAY, set()
-    told = [one["event"] for one in events[at:] if one["event"] in TOLD]
-    if told:
-        return str(told[-1]), set()
-    states = dict(threads_of(events[at]["process"]))
+    if ending:
+        return ending, set()
+    states = dict(threads_of(watched.process))
     return WAITS if states else "gone", {name for name, state in states.items() if state != "S"}
 
 

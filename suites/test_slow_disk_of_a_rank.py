@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.journal import Released
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import rank_points
 from ckpt_conformance.fault_injectors.rank_points import NEWEST, OLDER
@@ -55,11 +56,11 @@ def hold(subject: Subject, point: RankPoint, number: int) -> Held:
         return rank_points.save(subject, TWO, faults, go_on=True, then=then, **given)
 
     result = patiently(subject, make)
-    released = [event for event in result.events if event["event"] == "released"]
+    released = [event for event in result.events if isinstance(event, Released)]
     if not released:
         raise Unknown(f"{point.name} was not held: {subject.tell(result)}")
-    others: dict[str, str] = released[0]["others"]
-    if not released[0]["settled"]:
+    others = released[0].others
+    if not released[0].settled:
         at_work = ", ".join(f"rank {rank} {what}" for rank, what in others.items())
         raise Unknown(f"{point.name} is slow, and the others do not come to rest: {at_work}")
     trees.copy(subject.root, copies[1])

@@ -1,23 +1,136 @@
 """The journal: what happened, written so that it survives SIGKILL.
 
-One JSON line per event, one write on an O_APPEND descriptor, outside the manager's directory.
+One JSON line per event, one write on an O_APPEND descriptor, outside the manager's directory. What
+the harness and the checks use of these events is decoded to the types below when it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ckpt_conformance.contract import StepRecord
 
+# ---- events --------------------------------------------------------------------------------------
+
+StepEventName = Literal["begun", "acknowledged", "failed", "loaded", "trained"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event that nobody here reads further: its name, and the rank that noted it.
+
+    `rank` is None where one process has the journal for itself.
+    """
+
+    event: str
+    rank: int | None = None
+
+
+class StepEvent(Event, frozen=True, kw_only=True):
+    """A save began, returned or raised; a load returned; or a step was trained."""
+
+    step: int
+
+
+class Fired(Event, frozen=True, kw_only=True):
+    """A fault is about to hit the n-th `call`.
+
+    `what` is the function or system call, `path` is below the manager's directory, `mode` is raise,
+    kill or hold, or the error of a system call. `moment` is empty for a system call.
+    """
+
+    injector: str
+    call: int
+    what: str
+    path: str
+    mode: str
+    moment: str = ""
+
+
+class Watched(Event, frozen=True, kw_only=True):
+    """A rank may be watched from now on while another one is held: the id of its process."""
+
+    process: int
+
+
+class Released(Event, frozen=True, kw_only=True):
+    """A rank that was held goes on.
+
+    `others` says of each other rank what it did last: acknowledged, failed, gone, waits, runs or
+    away. `settled`: nothing changed any more when the rank was released.
+    """
+
+    others: dict[str, str]
+    settled: bool
+
+
+EVENTS: dict[str, type[Event]] = {
+    "begun": StepEvent,
+    "acknowledged": StepEvent,
+    "failed": StepEvent,
+    "loaded": StepEvent,
+    "trained": StepEvent,
+    "fired": Fired,
+    "watched": Watched,
+    "released": Released,
+}
+
+
+def encode(event: Event) -> bytes:
+    """Write an event as one line of a journal."""
+    return json.dumps(msgspec.to_builtins(event)).encode() + b"\n"  # a path may be no UTF-8
+
+
+def decode(line: bytes) -> Event:
+    """Read one line of a journal; raises ValueError if it is no JSON or names no event.
+
+    A line of another version, whose fields are not those of its type, becomes a plain `Event`.
+    """
+    fields = json.loads(line)
+    # Not strict: a journal writes a step that is a number of numpy's as text.
+    event = msgspec.convert(fields, Event, strict=False)
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert(fields, EVENTS.get(event.event, Event), strict=False)
+    return event
+
+
+def read(path: Path, start: int = 0) -> list[Event]:
+    """Read the events from byte `start` on; a torn last line and a missing file are no events."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    return [decode(line) for line in lines if line.endswith(b"}")]
+
+
+def steps_of(events: Iterable[Event], name: StepEventName) -> list[int]:
+    """Return the steps of the events of a name, in order."""
+    return [event.step for event in events if isinstance(event, StepEvent) and event.event == name]
+
+
+def has_fired(events: Iterable[Event]) -> bool:
+    """Return whether a fault has hit a call."""
+    return any(isinstance(event, Fired) for event in events)
+
+
+# ---- the journal of one child --------------------------------------------------------------------
+
 
 class ChildJournal:
-    """The journal of one child; hooks run after the event is written."""
+    """The journal of one child.
+
+    `on_begun` and `on_acknowledged` are called with the step after the event is written, and
+    `on_failed` before.
+    """
 
     def __init__(self, path: Path, rank: int | None = None) -> None:
         """Open the file for appending; with `rank` every event says whose it is."""
@@ -52,13 +165,3 @@ class ChildJournal:
         """Note one training step."""
         self.records.append(step_record)
         self.note("trained", **vars(step_record))
-
-
-def read(path: Path, start: int = 0) -> list[dict[str, Any]]:
-    """Read the events from byte `start` on; a torn last line and a missing file are no events."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(start)
-        lines = file.read().split(b"\n")
-    return [json.loads(line) for line in lines if line.endswith(b"}")]

@@ -73,9 +73,9 @@ class Child:
     def opened(self) -> Any:  # noqa: ANN401  Manager | Trainer
         """The live manager or trainer; opened once."""
         if self._opened is None:
-            given = self.options
-            mirror = Path(given.mirror) if given.mirror else None
-            options = OpenOptions(given.keep_last, mirror, self.gate.pass_through, given.kind)
+            wanted = self.options
+            mirror = Path(wanted.mirror) if wanted.mirror else None
+            options = OpenOptions(wanted.keep_last, mirror, self.gate.pass_through, wanted.kind)
             self._opened = self.adapter.open(self.root, options)
         return self._opened
 
@@ -89,7 +89,7 @@ class Child:
         return tuple(results)
 
     def run_one(self, op: AnyOp) -> AnyResult:
-        """Run one operation and give its result, with the error if it raised."""
+        """Run one operation and return its result, with the error if it raised."""
         name = str(op.__struct_config__.tag)
         draft: Draft = {}
         try:
@@ -117,7 +117,7 @@ class Child:
             message=message,
             typed=typed,
             memory=memory,
-            disk=any(isinstance(one, OSError) for one in chain(error)),
+            disk=any(isinstance(cause, OSError) for cause in chain(error)),
             where=tuple(where),
             errno=number if isinstance(number, int) else None,
         )
@@ -232,17 +232,20 @@ class Child:
         self.journal.acknowledged(step)
 
     def load(self, step: int | str | None) -> int:
-        """Load through the manager; the step that it gives becomes the job's."""
+        """Load through the manager; the step that it returns becomes the job's.
+
+        Raises TypeError if what it returns is no step.
+        """
         if isinstance(step, str):
-            found = self.opened.load_path(self.job, Path(step))
+            loaded = self.opened.load_path(self.job, Path(step))
         else:
-            found = self.opened.load(self.job, step)
-        if not isinstance(found, int):
-            msg = f"load returned {found!r}; the contract asks for the step as an int"
+            loaded = self.opened.load(self.job, step)
+        if not isinstance(loaded, int):
+            msg = f"load returned {loaded!r}; the contract asks for the step as an int"
             raise TypeError(msg)
-        self.job.step = int(found)
-        self.journal.note("loaded", step=found)
-        return int(found)
+        self.job.step = int(loaded)
+        self.journal.note("loaded", step=loaded)
+        return int(loaded)
 
     def op_save(self, op: messages.Save, result: Draft) -> None:
         """Save now."""
@@ -265,19 +268,19 @@ class Child:
         result["records"] = tuple(self.job.train(op.n))
 
     def op_steps(self, _op: messages.Steps, result: Draft) -> None:
-        """Ask discovery."""
-        found = list(self.opened.steps())
-        if not all(isinstance(step, int) for step in found):
-            msg = f"steps() gave {found!r}; the contract asks for ints"
+        """List the steps that the manager names."""
+        steps = list(self.opened.steps())
+        if not all(isinstance(step, int) for step in steps):
+            msg = f"steps() gave {steps!r}; the contract asks for ints"
             raise TypeError(msg)
-        result["steps"] = [int(step) for step in found]
+        result["steps"] = [int(step) for step in steps]
 
     def op_leaves(self, _op: messages.ReadLeaves, result: Draft) -> None:
         """Digest the live state."""
         result["leaves"] = self.job.leaves()
 
     def op_payload_samples(self, _op: messages.ReadPayloadSamples, result: Draft) -> None:
-        """Give the samples that were taken after each acknowledged save."""
+        """Report the samples that were taken after each acknowledged save."""
         result["samples"] = self.payload_samples
 
     def op_perturb(self, _op: messages.Perturb, _result: Draft) -> None:
@@ -290,8 +293,8 @@ class Child:
 
     def fresh(self, seed: int | None = None, kind: str | None = None) -> None:
         """Replace the job, as its program has it but for what is given."""
-        given = {"seed": seed, "kind": kind}
-        changes = {name: value for name, value in given.items() if value is not None}
+        fields = {"seed": seed, "kind": kind}
+        changes = {name: value for name, value in fields.items() if value is not None}
         self.job = self.new_job(structs.replace(self.program.job, **changes))
 
     def op_materialize(self, op: messages.Materialize, _result: Draft) -> None:
@@ -336,16 +339,16 @@ class Child:
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """Give an exception and what it was raised from."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
+    """Return an exception and, nearest first, the exceptions that it was raised from."""
+    errors: list[BaseException] = []
+    while error is not None and error not in errors:
+        errors.append(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
+    return errors
 
 
 def ranks() -> Any:  # noqa: ANN401  the module
-    """Give `ckpt_conformance.harness.ranks`; only children of a world import it."""
+    """Import `ckpt_conformance.harness.ranks`, which only children of a world need."""
     return importlib.import_module("ckpt_conformance.harness.ranks")
 
 
@@ -377,7 +380,7 @@ def run_program(program: Program) -> None:
     partial.write_bytes(messages.encode(report))
     partial.replace(target)
     if program.world:
-        ranks().leave(program.world, well=not any(one.error for one in results))
+        ranks().leave(program.world, well=not any(result.error for result in results))
 
 
 def main() -> None:

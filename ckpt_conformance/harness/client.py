@@ -12,18 +12,20 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from msgspec import structs
 
 from ckpt_conformance.contract import journal
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpt_conformance.contract.journal import StepEventName
     from ckpt_conformance.harness.messages import AnyResult, Error, Result
 
 R = TypeVar("R", bound="Result")
@@ -80,11 +82,11 @@ class Finished(Protocol):
         ...
 
     def of(self, kind: type[R], index: int = -1) -> R:
-        """Give the n-th result of a kind; one with empty fields if it was not reached."""
+        """Return the n-th result of a kind; one with empty fields if it was not reached."""
         ...
 
     def reached(self, kind: type[Result]) -> bool:
-        """Tell whether an operation with such a result was reached."""
+        """Return whether an operation with such a result was reached."""
         ...
 
 
@@ -94,7 +96,7 @@ class ProcessResult:
 
     exit_kind: ExitKind
     results: tuple[AnyResult, ...]
-    events: list[dict[str, Any]]
+    events: list[journal.Event]
     output: str
     program: Program
     code: int = 0
@@ -115,21 +117,26 @@ class ProcessResult:
         return self.exit_kind is ExitKind.ENDED and self.error is None
 
     def all_of(self, kind: type[R]) -> list[R]:
-        """Give the results of a kind, in order."""
+        """Return the results of a kind, in the order of the operations."""
         return [result for result in self.results if isinstance(result, kind)]
 
     def of(self, kind: type[R], index: int = -1) -> R:
-        """Give the n-th result of a kind; one with empty fields if it was not reached."""
-        found = self.all_of(kind)
-        return found[index] if found and -len(found) <= index < len(found) else kind()
+        """Return the n-th result of a kind; one with empty fields if it was not reached."""
+        results = self.all_of(kind)
+        return results[index] if -len(results) <= index < len(results) else kind()
 
     def reached(self, kind: type[Result]) -> bool:
-        """Tell whether an operation with such a result was reached."""
+        """Return whether an operation with such a result was reached."""
         return bool(self.all_of(kind))
 
-    def steps_of(self, event: str) -> list[int]:
-        """Give the steps of the journal's events of a name, in order."""
-        return [entry["step"] for entry in self.events if entry["event"] == event]
+    def steps_of(self, event: StepEventName) -> list[int]:
+        """Return the steps of the journal's events of a name, in order."""
+        return journal.steps_of(self.events, event)
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether a fault has hit a call, as the journal says."""
+        return journal.has_fired(self.events)
 
 
 class Server:
@@ -139,6 +146,25 @@ class Server:
         """Start it and wait until it is ready; raises ServerError with its reason."""
         self.folder = Path(tempfile.mkdtemp(prefix="ckc-server-"))
         self.socket = str(self.folder / "s")
+        self.log = (self.folder / "log").open("w+")
+        self.process = self._start(adapters)
+        try:
+            line = self.process.stdout.readline() if self.process.stdout else ""
+        except BaseException:  # Ctrl-C while it starts: nothing is left behind
+            self.close()
+            raise
+        answer = _first_answer(line)
+        if not isinstance(answer, Ready):
+            self.log.seek(0)
+            reason = answer.error if answer else self.log.read()[-2000:]
+            self.close()
+            raise ServerError(
+                f"the fork server did not start: {reason or 'it ended without a word'}"
+            )
+        self.refused = answer.refused  # adapter -> why it can't be used
+
+    def _start(self, adapters: tuple[str, ...]) -> subprocess.Popen[str]:
+        """Start the server's process: a session of its own, which prints one line when ready."""
         command = [
             sys.executable,
             *_flags(),
@@ -151,8 +177,7 @@ class Server:
         temporary.mkdir()
         environment = os.environ | FIXED_MACHINE | {"TMPDIR": str(temporary)}
         environment |= devices.hidden(os.environ)
-        self.log = (self.folder / "log").open("w+")
-        self.process = subprocess.Popen(  # noqa: S603  our own module
+        return subprocess.Popen(  # noqa: S603  our own module
             command,
             stdout=subprocess.PIPE,
             stderr=self.log,
@@ -160,23 +185,10 @@ class Server:
             text=True,
             start_new_session=True,
         )
-        try:
-            line = self.process.stdout.readline() if self.process.stdout else ""
-        except BaseException:  # Ctrl-C while it starts: nothing is left behind
-            self.close()
-            raise
-        answer = _first_word(line)
-        if not isinstance(answer, Ready):
-            self.log.seek(0)
-            said = answer.error if answer else self.log.read()[-2000:]
-            self.close()
-            raise ServerError(f"the fork server did not start: {said or 'it ended without a word'}")
-        self.refused = answer.refused  # adapter -> why it can't be used
 
     def close(self) -> None:
         """Stop it and remove its folder."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        lifecycle.kill_group(self.process.pid)
         self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
@@ -184,7 +196,7 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return the server, which runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -196,7 +208,7 @@ def _flags() -> list[str]:
     return ["-O"] if sys.flags.optimize else []
 
 
-def _first_word(line: str) -> Ready | NotReady | None:
+def _first_answer(line: str) -> Ready | NotReady | None:
     """Read the line that a server begins with; None if it is anything else."""
     with contextlib.suppress(messages.MessageError):
         return messages.decode(line, Ready)
@@ -242,28 +254,28 @@ class Client:
         return [client.receive(program, skip) for client, program, skip in sent]
 
     def run_rank_group(self, program: Program) -> list[ProcessResult]:
-        """Run a child that forks its ranks; give the result of each, as if it were a child."""
+        """Run a child that forks its ranks; return the result of each, as if it were a child."""
         skip = self.send(program)
         ended = self._answer()
         codes = _take_report(program).codes
         text = _tail(Path(program.output))
         results: list[ProcessResult] = []
-        for rank, one in enumerate(program.rank_group):
+        for rank, member in enumerate(program.rank_group):
             code = codes.get(rank, ended.code)
-            result = process_result(one, structs.replace(ended, code=code), skip)
-            mine = [event for event in result.events if event.get("rank") == rank]
-            results.append(replace(result, events=mine, output=result.output + text))
+            result = process_result(member, structs.replace(ended, code=code), skip)
+            events = [event for event in result.events if event.rank == rank]
+            results.append(replace(result, events=events, output=result.output + text))
         return results
 
     def send(self, program: Program) -> int:
-        """Send a program; give the size of its journal so far."""
-        start = Path(program.journal)
-        skip = start.stat().st_size if start.exists() else 0
+        """Send a program; return the size of its journal so far, in bytes."""
+        path = Path(program.journal)
+        skip = path.stat().st_size if path.exists() else 0
         self.socket.sendall(messages.encode(program) + b"\n")
         return skip
 
     def receive(self, program: Program, skip: int) -> ProcessResult:
-        """Wait for the end of the child that was sent; `skip` is what `send` gave."""
+        """Wait for the end of the child that was sent; `skip` is what `send` returned."""
         return process_result(program, self._answer(), skip)
 
     def _answer(self) -> Ended:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def serve(
     names: Sequence[str], described: Sequence[str], device: str = devices.CPU
 ) -> Generator[tuple[str, dict[str, registry.AdapterInfo]]]:
-    """Start the fork server of a session; give its socket and the facts of `described` adapters.
+    """Start the fork server of a session; yield its socket and the facts of `described` adapters.
 
     Raises registry.AdapterError with the reason if an adapter is unknown or can't be made, and
-    asking.RequestError for a device that is not there.
+    requests.RequestError for a device that is not there.
     """
     for name in names:
         registry.check_name(name)
@@ -34,13 +34,14 @@ def serve(
         for name, reason in server.refused.items():
             raise registry.AdapterError(registry.refusal(name, reason))
         with contextlib.closing(Client(server.socket)) as client:
-            infos = {name: _known(client, name, server.folder) for name in described}
+            infos = {name: _describe(client, name, server.folder) for name in described}
         for name in names[:1]:
             check_device(server.socket, name, server.folder, device)
         yield server.socket, infos
 
 
-def _known(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
+def _describe(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
+    """Read an adapter's facts; raises registry.AdapterError where that fails."""
     try:
         return read(client, name, folder)
     except (Unknown, ServerError) as error:
@@ -59,7 +60,7 @@ def read(client: Client, name: str, folder: Path) -> registry.AdapterInfo:
 
 
 def check_device(socket: str, name: str, folder: Path, device: str) -> None:
-    """Refuse a device that two ranks can't use; raises asking.RequestError."""
+    """Refuse a device that two ranks can't use; raises requests.RequestError."""
     if device == devices.CUDA:
         program = _program(name, folder, "ckpt_conformance.workload.devices:count")
         with contextlib.closing(Client(socket)) as client:

@@ -158,7 +158,7 @@ class ReadLeaves(Op, frozen=True, tag="leaves"):
 
 
 class ReadPayloadSamples(Op, frozen=True, tag="payload_samples"):
-    """Give bytes of tensors that must stand in an uncompressed payload, by saved step."""
+    """Report bytes of tensors that must stand in an uncompressed payload, by saved step."""
 
 
 class Perturb(Op, frozen=True, tag="perturb"):
@@ -230,12 +230,12 @@ AnyOp = (
 
 
 def faults_of(op: AnyOp) -> tuple[Fault, ...]:
-    """Give the faults of an operation; most have none."""
+    """Return the faults of an operation; only `Run`, `Save` and `Load` have any."""
     return op.faults if isinstance(op, Run | Save | Load) else ()
 
 
 def named(op: AnyOp) -> list[str]:
-    """Give what an operation names as `module:attribute`: injectors, and a probe."""
+    """Return the `module:attribute` names in an operation: of injectors, and of a probe."""
     injectors = [fault.injector for fault in faults_of(op)]
     return [*injectors, op.probe] if isinstance(op, Probe) else injectors
 
@@ -329,23 +329,23 @@ class PayloadSamplesResult(Result, frozen=True, tag="payload_samples"):
 
 
 class PerturbResult(Result, frozen=True, tag="perturb"):
-    """Nothing to tell."""
+    """It has no fields of its own."""
 
 
 class FreshResult(Result, frozen=True, tag="fresh"):
-    """Nothing to tell."""
+    """It has no fields of its own."""
 
 
 class MaterializeResult(Result, frozen=True, tag="materialize"):
-    """Nothing to tell."""
+    """It has no fields of its own."""
 
 
 class CloseResult(Result, frozen=True, tag="close"):
-    """Nothing to tell."""
+    """It has no fields of its own."""
 
 
 class CopyOutResult(Result, frozen=True, tag="copy_out"):
-    """Nothing to tell."""
+    """It has no fields of its own."""
 
 
 class GateResult(Result, frozen=True, tag="gate"):
@@ -386,7 +386,7 @@ AnyResult = (
 
 
 def whole(state: RankLeaves) -> Leaves:
-    """Take a state without boxes of sharded tensors: of one process, or joined from all ranks."""
+    """Narrow the type of a state without boxes: of one process, or joined from all ranks."""
     return cast("Leaves", state)
 
 

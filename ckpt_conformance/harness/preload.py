@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import Program
 
 PATIENCE = 60.0  # seconds for an import
-LATER = "later"  # starts threads and says so: every child imports it anew
+LATER = "later"  # instead of a reason: it declares its threads, so every child imports it anew
 
 
 def preload(adapters: Sequence[str]) -> dict[str, str]:
-    """Import torch and the adapters; give the reason of each adapter that can't be used."""
+    """Import torch and the adapters; return why each adapter that can't be used is refused."""
     warm_up()
-    found = {} if try_out(adapters) is None else {name: try_out([name]) for name in adapters}
+    all_load = try_out(adapters) is None
+    reasons = {} if all_load else {name: try_out([name]) for name in adapters}
     for name in adapters:
-        if found.get(name) is None:
+        if reasons.get(name) is None:
             load(name)
-    return {name: reason for name, reason in found.items() if reason and reason != LATER}
+    return {name: reason for name, reason in reasons.items() if reason and reason != LATER}
 
 
 def warm_up() -> None:
@@ -72,7 +73,7 @@ def import_named(program: Program) -> None:
 
 
 def load(name: str) -> str | None:
-    """Import an adapter and what it asks for; give the reason why it can't stay in this process."""
+    """Import an adapter and what it asks for; return why it can't stay in this process, or None."""
     from ckpt_conformance.contract import registry
 
     adapter = registry.get(name)
@@ -86,7 +87,7 @@ def load(name: str) -> str | None:
 
 
 def try_out(names: Sequence[str]) -> str | None:
-    """Load adapters in a child; give the reason of the first that fails."""
+    """Load adapters in a child; return why the first one that fails does, or None."""
     with tempfile.TemporaryDirectory(prefix="try-") as folder:
         note = Path(folder) / "reason"
         pid = lifecycle.fork(lambda: _child(names, note, Path(folder) / "output"))
@@ -102,7 +103,7 @@ def try_out(names: Sequence[str]) -> str | None:
 
 
 def _child(names: Sequence[str], note: Path, output: Path) -> None:
-    """Load, and leave a note unless the process ends; never returns."""
+    """Load the adapters and leave a note, unless an import ends the process; never returns."""
     os.setsid()
     lifecycle.redirect_output(output)
     reason = ""

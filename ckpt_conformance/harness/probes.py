@@ -20,7 +20,7 @@ def reach(child: Any, step: int) -> None:  # noqa: ANN401  a Child
 
 
 def scribble(child: Any) -> int:  # noqa: ANN401  a Child
-    """Invert every byte of every file of the manager, in place; give how many bytes that were.
+    """Invert every byte of every file of the manager, in place; return the number of bytes.
 
     Size and inode stay, so that a mapping of the file sees the new bytes and no signal.
     """

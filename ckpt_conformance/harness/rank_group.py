@@ -40,7 +40,7 @@ def run(program: Program, run_program: RunProgram) -> None:
 
 
 def _child(program: Program, run_program: RunProgram) -> None:
-    """Be one rank."""
+    """Run one rank in this process: mark what ties it to the others, then run its program."""
     lifecycle.die_with_parent()
     lifecycle.redirect_output(program.output)
     journal = ChildJournal(Path(program.journal), program.rank)

@@ -47,8 +47,8 @@ def leave(world: World, *, well: bool) -> None:
         store.set(str(world.rank), "ended")
         if not well:
             return
-        others = [str(rank) for rank in range(world.size)]
-        store.wait(others, dt.timedelta(seconds=LEAVING))
+        ranks = [str(rank) for rank in range(world.size)]
+        store.wait(ranks, dt.timedelta(seconds=LEAVING))
 
 
 def job(spec: JobSpec) -> ShardedJob:
@@ -63,7 +63,7 @@ def together() -> None:
 
 
 def unequal(child: Any) -> int:  # noqa: ANN401  a Child
-    """Give each rank another value of a buffer that all should have alike; the rank is given."""
+    """Make a buffer differ between ranks that should be equal on all; return the rank."""
     rank = dist.get_rank()
     child.job.model.constant.add_(rank)
     return rank
@@ -74,5 +74,5 @@ def linger(child: Any) -> None:  # noqa: ANN401  a Child
     world: World = child.program.world
     store = PrefixStore("lingering", FileStore(world.store, world.size))
     store.set(str(world.rank), "here")
-    every = [str(rank) for rank in range(world.size)]
-    store.wait(every, dt.timedelta(seconds=child.program.deadline))
+    ranks = [str(rank) for rank in range(world.size)]
+    store.wait(ranks, dt.timedelta(seconds=child.program.deadline))

@@ -104,7 +104,7 @@ class Server:
         self.selector.register(descriptor, selectors.EVENT_READ, self._ended)
 
     def _child(self, program: Program, mark: int) -> None:
-        """Be the child."""
+        """Run a program in this process, which was forked for it; `mark` marks what it starts."""
         try:
             orphans.mark(mark)
             os.setsid()  # its helpers (loader workers) die with it
@@ -113,8 +113,8 @@ class Server:
             self.listener.close()
             if reason := self.refused.get(program.adapter):
                 sys.exit(reason)
-            if wanted := supervision_of(program):
-                supervised.enter(wanted)  # goes on in a child of this process
+            if supervision := supervision_of(program):
+                supervised.enter(supervision)  # goes on in a child of this process
             if program.device == devices.CUDA:
                 devices.show()
             if program.isolation == "spawn":
@@ -154,7 +154,7 @@ class Server:
 
 
 def supervision_of(program: Program) -> Supervision | None:
-    """Tell what a supervisor has to do for a program; None if it needs none."""
+    """Return what a supervisor has to do for a program; None if it needs none."""
     faults = [fault for op in program.ops for fault in messages.faults_of(op)]
     probes = [op.args for op in program.ops if isinstance(op, messages.Probe)]
     hits = [fault.args for fault in faults if fault.injector == SYSTEM_CALLS]
@@ -184,14 +184,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     gc.disable()  # it would walk the growing heap for a fifth of the time that the imports take
     channel = os.fdopen(os.dup(1), "w")  # ours alone: what an adapter prints goes to the log
     os.dup2(2, 1)
     try:
         orphans.adopt()
-        refused = preload(given.adapters)
-        server = Server(given.socket, refused)
+        refused = preload(arguments.adapters)
+        server = Server(arguments.socket, refused)
     except Exception as error:  # noqa: BLE001  the client prints it
         _say(channel, NotReady(error=f"{type(error).__name__}: {error}"))
         sys.exit(1)

@@ -1,4 +1,7 @@
-"""Children of one process: each does one thing, says so in lines, and may die of it."""
+"""Children of one process: each does one thing, answers in typed messages, and may die of it.
+
+A message is one line of JSON, so that a death loses none that was written whole.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,55 @@ import json
 import os
 import selectors
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.processes.lifecycle import ExitKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
+    from typing import TextIO
 
-    Line = dict[str, Any]
-    Put = Callable[[Line], None]
+T = TypeVar("T")
+if TYPE_CHECKING:
+    Put = Callable[[T], None]  # sends one message
+    Work = Callable[[Put[T]], None]
 
-LAST_WORD, DEATH = b'{"end": "ended"}', b'{"end": "died"}'
+
+class Ended(msgspec.Struct, frozen=True):
+    """The last word about a child: how it ended."""
+
+    exit_kind: ExitKind
 
 
-def put_into(out: Any) -> Put:  # noqa: ANN401  a text file
-    """Give a function that writes one line at once, so that a death loses none."""
+def to_line(message: object) -> bytes:
+    """Write a message as one line of JSON.
 
-    def put(line: Line) -> None:
-        out.write(json.dumps(line, default=str) + "\n")
+    By `json`: a manager's message may hold lone surrogates, which msgspec does not write.
+    """
+    return json.dumps(msgspec.to_builtins(message)).encode() + b"\n"
+
+
+LAST_WORD = to_line(Ended(ExitKind.ENDED)).rstrip()
+
+
+def put_into(out: TextIO) -> Put[object]:
+    """Return a function that writes one message at once, so that a death loses none."""
+
+    def put(message: object) -> None:
+        out.write(to_line(message).decode())
         out.flush()
 
     return put
 
 
-def run(work: Callable[[Put], None], deadline: float) -> Iterator[Line]:
-    """Fork a child that works; give its lines, and a last one that says how it ended.
+def run(work: Work[T], kind: type[T], deadline: float) -> Iterator[T | Ended]:
+    """Fork a child that works; yield its messages, and at last how it ended.
 
-    A child that says nothing for `deadline` seconds is killed: {"end": "hang"}. The caller has one
-    thread.
+    A child that says nothing for `deadline` seconds is killed: `ExitKind.HANG`. Raises ValueError
+    for a message that is not of the `kind`. The caller has one thread.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -47,45 +70,52 @@ def run(work: Callable[[Put], None], deadline: float) -> Iterator[Line]:
 
     pid = lifecycle.fork(child)
     os.close(write)
-    exit_kind: str = ExitKind.HANG
-    for line in _lines(read, pid, deadline):
-        message: Line = json.loads(line)
-        exit_kind = message.get("end", exit_kind)
-        if "end" not in message:
-            yield message
+    exit_kind = yield from _messages(read, pid, kind, deadline)
     os.close(read)
     lifecycle.kill_group(pid)  # and what it started: loader workers
     exited = lifecycle.reap(pid)
-    if exit_kind == "died":
+    if exit_kind is None:
         exit_kind = ExitKind.KILLED if exited.is_killed else ExitKind.CRASHED
-    yield {"end": exit_kind}
+    yield Ended(exit_kind)
 
 
-def _work(work: Callable[[Put], None], write: int) -> None:
-    """Be the child: the leader of a group that dies with its parent."""
+def _work(work: Work[T], write: int) -> None:
+    """Work in the child: it leads a group of its own, and dies with its parent."""
     os.setpgid(0, 0)
     lifecycle.die_with_parent()
     put = put_into(os.fdopen(write, "w"))
     work(put)
-    put({"end": ExitKind.ENDED})
+    put(Ended(ExitKind.ENDED))
 
 
-def _lines(read: int, pid: int, deadline: float) -> Iterator[bytes]:
-    """Give lines as they come, until the last word, the death, or a silence that is too long."""
+def _messages(
+    read: int, pid: int, kind: type[T], deadline: float
+) -> Generator[T, None, ExitKind | None]:
+    """Yield messages as they come, until the last word, the death, or a silence that is too long.
+
+    Returns `ENDED` after the last word, `HANG` after a silence, and None after a death.
+    """
     left = b""
     os.set_blocking(read, False)
     watch = os.pidfd_open(pid)
+    exit_kind: ExitKind | None = ExitKind.HANG
     with selectors.DefaultSelector() as selector:
         selector.register(read, selectors.EVENT_READ)
         selector.register(watch, selectors.EVENT_READ)
         while ready := selector.select(deadline):
-            dead = any(key.fd == watch for key, _ in ready)
+            is_dead = any(key.fd == watch for key, _ in ready)
             *lines, left = (left + _read(read)).split(b"\n")
-            yield from lines
-            if dead or lines[-1:] == [LAST_WORD]:
-                yield from [DEATH] if lines[-1:] != [LAST_WORD] else []
+            for line in lines:
+                if line != LAST_WORD:
+                    yield msgspec.convert(json.loads(line), kind)
+            if lines[-1:] == [LAST_WORD]:
+                exit_kind = ExitKind.ENDED
+                break
+            if is_dead:
+                exit_kind = None
                 break
     os.close(watch)
+    return exit_kind
 
 
 def _read(read: int) -> bytes:

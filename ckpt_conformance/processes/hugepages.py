@@ -25,7 +25,7 @@ def collapse() -> None:
 
 
 def anonymous(maps: str) -> list[tuple[int, int]]:
-    """Give the huge-page-aligned parts of anonymous writable mappings as (begin, end) addresses."""
+    """Return (begin, end) addresses of the aligned parts of anonymous writable mappings."""
     regions: list[tuple[int, int]] = []
     for line in maps.splitlines():
         span, mode, _, _, inode, *name = line.split(maxsplit=5)

@@ -15,11 +15,11 @@ import sys
 import traceback
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 FAILED = 70  # the exit status of a child whose own code raised: EX_SOFTWARE of sysexits.h
@@ -61,7 +61,7 @@ class Exit:
 
 
 def fork(work: Callable[[], object], *, failed: int = FAILED, quiet: bool = False) -> int:
-    """Fork a child that runs `work` and ends; gives its pid.
+    """Fork a child that runs `work` and ends; returns its pid.
 
     Its exit status is 0, or `failed` after any exception, SystemExit too. The exception is printed
     and standard streams are flushed, unless the child is `quiet`. Exit handlers and threads of the
@@ -111,6 +111,20 @@ def kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
+def kill_tree(pid: int) -> None:
+    """Kill a process and all below it, those in sessions of their own too.
+
+    What lost its parent before, and what a thread other than the main one started, is not found.
+    """
+    pids = [pid]
+    for parent in pids:  # which grows
+        with contextlib.suppress(OSError):
+            pids += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    for member in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+
+
 def reap(pid: int = -1) -> Exit:
     """Wait for the end of a child, by default of any; raises ChildProcessError without one."""
     ended, status, usage = os.wait4(pid, 0)
@@ -121,7 +135,7 @@ def reap(pid: int = -1) -> Exit:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it ends, in whatever way."""
+    """Ask the kernel to kill this process when its parent ends, in whatever way."""
     ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
 
 

@@ -45,7 +45,7 @@ def mount_place(root: Path) -> bool:
 
 
 def use_temporary(root: Path) -> Path | None:
-    """Have this process and its children use the temporary directory beside `root`, if there."""
+    """Use the temporary directory beside `root` here and in children; None if there is none."""
     beside = root.parent / TEMPORARY
     if not beside.is_dir():
         return None

@@ -37,7 +37,7 @@ def mark(number: int) -> None:
 
 
 def marked(number: int) -> int:
-    """Give the mark of a number: bytes in the upper half of what is allowed; -1 for none."""
+    """Return the mark of a number: bytes in the upper half of what is allowed; -1 for none."""
     most = resource.getrlimit(MARK)[1]
     if most == resource.RLIM_INFINITY:
         most = 1 << 30
@@ -51,24 +51,24 @@ def sweep(running: Collection[int], group: int, others: Collection[int] = ()) ->
     What carries the mark of one of the `others` is left alone: it belongs to a child that goes on,
     or will be asked about next.
     """
-    named: list[str] = []
+    descriptions: list[str] = []
     foreign = {marked(number) for number in others}
     while strangers := {pid for pid in children() - set(running) if _mark_of(pid) not in foreign}:
         for pid in strangers:
             if description := _describe(pid, group):
-                named.append(description)
+                descriptions.append(description)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)  # its own children are ours now: hence the loop
-    return named
+    return descriptions
 
 
-def reap(ours: Collection[int], *, kill: bool) -> None:
+def reap(known: Collection[int], *, kill: bool) -> None:
     """Wait for orphans that have ended; with `kill` end them all, and those that they leave.
 
-    An orphan is a child that is not one of `ours`.
+    An orphan is a child that is not one of `known`.
     """
-    while orphans := all_children() - set(ours):
+    while orphans := all_children() - set(known):
         for pid in orphans:
             if kill:
                 os.kill(pid, signal.SIGKILL)
@@ -78,14 +78,14 @@ def reap(ours: Collection[int], *, kill: bool) -> None:
 
 
 def children() -> set[int]:
-    """Give the children of this process, which has one thread; costs one small file."""
+    """Return the pids of all children; this process has one thread. Reads one small file."""
     with contextlib.suppress(OSError):
         return _listed()
     return all_children()
 
 
 def has_children() -> bool:
-    """Tell whether there may be a child: without the kernel's list there may."""
+    """Return whether there may be a child; True where the kernel offers no list of them."""
     with contextlib.suppress(OSError):
         return bool(_listed())
     return True
@@ -98,14 +98,17 @@ def _listed() -> set[int]:
 
 
 def all_children() -> set[int]:
-    """Give the children of all threads of this process, from a look at every process there is."""
+    """Return the pids of the children of all threads; reads the status of every process."""
     me = str(os.getpid())
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
     return {pid for pid in pids if _status(pid)[1:2] == [me]}
 
 
 def _status(pid: int) -> list[str]:
-    """Give state, parent, group and more of a process; empty if there is none."""
+    """Return the fields of proc(5) stat from the third on: state, parent, group, session, ...
+
+    Empty if there is no such process.
+    """
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
@@ -118,7 +121,7 @@ def _mark_of(pid: int) -> int:
 
 
 def _describe(pid: int, group: int) -> str:
-    """Say what a process is; nothing of one that has ended, or dies with its child."""
+    """Describe a process; "" for one that has ended, or is of the `group` and dies with it."""
     status = _status(pid)
     if not status or status[0] == "Z" or int(status[2]) == group:
         return ""

@@ -6,7 +6,6 @@ program of the attempt that it is: the first one is hit, the next ones resume.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from msgspec import structs
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.client import FIXED_MACHINE, process_result
 from ckpt_conformance.harness.messages import Ended, Program
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED
 from ckpt_conformance.workload import devices
@@ -100,14 +100,9 @@ def _torchrun(size: int, restarts: int, folder: Path) -> tuple[int, str]:
 
 
 def end_all(process: subprocess.Popen[Any]) -> None:
-    """Kill torchrun and every process below it; ranks have sessions of their own."""
-    pids = [process.pid]
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill torchrun and every process below it, and reap it; ranks have sessions of their own."""
+    if process.returncode is None:  # nothing below one that has ended can be found
+        lifecycle.kill_tree(process.pid)
     process.wait()
 
 

@@ -44,6 +44,7 @@ from ckpt_conformance.workload import devices, joining
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpt_conformance.contract.journal import Event, StepEventName
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, Error, Leaves, Program, Stop
     from ckpt_conformance.subject.subject import Subject
@@ -139,9 +140,18 @@ class WorldResult:
         return next((rank.code for rank in self.ranks if rank.code), 0)
 
     @property
-    def events(self) -> list[dict[str, Any]]:
-        """The events of all journals, rank by rank."""
-        return [{**event, "rank": at} for at, r in enumerate(self.ranks) for event in r.events]
+    def events(self) -> list[Event]:
+        """The events of all journals, rank by rank; each says whose it is."""
+        return [
+            structs.replace(event, rank=rank)
+            for rank, result in enumerate(self.ranks)
+            for event in result.events
+        ]
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether a fault has hit a call of some rank, as its journal says."""
+        return any(rank.has_fired for rank in self.ranks)
 
     @property
     def left(self) -> list[str]:
@@ -159,7 +169,7 @@ class WorldResult:
             for record in rank.of(RunResult).records
         ]
 
-    def steps_of(self, event: str) -> list[int]:
+    def steps_of(self, event: StepEventName) -> list[int]:
         """Return the steps that every rank's journal has for an event, in order."""
         by_rank = [rank.steps_of(event) for rank in self.ranks]
         return [step for step in by_rank[0] if all(step in steps for steps in by_rank)]

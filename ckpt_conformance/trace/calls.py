@@ -114,7 +114,7 @@ def _column() -> int:
 
 
 def number_of(name: str) -> int:
-    """Give the number of a call on this machine; -1 if it has none."""
+    """Return the number of a call on this machine; -1 if it has none."""
     return NUMBERS[name][_column()]
 
 
@@ -125,7 +125,7 @@ def names() -> dict[int, str]:
 
 
 def rules(*, reading: bool = False, closing: bool = False) -> list[Rule]:
-    """Give the filter's rules; with `reading` also for opening to read, and for reading.
+    """Make the rules of the filter; with `reading` also for opening to read, and for reading.
 
     With `closing` also for closing: it is what makes a client of NFS send what it holds.
     """

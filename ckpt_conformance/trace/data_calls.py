@@ -41,7 +41,7 @@ def _opened(request: Request, index: int) -> tuple[int, os.stat_result, int] | N
         return None
     number = request.tree.find(info, f"/proc/self/fd/{taken}")
     if number is None:
-        request.other = (taken, info)
+        request.written_elsewhere = (taken, info)
         return None
     return taken, info, number
 
@@ -58,7 +58,7 @@ def prepare_write(request: Request) -> Action | None:
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_ACCMODE == os.O_RDONLY:
         return None
-    pieces, offset, more = _pieces(request)
+    pieces, offset, write_flags = _pieces(request)
     size = sum(length for _, length in pieces)
     if not size:
         return None
@@ -68,34 +68,33 @@ def prepare_write(request: Request) -> Action | None:
         if flags & os.O_DIRECT and limit is not None:
             limit &= -notify.PAGE
         start = request.sink.size if request.sink else 0
-        done = _copy_out(request, file, _cut(pieces, limit), offset, more)
+        done = _copy_out(request, file, _cut(pieces, limit), offset, write_flags)
         if done is not None and done > 0:
-            if offset is None:
-                at = os.lseek(file, 0, os.SEEK_CUR) - done
-            else:
-                appends = flags & os.O_APPEND or more & _RWF_APPEND
-                at = os.fstat(file).st_size - done if appends else offset
-            sync = bool(flags & os.O_DSYNC or more & _RWF_SYNC)
             request.make(
                 Kind.WRITE,
                 object=number,
                 path=path,
                 parent=request.tree.parent(number),
-                offset=at,
+                offset=written_at(done),
                 size=done,
                 data=start,
-                sync=sync,
+                sync=bool(flags & os.O_DSYNC or write_flags & _RWF_SYNC),
             )
         return done
 
+    appends = bool(flags & os.O_APPEND or write_flags & _RWF_APPEND)
+
+    def written_at(done: int) -> int:
+        if offset is None:
+            return os.lseek(file, 0, os.SEEK_CUR) - done
+        return os.fstat(file).st_size - done if appends else offset
+
     begin = os.lseek(file, 0, os.SEEK_CUR) if offset is None else offset
-    if flags & os.O_APPEND or more & _RWF_APPEND:
-        begin = info.st_size
-    return Action(path, perform, number, size, begin)
+    return Action(path, perform, number, size, info.st_size if appends else begin)
 
 
 def _pieces(request: Request) -> tuple[list[tuple[int, int]], int | None, int]:
-    """Give where the bytes lie, the offset (None: the file's own) and the flags of pwritev2."""
+    """Return (address, size) of the bytes, the offset (None: the file's own), flags of pwritev2."""
     if request.name in {"write", "pwrite64"}:
         offset = request.long(3) if request.name == "pwrite64" else None
         return [(request.word(1), request.word(2))], offset, 0
@@ -121,7 +120,7 @@ def _cut(pieces: list[tuple[int, int]], limit: int | None) -> list[tuple[int, in
 
 
 def _copy_out(
-    request: Request, file: int, chunks: list[tuple[int, int]], offset: int | None, more: int
+    request: Request, file: int, chunks: list[tuple[int, int]], offset: int | None, write_flags: int
 ) -> int | None:
     """Copy chunks of the caller's memory to the file and into the record."""
     done = 0
@@ -133,7 +132,9 @@ def _copy_out(
         if not done and not request.is_valid():
             return None
         try:
-            wrote = _write(file, _VIEW[:got], None if offset is None else offset + done, more)
+            wrote = _write(
+                file, _VIEW[:got], None if offset is None else offset + done, write_flags
+            )
         except OSError as error:
             return done or -(error.errno or errno.EIO)
         request.sunk(_VIEW[:wrote])
@@ -143,9 +144,9 @@ def _copy_out(
     return done
 
 
-def _write(file: int, view: memoryview, offset: int | None, more: int) -> int:
-    if more:
-        return os.pwritev(file, [view], -1 if offset is None else offset, more)
+def _write(file: int, view: memoryview, offset: int | None, write_flags: int) -> int:
+    if write_flags:
+        return os.pwritev(file, [view], -1 if offset is None else offset, write_flags)
     return os.write(file, view) if offset is None else os.pwrite(file, view, offset)
 
 

@@ -49,14 +49,14 @@ class Left(msgspec.Struct, frozen=True):
     after: tuple[int, ...]
 
 
-class Told(msgspec.Struct, frozen=True):
-    """A rank says something that any other may hear: it sends, or sets a key of a store."""
+class Published(msgspec.Struct, frozen=True):
+    """A rank sends a message or sets a key of a store: any other rank may learn of it."""
 
     rank: int
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A rank may have heard what others said."""
+class Received(msgspec.Struct, frozen=True):
+    """A rank received a message or read a store: it may know what others published."""
 
     rank: int
 
@@ -81,7 +81,7 @@ class FaultDisarmed(msgspec.Struct, frozen=True):
     report: str
 
 
-Ordering = Entered | Left | Told | Asked | Looked  # what ties ranks to each other
+Ordering = Entered | Left | Published | Received | Looked  # what ties ranks to each other
 Event = Marked | RankStarted | Ordering | FaultArmed | FaultDisarmed
 
 EVENTS: dict[str, type[Event]] = {
@@ -89,8 +89,8 @@ EVENTS: dict[str, type[Event]] = {
     "rank": RankStarted,
     "enter": Entered,
     "leave": Left,
-    "tell": Told,
-    "ask": Asked,
+    "tell": Published,
+    "ask": Received,
     "look": Looked,
     "system-calls-armed": FaultArmed,
     "system-calls-disarmed": FaultDisarmed,

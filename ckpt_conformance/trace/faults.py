@@ -48,7 +48,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moment: str = "before"
 
     def counts(self, name: str, *, reads: bool) -> bool:
-        """Tell whether a call is one that this fault may hit; `reads`: it changes nothing."""
+        """Return whether a call is one that this fault may hit; `reads`: it changes nothing."""
         if self.only and name not in self.only:
             return False
         if reads and not self.reading:
@@ -58,7 +58,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return name in GIVERS.get(self.error, {name}) - QUIET
 
     def is_due(self, call: int) -> bool:
-        """Tell whether it hits a call by its number."""
+        """Return whether it hits the call of this number, counted from 1."""
         if not self.persistent or self.at < 1 or call < self.at:
             return call == self.at
         return self.error != "EINTR" or (call - self.at) % 2 == 0
@@ -94,18 +94,3 @@ class FaultReport(msgspec.Struct, frozen=True):
         """Read it; raises FileNotFoundError, and ValueError for anything else."""
         with open(path, encoding="utf-8") as file:  # noqa: PTH123
             return msgspec.convert(json.load(file), cls)
-
-
-class Fired(msgspec.Struct, frozen=True):
-    """The event of the journal that is written before a fault is injected."""
-
-    call: int
-    what: str
-    path: str
-    mode: str  # the fault's error
-    event: str = "fired"
-    injector: str = "system-call"
-
-    def line(self) -> bytes:
-        """Give the line of the journal."""
-        return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"

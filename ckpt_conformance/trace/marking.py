@@ -42,8 +42,8 @@ FUNCTIONAL = (
     *("all_gather_tensor_autograd", "reduce_scatter_tensor_autograd", "all_to_all_single_autograd"),
 )
 WAITS = ("wait", "synchronize")
-TELLS = ("set", "append", "multi_set", "queue_push", "delete_key")
-ASKS = ("get", "wait", "multi_get", "check", "queue_pop", "list_keys", "num_keys", "queue_len")
+PUBLISHES = ("set", "append", "multi_set", "queue_push", "delete_key")
+RECEIVES = ("get", "wait", "multi_get", "check", "queue_pop", "list_keys", "num_keys", "queue_len")
 BOTH = ("add", "compare_set", "barrier")
 LOOKS = ("stat", "lstat", "access", "listdir", "scandir", "open", "readlink")
 
@@ -65,13 +65,13 @@ class Marker:
         """Wrap a method of a process group."""
 
         @wraps(original)
-        def call(group: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as it is
             group_name = str(group.group_name)
             self.calls[group_name] += 1
             key = f"{group_name} {self.calls[group_name]}"
-            after = self.waits_for(name, _members(group), _root((*given, *more.values())))
+            after = self.waits_for(name, _members(group), _root((*args, *kwargs.values())))
             self.journal.note("enter", call=key)
-            work = original(group, *given, **more)
+            work = original(group, *args, **kwargs)
             if work is None:
                 self.journal.note("leave", call=key, after=after)
             else:
@@ -82,7 +82,10 @@ class Marker:
         return call
 
     def waits_for(self, name: str, members: list[int], root: int | None) -> list[int]:
-        """Give the ranks that have come when this one leaves; `root` counts within the group."""
+        """Return the ranks that have entered for certain when this one leaves.
+
+        `members` are the ranks of the group; `root` is an index into them, None without a root.
+        """
         if root is None or name in TO_ALL or root >= len(members):
             return members
         at = members[root]
@@ -94,8 +97,8 @@ class Marker:
         """Wrap a method that waits for a work."""
 
         @wraps(original)
-        def call(work: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
-            result = original(work, *given, **more)
+        def call(work: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as it is
+            result = original(work, *args, **kwargs)
             _, note = self.under_way.pop(id(work), (None, None))
             if note is not None:
                 note()
@@ -106,14 +109,14 @@ class Marker:
     # ---- stores, and messages from one rank to another ----
 
     def store(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Wrap a method that says something to others, or hears it."""
+        """Wrap a method that publishes something to other ranks, or receives it."""
 
         @wraps(original)
-        def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
-            if name in TELLS or name in BOTH or name == "send":
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as it is
+            if name in PUBLISHES or name in BOTH or name == "send":
                 self.journal.note("tell")
-            result = original(*given, **more)
-            if name not in TELLS and name != "send":
+            result = original(*args, **kwargs)
+            if name not in PUBLISHES and name != "send":
                 self.journal.note("ask")
             return result
 
@@ -123,8 +126,8 @@ class Marker:
         """Wrap a method that receives: the message is here when its work was waited for."""
 
         @wraps(original)
-        def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
-            work = original(*given, **more)
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as it is
+            work = original(*args, **kwargs)
             self.under_way[id(work)] = (work, partial(self.journal.note, "ask"))
             return work
 
@@ -137,9 +140,9 @@ class Marker:
         """
 
         @wraps(original)
-        def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as it is
             self.journal.note("tell")
-            result = original(*given, **more)
+            result = original(*args, **kwargs)
             for tensor in tree_leaves(result):
                 if isinstance(tensor, functional.AsyncCollectiveTensor):
                     tensor.trigger_wait()
@@ -154,10 +157,10 @@ class Marker:
         """Wrap a function that sees a path below the directory."""
 
         @wraps(original)
-        def call(path: Any = ".", *given: Any, **more: Any) -> Any:  # noqa: ANN401  as it is
+        def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as it is
             below = self._below(path)
             try:
-                return original(path, *given, **more)
+                return original(path, *args, **kwargs)
             finally:
                 if below is not None:
                     self.journal.note("look", path=below)
@@ -165,7 +168,7 @@ class Marker:
         return call
 
     def _below(self, path: Any) -> str | None:  # noqa: ANN401  what a caller gives
-        """Give a path relative to the directory; None if it is elsewhere."""
+        """Return a path relative to the directory; None if it is elsewhere."""
         if not isinstance(path, str) and not hasattr(path, "__fspath__"):
             return None
         absolute = os.path.abspath(str(path))  # noqa: PTH100  no link is resolved
@@ -182,9 +185,9 @@ def _members(group: Any) -> list[int]:  # noqa: ANN401  a ProcessGroup
         return list(range(group.size()))
 
 
-def _root(given: tuple[Any, ...]) -> int | None:
+def _root(arguments: tuple[Any, ...]) -> int | None:
     """Find the root in the options of a collective; None if it has none."""
-    roots = (getattr(one, "rootRank", None) for one in given)
+    roots = (getattr(argument, "rootRank", None) for argument in arguments)
     return next((int(root) for root in roots if root is not None), None)
 
 
@@ -193,7 +196,7 @@ def mark(journal: ChildJournal, root: Path) -> None:
     marker = Marker(journal, os.path.realpath(root))
     _wrap(c10d.ProcessGroup, (*FROM_ROOT, *TO_ROOT, *TO_ALL), marker.collective)
     _wrap(c10d.Work, WAITS, marker.waiting)
-    _wrap(c10d.Store, (*TELLS, *ASKS, *BOTH), marker.store)
+    _wrap(c10d.Store, (*PUBLISHES, *RECEIVES, *BOTH), marker.store)
     _wrap(c10d.ProcessGroup, ("send",), marker.store)
     _wrap(c10d.ProcessGroup, ("recv", "recv_anysource"), marker.receiving)
     _wrap(functional, FUNCTIONAL, marker.functional)

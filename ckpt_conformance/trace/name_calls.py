@@ -1,6 +1,6 @@
 """Calls that open, make, move, link and remove: done by the supervisor in place of the caller.
 
-Each function prepares: it finds out what the call is about and gives an Action, or None for a call
+Each function prepares: it finds out what the call is about and returns an Action, or None for one
 that is not about the directory.
 
 A file that was made elsewhere on the same disk is followed from its creation, as one that has no
@@ -24,7 +24,7 @@ from ckpt_conformance.trace.request import (
     AT_SYMLINK_FOLLOW,
     AT_SYMLINK_NOFOLLOW,
     Action,
-    Given,
+    NewDescriptor,
     Place,
     Request,
     Result,
@@ -42,7 +42,7 @@ MOVED_OUT = "a directory was moved out of the directory"
 
 
 def call_at(name: str, *arguments: object) -> int:
-    """Make a call by its name; gives its value, or minus the errno."""
+    """Make a system call by its name; return its value, or minus the errno."""
     return notify.syscall(calls.number_of(name), *arguments)
 
 
@@ -112,7 +112,7 @@ def _do_open_outside(request: Request, place: Place, flags: int, mode: int) -> R
     info = os.fstat(request.keep(descriptor))
     number = request.tree.add_outside(info)
     request.make(Kind.CREATE, object=number, mode=stat.S_IMODE(info.st_mode))
-    return Given(descriptor, flags & os.O_CLOEXEC)
+    return NewDescriptor(descriptor, flags & os.O_CLOEXEC)
 
 
 def _do_open(request: Request, place: Place, parent: int, flags: int, mode: int) -> Result:
@@ -133,7 +133,7 @@ def _do_open(request: Request, place: Place, parent: int, flags: int, mode: int)
         )
     elif flags & os.O_TRUNC and place.info is not None and place.info.st_size:
         request.make(Kind.TRUNCATE, object=number, path=path, parent=parent)
-    return Given(descriptor, flags & os.O_CLOEXEC)
+    return NewDescriptor(descriptor, flags & os.O_CLOEXEC)
 
 
 def _nameless(request: Request, place: Place, flags: int, mode: int) -> Action | None:
@@ -144,13 +144,13 @@ def _nameless(request: Request, place: Place, flags: int, mode: int) -> Action |
 
     def perform(_: int | None) -> Result:
         try:
-            made = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
+            file = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
         except OSError as error:
             return -(error.errno or errno.EIO)
-        info = os.fstat(request.keep(made))
+        info = os.fstat(request.keep(file))
         number = request.tree.add(info, folder, "")
         request.make(Kind.CREATE, object=number, parent=folder, mode=stat.S_IMODE(info.st_mode))
-        return Given(made, flags & os.O_CLOEXEC)
+        return NewDescriptor(file, flags & os.O_CLOEXEC)
 
     return Action(request.tree.path(folder), perform)
 
@@ -332,7 +332,7 @@ def _note_rename(request: Request, old: Place, new: Place, flags: int) -> None:
 
 
 def _note_moved_in(request: Request, new: Place, flags: int) -> None:
-    """Give a file that was made elsewhere its name."""
+    """Note that a name below the root came from elsewhere, and lost what it named before."""
     tree, parent = request.tree, new.parent or 0
     target = tree.join(parent, new.plain)
     number = tree.find(os.stat(new.plain, dir_fd=new.folder, follow_symlinks=False))
@@ -345,7 +345,7 @@ def _note_moved_in(request: Request, new: Place, flags: int) -> None:
 
 
 def _take_in(request: Request, number: int, new: Place) -> None:
-    """Have a file below the root; name it if not all of its bytes were seen."""
+    """Add a file from outside to the tree; it is unsupported if not all of its bytes were seen."""
     tree, parent = request.tree, new.parent or 0
     tree.outside.discard(number)
     tree.name(number, parent, new.plain)

@@ -78,7 +78,7 @@ class Notification:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """Make a system call; gives its value, or minus the errno."""
+    """Make a system call; return its value, or minus the errno."""
     value = int(
         LIBC.syscall(
             ctypes.c_long(number),
@@ -115,10 +115,13 @@ def compile_filter(machine: str, rules: Iterable[Rule]) -> bytes:
 
 
 def install(rules: Sequence[Rule]) -> int:
-    """Install a filter in this process, for good; gives the listener. Raises NotAvailableError."""
+    """Install a filter in this process, for good; return the listener.
+
+    Raises NotAvailableError where the kernel or a policy does not allow it.
+    """
     machine = platform.machine()
     if machine not in MACHINES or platform.system() != "Linux":
-        raise NotAvailableError(_told(f"{platform.system()} on {machine} has no filter here"))
+        raise NotAvailableError(_explain(f"{platform.system()} on {machine} has no filter here"))
     program = compile_filter(machine, rules)
     kept = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(kept))
@@ -128,12 +131,12 @@ def install(rules: Sequence[Rule]) -> int:
     flags = _NEW_LISTENER | _WAIT_KILLABLE
     listener = syscall(_SECCOMP[machine], _SET_MODE_FILTER, flags, header)
     if listener < 0:
-        raise NotAvailableError(_told(os.strerror(-listener), -listener))
+        raise NotAvailableError(_explain(os.strerror(-listener), -listener))
     return listener
 
 
-def _told(why: str, code: int = 0) -> str:
-    """Say what is missing and what to allow."""
+def _explain(why: str, code: int = 0) -> str:
+    """Make the message of an error: what is missing, and what to allow."""
     hint = {
         errno.EBUSY: "Another supervisor listens already: run this outside of it.",
         errno.EPERM: "Allow seccomp(2) in the container's policy (docker: --security-opt "
@@ -151,7 +154,7 @@ def send_listener(channel: socket.socket, listener: int) -> None:
 
 
 def receive_listener(channel: socket.socket) -> int:
-    """Take the listener; raises NotAvailableError with the child's reason."""
+    """Receive the listener; raises NotAvailableError with the child's reason."""
     data, fds, _, _ = socket.recv_fds(channel, 4096, 1)
     if fds:
         return fds[0]
@@ -173,7 +176,7 @@ class Listener:
             fcntl.ioctl(descriptor, _SET_FLAGS, _SYNC_WAKE_UP)
 
     def ready(self, milliseconds: int | None = 0) -> bool | None:
-        """Tell whether a call waits; None if nobody is left who could make one."""
+        """Return whether a call waits; None if no process is left that could make one."""
         events = self.poller.poll(milliseconds)
         if not events:
             return False
@@ -182,7 +185,7 @@ class Listener:
         return None
 
     def receive(self) -> Notification | None:
-        """Take one call; None if its caller is gone."""
+        """Receive one call; None if its caller is gone."""
         buffer = bytearray(80)
         try:
             fcntl.ioctl(self.descriptor, _RECV, buffer)
@@ -194,7 +197,7 @@ class Listener:
         return Notification(id_, thread, number, tuple(arguments))
 
     def is_valid(self, call: Notification) -> bool:
-        """Tell whether the caller still waits: what was read until now was its memory."""
+        """Return whether the caller still waits: what was read until now was its memory."""
         try:
             fcntl.ioctl(self.descriptor, _ID_VALID, struct.pack("=Q", call.id))
         except OSError:
@@ -220,7 +223,7 @@ class Listener:
             self._send(call, value, 0, 0)
 
     def answer_descriptor(self, call: Notification, descriptor: int, flags: int) -> None:
-        """Give the caller a copy of our descriptor as the value of its call."""
+        """Answer with a copy of our descriptor, in the caller's table."""
         packed = struct.pack("=QIIII", call.id, _ADDFD_SEND, descriptor, 0, flags)
         try:
             fcntl.ioctl(self.descriptor, _ADDFD, packed)
@@ -287,11 +290,11 @@ class Processes:
     """Knows the process of each thread, and takes copies of descriptors."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without a process."""
         self.groups: dict[int, tuple[int, int]] = {}  # thread -> (process, pidfd)
 
     def process_of(self, thread: int) -> int:
-        """Give the process of a thread."""
+        """Return the id of the process that a thread belongs to."""
         return self._group(thread)[0]
 
     def _group(self, thread: int) -> tuple[int, int]:
@@ -320,6 +323,6 @@ class Processes:
         return copy
 
     def close(self) -> None:
-        """Give the pidfds back."""
+        """Close the pidfds."""
         while self.groups:
             os.close(self.groups.popitem()[1][1])

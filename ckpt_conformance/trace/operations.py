@@ -8,12 +8,16 @@ are never used again; a path is what the object was called at that moment, relat
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 from pathlib import Path  # noqa: TC003  dataclasses read the annotations
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 ROOT = 1  # the object number of the manager's directory; it has the path ""
 SCHEMA = "ckpt-conformance/recording/v1"
@@ -169,11 +173,11 @@ class Recording:
 
     @property
     def remark(self) -> str:
-        """Say what a certificate must say of the recorder; empty if it saw every system call."""
+        """What a certificate must say of the recorder; empty if it saw every system call."""
         return "" if self.recorder == "seccomp" else f"recorded by {self.recorder} entry points"
 
     def bytes_of(self, operation: Operation) -> bytes:
-        """Give the bytes of a WRITE."""
+        """Read the bytes of a WRITE from the folder; zeros where it wrote none of its own."""
         if operation.data < 0:
             return bytes(operation.size)
         with (self.folder / "data").open("rb") as file:
@@ -187,7 +191,7 @@ class Recording:
             "root": self.root,
             "recorder": self.recorder,
             "initial": [asdict(entry) for entry in self.initial],
-            "operations": [_short(operation) for operation in self.operations],
+            "operations": [_unusual_fields(operation) for operation in self.operations],
             "unsupported": [asdict(call) for call in self.unsupported],
         }
         (self.folder / "recording.json").write_text(json.dumps(body))
@@ -213,7 +217,7 @@ class Recording:
 
 
 def returned_at(operations: list[Operation]) -> list[int]:
-    """Give for each operation the first crash point at which it is known to have returned.
+    """Return for each operation the first crash point at which it is known to have returned.
 
     That is the point right after it, unless a later operation overlaps it in time: then it is the
     point after the one that follows the last such operation. A WRITE through O_SYNC may have been
@@ -234,10 +238,23 @@ def returned_at(operations: list[Operation]) -> list[int]:
     return points
 
 
-_PLAIN = Operation(0, Kind.MARK)
+def without_outside(operations: list[Operation], outside: Container[int]) -> list[Operation]:
+    """Leave out what happened to files elsewhere that never came in; the clocks count the rest."""
+    is_kept = [operation.object not in outside for operation in operations]
+    if all(is_kept):
+        return operations
+    new_index = [0, *accumulate(map(int, is_kept))]  # by old index
+    kept = [operation for operation, keep in zip(operations, is_kept, strict=True) if keep]
+    return [
+        replace(operation, index=index, after=tuple(new_index[old] for old in operation.after))
+        for index, operation in enumerate(kept)
+    ]
 
 
-def _short(operation: Operation) -> dict[str, object]:
-    """Give the fields that are not as usual."""
-    kept = {k: v for k, v in vars(operation).items() if v != getattr(_PLAIN, k)}
-    return {"index": operation.index, "kind": str(operation.kind), **kept}
+_USUAL = Operation(0, Kind.MARK)
+
+
+def _unusual_fields(operation: Operation) -> dict[str, object]:
+    """Return index, kind, and the fields that do not have their default value."""
+    unusual = {name: v for name, v in vars(operation).items() if v != getattr(_USUAL, name)}
+    return {"index": operation.index, "kind": str(operation.kind), **unusual}

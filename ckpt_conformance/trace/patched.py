@@ -65,7 +65,7 @@ class PatchedRecorder:
             self._wrap(sys.modules["torch"], "save", self._torch_save)
 
     def finish(self) -> Recording:
-        """Put everything back; check what was not seen; write and give the recording."""
+        """Put everything back; check what was not seen; write the recording and return it."""
         while self._undo:
             owner, name, original = self._undo.pop()
             setattr(owner, name, original)
@@ -104,9 +104,9 @@ class PatchedRecorder:
         real = getattr(owner, name)
 
         @functools.wraps(real)
-        def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401  as the real one
+        def called(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the real one
             with self.lock:
-                return ours(real, *given, **named)
+                return ours(real, *args, **kwargs)
 
         self._patch(owner, name, called)
 
@@ -135,8 +135,8 @@ class PatchedRecorder:
         self.note(Kind.MARK, mark=event, step=step)
         self.write()
 
-    def _spot(self, path: Any, dir_fd: int | None = None) -> tuple[int, str] | None:  # noqa: ANN401
-        """Give the directory's number and the name, if the directory is below the root."""
+    def _place(self, path: Any, dir_fd: int | None = None) -> tuple[int, str] | None:  # noqa: ANN401
+        """Return the number of a path's directory and the name in it; None outside of the root."""
         text = os.fsdecode(path).rstrip("/")
         head, _, name = text.rpartition("/")
         folder = head or ("/" if text != name else ".")
@@ -156,16 +156,16 @@ class PatchedRecorder:
 
     # -- files --------------------------------------------------------------------------------
 
-    def _open(self, real: Any, path: Any, flags: int, mode: int = 0o777, **named: Any) -> int:  # noqa: ANN401
+    def _open(self, real: Any, path: Any, flags: int, mode: int = 0o777, **kwargs: Any) -> int:  # noqa: ANN401
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        spot = self._spot(os.path.realpath(path), named.get("dir_fd")) if writes else None
-        before = self.tree.at(*spot) if spot else 0
-        file: int = real(path, flags, mode, **named)
-        if spot is None:
+        place = self._place(os.path.realpath(path), kwargs.get("dir_fd")) if writes else None
+        before = self.tree.at(*place) if place else 0
+        file: int = real(path, flags, mode, **kwargs)
+        if place is None:
             return file
         info = os.fstat(file)
         if not before:
-            number = self.tree.add(info, *spot)
+            number = self.tree.add(info, *place)
             self.sizes[number] = 0
             self._note_on(Kind.CREATE, number, mode=stat.S_IMODE(info.st_mode))
         elif flags & os.O_TRUNC and self.sizes.get(before):
@@ -173,35 +173,35 @@ class PatchedRecorder:
             self._note_on(Kind.TRUNCATE, before)
         return file
 
-    def _open_file(self, file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:  # noqa: ANN401
+    def _open_file(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Open in Python: the lowest layer is one that writes by `os.write`."""
         real = self._undo[0][2]  # io.open
         if not set(mode) & set("wax+"):
-            return real(file, mode, *given, **named)
-        opener = named.pop("opener", None) or _opener
+            return real(file, mode, *args, **kwargs)
+        opener = kwargs.pop("opener", None) or _opener
         binary = mode.replace("t", "").replace("b", "")
-        raw = _Raw(file, binary, named.get("closefd", True), None if _is_fd(file) else opener)
-        buffering = given[0] if given else named.get("buffering", -1)
+        raw = _Raw(file, binary, kwargs.get("closefd", True), None if _is_fd(file) else opener)
+        buffering = args[0] if args else kwargs.get("buffering", -1)
         if buffering == 0:
             return raw
         size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
         buffered = io.BufferedRandom(raw, size) if "+" in mode else io.BufferedWriter(raw, size)
         if "b" in mode:
             return buffered
-        text = {k: v for k, v in named.items() if k in {"encoding", "errors", "newline"}}
+        text = {k: v for k, v in kwargs.items() if k in {"encoding", "errors", "newline"}}
         return io.TextIOWrapper(buffered, line_buffering=buffering == 1, **text)
 
     def _write(self, real: Any, file: int, data: Any) -> int:  # noqa: ANN401
         number, done = self._number(file), int(real(file, data))
         if number is not None and done:
-            self._wrote(number, file, os.lseek(file, 0, os.SEEK_CUR) - done, data, done)
+            self._note_write(number, file, os.lseek(file, 0, os.SEEK_CUR) - done, data, done)
         elif self.journal is not None:
             info = os.fstat(file)
             if (info.st_dev, info.st_ino) == self.journal:
-                self._event(bytes(data))
+                self._read_event(bytes(data))
         return done
 
-    def _event(self, line: bytes) -> None:
+    def _read_event(self, line: bytes) -> None:
         """Note what a child wrote into its journal."""
         event = events.decode(line)
         if isinstance(event, events.Marked):
@@ -210,10 +210,10 @@ class PatchedRecorder:
     def _pwrite(self, real: Any, file: int, data: Any, offset: int) -> int:  # noqa: ANN401
         number, done = self._number(file), int(real(file, data, offset))
         if number is not None and done:
-            self._wrote(number, file, offset, data, done)
+            self._note_write(number, file, offset, data, done)
         return done
 
-    def _wrote(self, number: int, file: int, offset: int, data: Any, size: int) -> None:  # noqa: ANN401
+    def _note_write(self, number: int, file: int, offset: int, data: Any, size: int) -> None:  # noqa: ANN401
         import fcntl
 
         at = self.sink.append(memoryview(data).cast("B")[:size])
@@ -248,49 +248,49 @@ class PatchedRecorder:
     def _fdatasync(self, real: Any, file: Any) -> None:  # noqa: ANN401
         self._fsync(real, file, Kind.FDATASYNC)
 
-    def _torch_save(self, real: Any, obj: Any, f: Any, *given: Any, **named: Any) -> None:  # noqa: ANN401
+    def _torch_save(self, real: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         if not isinstance(f, str | os.PathLike):
-            real(obj, f, *given, **named)
+            real(obj, f, *args, **kwargs)
             return
         with self._open_file(f, "wb") as file:
-            real(obj, file, *given, **named)
+            real(obj, file, *args, **kwargs)
 
     # -- names --------------------------------------------------------------------------------
 
-    def _made(self, kind: Kind, path: Any, dir_fd: int | None, target: str = "") -> None:  # noqa: ANN401
-        spot = self._spot(path, dir_fd)
-        if spot is not None:
-            number = self.tree.add(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), *spot)
+    def _note_new(self, kind: Kind, path: Any, dir_fd: int | None, target: str = "") -> None:  # noqa: ANN401
+        place = self._place(path, dir_fd)
+        if place is not None:
+            number = self.tree.add(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), *place)
             self._note_on(kind, number, target=target)
 
     def _mkdir(self, real: Any, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
         real(path, mode, dir_fd=dir_fd)
-        self._made(Kind.MKDIR, path, dir_fd)
+        self._note_new(Kind.MKDIR, path, dir_fd)
 
-    def _symlink(self, real: Any, src: Any, dst: Any, **named: Any) -> None:  # noqa: ANN401
-        real(src, dst, **named)
-        self._made(Kind.SYMLINK, dst, named.get("dir_fd"), os.fsdecode(src))
+    def _symlink(self, real: Any, src: Any, dst: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        real(src, dst, **kwargs)
+        self._note_new(Kind.SYMLINK, dst, kwargs.get("dir_fd"), os.fsdecode(src))
 
     def _unlink(self, real: Any, path: Any, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
-        self._gone(Kind.UNLINK, real, path, dir_fd)
+        self._remove_name(Kind.UNLINK, real, path, dir_fd)
 
     _remove = _unlink
 
     def _rmdir(self, real: Any, path: Any, *, dir_fd: int | None = None) -> None:  # noqa: ANN401
-        self._gone(Kind.RMDIR, real, path, dir_fd)
+        self._remove_name(Kind.RMDIR, real, path, dir_fd)
 
-    def _gone(self, kind: Kind, real: Any, path: Any, dir_fd: int | None) -> None:  # noqa: ANN401
-        spot = self._spot(path, dir_fd)
+    def _remove_name(self, kind: Kind, real: Any, path: Any, dir_fd: int | None) -> None:  # noqa: ANN401
+        place = self._place(path, dir_fd)
         real(path, dir_fd=dir_fd)
-        if spot is not None and (number := self.tree.at(*spot)):
-            path = self.tree.join(*spot)
-            self.tree.unname(*spot)
-            self.note(kind, object=number, path=path, parent=spot[0])
+        if place is not None and (number := self.tree.at(*place)):
+            path = self.tree.join(*place)
+            self.tree.unname(*place)
+            self.note(kind, object=number, path=path, parent=place[0])
 
-    def _rename(self, real: Any, src: Any, dst: Any, **named: Any) -> None:  # noqa: ANN401
-        old = self._spot(src, named.get("src_dir_fd"))
-        new = self._spot(dst, named.get("dst_dir_fd"))
-        real(src, dst, **named)
+    def _rename(self, real: Any, src: Any, dst: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        old = self._place(src, kwargs.get("src_dir_fd"))
+        new = self._place(dst, kwargs.get("dst_dir_fd"))
+        real(src, dst, **kwargs)
         if old is None and new is None:
             return
         if old is None or new is None:
@@ -312,9 +312,9 @@ class PatchedRecorder:
 
     _replace = _rename
 
-    def _link(self, real: Any, src: Any, dst: Any, **named: Any) -> None:  # noqa: ANN401
-        real(src, dst, **named)
-        new = self._spot(dst, named.get("dst_dir_fd"))
+    def _link(self, real: Any, src: Any, dst: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        real(src, dst, **kwargs)
+        new = self._place(dst, kwargs.get("dst_dir_fd"))
         number = self.tree.find(Path(dst).lstat()) if new else None
         if new is not None and number is not None:
             path, parent = self.tree.path(number), self.tree.parent(number)

@@ -16,20 +16,19 @@ import signal
 import socket
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.processes import lifecycle, orphans
 from ckpt_conformance.trace import calls, notify, sources
-from ckpt_conformance.trace.operations import Operation, Recording
+from ckpt_conformance.trace.operations import Recording, without_outside
 from ckpt_conformance.trace.request import Sink
 from ckpt_conformance.trace.supervisor import LOCKED, Supervisor
 from ckpt_conformance.trace.tracked import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Sequence
 
     from ckpt_conformance.processes.lifecycle import Exit
 
@@ -98,16 +97,16 @@ class Recorder:
         orphans.adopt()
         supervisor = self._listen()
         prepare(supervisor)
-        ours = orphans.all_children() - {pid}
+        others = orphans.all_children() - {pid}
         end, watch = time.monotonic() + deadline, os.pidfd_open(pid)
         exited: list[Exit] = []
-        child = _watching(watch)
+        child = _poller_of(watch)
 
         def is_over() -> bool:
             if not exited and child.poll(100 if supervisor.frozen else 0):
                 exited.append(lifecycle.reap(pid))
             if exited:
-                orphans.reap(ours, kill=not outlive)
+                orphans.reap(others, kill=not outlive)
             if not is_wanted():
                 raise SystemExit(0)
             return (bool(exited) and not outlive) or time.monotonic() > end
@@ -116,13 +115,13 @@ class Recorder:
             supervisor.run(is_over)
         except BaseException:
             os.close(supervisor.listener.descriptor)  # what still waits fails
-            orphans.reap(ours, kill=True)  # the child is one of them
+            orphans.reap(others, kill=True)  # the child is one of them
             raise
         if not exited:  # past its deadline, or without the filter's last user but not reaped
             if time.monotonic() > end:
                 os.kill(pid, signal.SIGKILL)
             exited.append(lifecycle.reap(pid))
-        orphans.reap(ours, kill=True)
+        orphans.reap(others, kill=True)
         self.code = exited[0].code
         os.close(watch)
         return self._recording(supervisor)
@@ -144,7 +143,7 @@ class Recorder:
             root=self.tree.root,
             folder=self.folder or Path(),
             initial=self.tree.initial,
-            operations=_of_the_tree(supervisor.operations, self.tree.outside),
+            operations=without_outside(supervisor.operations, self.tree.outside),
             unsupported=supervisor.unsupported,
         )
         if supervisor.sink is not None:
@@ -154,14 +153,14 @@ class Recorder:
 
     # -- both at once -------------------------------------------------------------------------
 
-    def function(self, work: Callable[[], object], **given: Any) -> Recording:  # noqa: ANN401
+    def function(self, work: Callable[[], object], **kwargs: Any) -> Recording:  # noqa: ANN401
         """Record a function in a forked child; an exception there is printed, exit code 1."""
         self.pid = lifecycle.fork(lambda: self._child(work), failed=1)
-        return self.supervise(self.pid, **given)
+        return self.supervise(self.pid, **kwargs)
 
-    def command(self, command: Sequence[str], **given: Any) -> Recording:  # noqa: ANN401
+    def command(self, command: Sequence[str], **kwargs: Any) -> Recording:  # noqa: ANN401
         """Record a command and all its descendants."""
-        return self.function(lambda: os.execvp(command[0], list(command)), **given)  # noqa: S606
+        return self.function(lambda: os.execvp(command[0], list(command)), **kwargs)  # noqa: S606
 
     def _child(self, work: Callable[[], object]) -> None:
         self.filter_in_child()
@@ -171,25 +170,17 @@ class Recorder:
             lifecycle.exit_now(error.code if isinstance(error.code, int) else 1)
 
 
-def _of_the_tree(operations: list[Operation], outside: Container[int]) -> list[Operation]:
-    """Leave out what happened to files elsewhere that never came in."""
-    kept = [one for one in operations if one.object not in outside]
-    if len(kept) == len(operations):
-        return operations
-    return [replace(one, index=index) for index, one in enumerate(kept)]
-
-
-def _watching(descriptor: int) -> select.poll:
-    """Give what waits for a descriptor; made once, as it is asked at every call."""
+def _poller_of(descriptor: int) -> select.poll:
+    """Make a poller for one descriptor, once: it is asked at every call."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return poller
 
 
 def available() -> str:
-    """Say why calls can't be recorded here; empty if they can. Tries it; the caller has one thread.
+    """Try to record; return why calls can't be recorded here, or "" if they can.
 
-    Costs one fork.
+    Costs one fork; the caller has one thread.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -28,14 +28,14 @@ LINKS = 40  # symbolic links in one path, as the kernel has it
 
 
 @dataclass(frozen=True)
-class Given:
+class NewDescriptor:
     """A descriptor that becomes the value of a call."""
 
     descriptor: int
     flags: int
 
 
-Result = int | Given | None  # None: let the kernel do it
+Result = int | NewDescriptor | None  # None: let the kernel do it
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Sink:
         self.size = 0
 
     def append(self, view: memoryview | bytes) -> int:
-        """Keep bytes; gives where they begin."""
+        """Append bytes; return the offset at which they begin."""
         at = self.size
         with memoryview(view) as left:
             while self.size - at < len(left):
@@ -90,11 +90,13 @@ class Request:
     name: str
     tree: Tree
     processes: notify.Processes
-    made: list[Operation] = field(default_factory=list[Operation])  # without index and clock yet
+    operations: list[Operation] = field(
+        default_factory=list[Operation]
+    )  # without index and clock yet
     process: int = 0
     opened: list[int] = field(default_factory=list[int])
     foreign: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # path, why
-    other: tuple[int, os.stat_result] | None = None  # a regular file elsewhere that is written
+    written_elsewhere: tuple[int, os.stat_result] | None = None  # a regular file: copy, stat
     sink: Sink | None = None
     writers: set[int] = field(default_factory=set[int])  # processes that have written
     is_valid: Callable[[], bool] = lambda: True
@@ -105,25 +107,25 @@ class Request:
         return self.note.thread
 
     def word(self, index: int) -> int:
-        """Give an argument as it is in the register."""
+        """Return the argument of an index as it is in the register: unsigned, 64 bits."""
         return self.note.arguments[index]
 
     def number(self, index: int) -> int:
-        """Give an argument as a signed int."""
+        """Return the argument of an index as a C int: signed, 32 bits."""
         value = self.note.arguments[index] & 0xFFFFFFFF
         return value - (1 << 32) if value >= 1 << 31 else value
 
     def long(self, index: int) -> int:
-        """Give an argument as a signed long."""
+        """Return the argument of an index as a C long: signed, 64 bits."""
         value = self.note.arguments[index]
         return value - (1 << 64) if value >= 1 << 63 else value
 
     def string(self, index: int) -> bytes:
-        """Read a path."""
+        """Read the path that an argument points at; raises OSError if it can't be read."""
         return notify.read_string(self.thread, self.word(index))
 
     def memory(self, address: int, form: str) -> tuple[Any, ...]:
-        """Read a structure."""
+        """Read a structure of the caller's memory; `form` is as for `struct.unpack`."""
         return struct.unpack(form, notify.read_memory(self.thread, address, struct.calcsize(form)))
 
     def take(self, index: int) -> int:
@@ -138,7 +140,7 @@ class Request:
         return descriptor
 
     def is_root(self, place: Place) -> bool:
-        """Tell whether a name is that of the root itself."""
+        """Return whether a name is that of the root itself."""
         return place.info is not None and self.tree.find(place.info) == ROOT
 
     def close(self) -> None:
@@ -148,7 +150,7 @@ class Request:
 
     def make(self, kind: Kind, **fields: Any) -> None:  # noqa: ANN401  of Operation
         """Note an operation that this call did."""
-        self.made.append(Operation(len(self.made), kind, **fields))
+        self.operations.append(Operation(len(self.operations), kind, **fields))
 
     def cannot(self, path: str, why: str) -> None:
         """Note that what this call does can't be followed."""
@@ -162,7 +164,7 @@ class Request:
             self.cannot(self.tree.path(number), why)
 
     def sunk(self, view: memoryview | bytes) -> int:
-        """Keep bytes that were written; gives where they begin."""
+        """Keep bytes that were written; return the offset at which they begin in the record."""
         return self.sink.append(view) if self.sink is not None else 0
 
     # -- paths --------------------------------------------------------------------------------

@@ -89,16 +89,16 @@ def _mapped(request: Request, count: int, numbers: dict[str, str]) -> list[Entry
     mask, head = int(numbers["SqMask"], 16), int(numbers["SqHead"])
     entries: list[Entry] = []
     ring = request.take(0)
-    with mmap.mmap(ring, _SIZE * (mask + 1), mmap.MAP_SHARED, mmap.PROT_READ, offset=_AT) as all_:
+    with mmap.mmap(ring, _SIZE * (mask + 1), mmap.MAP_SHARED, mmap.PROT_READ, offset=_AT) as slots:
         for index in range(head, head + count):
-            number, flags, _, fd = struct.unpack_from("=BBHi", all_, _SIZE * (index & mask))
+            number, flags, _, fd = struct.unpack_from("=BBHi", slots, _SIZE * (index & mask))
             name = OPERATIONS[number] if number < len(OPERATIONS) else f"{number}"
             entries.append((name, fd, flags))
     return entries
 
 
 def _touched(request: Request, waiting: list[Entry]) -> Iterator[int]:
-    """Give the files that may be touched; UNKNOWN where that is not known."""
+    """Yield the numbers of the files that may be touched; UNKNOWN where that is not known."""
     for name, descriptor, flags in waiting:
         if name in QUIET:
             continue

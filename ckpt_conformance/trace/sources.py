@@ -34,7 +34,7 @@ _OURS = re.compile(
 
 
 @dataclass
-class Wanted:
+class PendingDump:
     """A dump that is under way, and the operations it is for."""
 
     thread: int
@@ -62,54 +62,55 @@ class Sources:
     def __init__(self, file: int) -> None:
         """Read dumps from this file."""
         self.file, self.read_to = file, 0
-        self.wanted: Wanted | None = None
+        self.pending: PendingDump | None = None
         self.opener: dict[int, str] = {}  # object -> the line that opened it last
-        self.able: dict[int, bool] = {}  # process -> it has our handler
-        self.mute: set[int] = set()  # threads that let a signal wait
+        self.has_handler: dict[int, bool] = {}  # by process
+        self.blocking: set[int] = set()  # threads that let a signal wait
 
     def ask(self, process: int, thread: int, operations: range, number: int) -> None:
         """Signal a thread that waits for its answer."""
-        if self.wanted is not None or thread in self.mute or not self._is_able(process):
+        if self.pending is not None or thread in self.blocking or not self._can_dump(process):
             return
         signal_thread(process, thread)
-        self.wanted = Wanted(thread, operations, number, time.monotonic())
+        self.pending = PendingDump(thread, operations, number, time.monotonic())
 
-    def _is_able(self, process: int) -> bool:
-        if not self.able.get(process):  # a new interpreter may have it in a moment
+    def _can_dump(self, process: int) -> bool:
+        """Return whether a process has our handler, as the kernel lists it."""
+        if not self.has_handler.get(process):  # a new interpreter may have it in a moment
             try:
                 status = Path(f"/proc/{process}/status").read_text()
             except OSError:
                 return False
             caught = int(status.split("SigCgt:")[1].split(None, 1)[0], 16)
-            self.able[process] = bool(caught >> (SIGNAL - 1) & 1)
-        return self.able[process]
+            self.has_handler[process] = bool(caught >> (SIGNAL - 1) & 1)
+        return self.has_handler[process]
 
     def replaced(self, thread: int) -> None:
         """Forget the handlers of a process: it executes another program."""
-        self.able.clear()
-        self.mute.discard(thread)
+        self.has_handler.clear()
+        self.blocking.discard(thread)
 
     def dumped(self) -> str:
         """Read the dump that has ended."""
         size = os.fstat(self.file).st_size
         text = os.pread(self.file, size - self.read_to, self.read_to).decode(errors="replace")
-        self.read_to, self.wanted = size, None
+        self.read_to, self.pending = size, None
         return line_of(text)
 
     def is_ended(self) -> bool:
-        """Tell whether the thread has left the handler, is gone, or lets the signal wait."""
-        wanted = self.wanted
-        if wanted is None:
+        """Return whether the thread has left the handler, is gone, or lets the signal wait."""
+        pending = self.pending
+        if pending is None:
             return True
         try:
-            status = Path(f"/proc/{wanted.thread}/status").read_text()
+            status = Path(f"/proc/{pending.thread}/status").read_text()
         except OSError:
             return True
         sets = (status.split(f"{name}:")[1].split(None, 1)[0] for name in ("SigPnd", "SigBlk"))
         if not any(int(bits, 16) >> (SIGNAL - 1) & 1 for bits in sets):
             return True
-        if time.monotonic() - wanted.since > PATIENCE:
-            self.mute.add(wanted.thread)
+        if time.monotonic() - pending.since > PATIENCE:
+            self.blocking.add(pending.thread)
             return True
         return False
 
@@ -131,14 +132,14 @@ def line_of(dump: str) -> str:
 
 
 def choose(frames: list[tuple[str, ...]]) -> str:
-    """Choose from frames (file, line, function), innermost first."""
+    """Choose from frames (file, line, function), innermost first; see `line_of`."""
     own = [f for f in frames if not _is_stdlib(f[0]) and not _OURS.match(f[0])]
     if not own:
         return ""
-    line = _told(own[0])
+    line = _describe(own[0])
     if "/torch/" in own[0][0]:
         outer = next((f for f in own if "/torch/" not in f[0]), None)
-        line += f" < {_told(outer)}" if outer else ""
+        line += f" < {_describe(outer)}" if outer else ""
     return line
 
 
@@ -147,5 +148,5 @@ def _is_stdlib(path: str) -> bool:
     return inside or path.startswith("<")
 
 
-def _told(frame: tuple[str, ...]) -> str:
+def _describe(frame: tuple[str, ...]) -> str:
     return f"{Path(frame[0]).name}:{frame[1]} {frame[2]}"

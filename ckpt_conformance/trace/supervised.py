@@ -44,18 +44,18 @@ class Supervision:
     may_patch: bool = True  # without a supervisor, entry points in this process may be patched
 
 
-def enter(wanted: Supervision) -> None:
+def enter(supervision: Supervision) -> None:
     """Fork: the child returns, with the filter in place; the parent supervises and ends as it does.
 
     The one who waits for the child sees its exit code, or the signal that ended it.
     """
-    wanted.journal.touch()
+    supervision.journal.touch()
     recorder = Recorder(
-        wanted.root,
-        wanted.folder,
-        journal=wanted.journal,
-        reading=wanted.reading,
-        closing=wanted.ranks > 0,  # the ranks may be nodes of an NFS
+        supervision.root,
+        supervision.folder,
+        journal=supervision.journal,
+        reading=supervision.reading,
+        closing=supervision.ranks > 0,  # the ranks may be nodes of an NFS
     )
     pid = os.fork()  # not lifecycle.fork: the child goes on with what the caller does
     if pid == 0:
@@ -64,21 +64,21 @@ def enter(wanted: Supervision) -> None:
         return
     fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
     ranks: vector_clocks.Collector | None = None
-    if wanted.stops:
-        ranks = vector_clocks.Stopper(wanted.stops, main=pid)
-    elif wanted.ranks:
-        ranks = vector_clocks.Collector(wanted.ranks)
+    if supervision.stops:
+        ranks = vector_clocks.Stopper(supervision.stops, main=pid)
+    elif supervision.ranks:
+        ranks = vector_clocks.Collector(supervision.ranks)
 
     def prepare(supervisor: Supervisor) -> None:
         (ranks or fault_supervisor).attach(supervisor)
 
     try:
-        recording = recorder.supervise(pid, deadline=wanted.deadline, prepare=prepare)
-        if ranks is not None and wanted.folder is not None:
+        recording = recorder.supervise(pid, deadline=supervision.deadline, prepare=prepare)
+        if ranks is not None and supervision.folder is not None:
             ranks.finish(recording)
     except notify.NotAvailableError as error:
         lifecycle.reap(pid)
-        _fall_back(wanted, error)
+        _fall_back(supervision, error)
         return
     lifecycle.exit_as(recorder.code)
 
@@ -89,16 +89,16 @@ def leave() -> None:
         _PATCHED.pop().finish()
 
 
-def _fall_back(wanted: Supervision, error: notify.NotAvailableError) -> None:
+def _fall_back(supervision: Supervision, error: notify.NotAvailableError) -> None:
     """Record by patched entry points here; a fault at a system call has no such way out.
 
     Where there is none the journal says so, and NotAvailableError is raised.
     """
-    if wanted.injects or not wanted.may_patch or wanted.folder is None:
-        ChildJournal(wanted.journal).note(UNAVAILABLE, reason=str(error))
+    if supervision.injects or not supervision.may_patch or supervision.folder is None:
+        ChildJournal(supervision.journal).note(UNAVAILABLE, reason=str(error))
         raise error
     print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
-    shutil.rmtree(wanted.folder)  # what the recorder that could not begin left there
-    patched = PatchedRecorder(wanted.root, wanted.folder, wanted.journal)
+    shutil.rmtree(supervision.folder)  # what the recorder that could not begin left there
+    patched = PatchedRecorder(supervision.root, supervision.folder, supervision.journal)
     patched.install()
     _PATCHED.append(patched)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace import calls, data_calls, events, name_calls, notify
 from ckpt_conformance.trace.operations import Kind, Operation, Unsupported
-from ckpt_conformance.trace.request import Action, Given, Request, Result, Sink
+from ckpt_conformance.trace.request import Action, NewDescriptor, Request, Result, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,8 +73,8 @@ class Supervisor:
                 call = call or self._next()
             if call is not None:
                 self.queue.remove(call)
-                self._one(call)
-        self._give_source()
+                self._handle(call)
+        self._fill_in_source()
         self.let_all_go()
 
     def let_all_go(self) -> None:
@@ -83,12 +83,12 @@ class Supervisor:
             self.listener.let_go(self.queue.popleft())
 
     def _drain(self) -> None:
-        """Take all calls that wait."""
+        """Receive all calls that wait."""
         while self.listener.ready():
             self._take()
 
     def _take(self) -> None:
-        """Take a call that waits."""
+        """Receive a call that waits, and queue it."""
         call = self.listener.receive()
         if call is not None:
             call.begin = self._tick()
@@ -100,22 +100,22 @@ class Supervisor:
 
     def _next(self) -> Notification | None:
         """Choose a call; while a stack is being dumped one that needs no dump."""
-        wanted = self.sources.wanted
-        for call in self.queue if wanted else ():
-            if (wanted and call.thread == wanted.thread) or self.names[call.number] in _NO_DUMP:
+        pending = self.sources.pending
+        for call in self.queue if pending else ():
+            if (pending and call.thread == pending.thread) or self.names[call.number] in _NO_DUMP:
                 return call
-        if self.queue and wanted is not None and self.sources.is_ended():
-            self._give_source()
-        return self.queue[0] if self.queue and self.sources.wanted is None else None
+        if self.queue and pending is not None and self.sources.is_ended():
+            self._fill_in_source()
+        return self.queue[0] if self.queue and self.sources.pending is None else None
 
     # -- one call -----------------------------------------------------------------------------
 
-    def _one(self, call: Notification) -> None:
+    def _handle(self, call: Notification) -> None:
         name = self.names[call.number]
-        if self.sources.wanted is not None and self.sources.wanted.thread == call.thread:
-            self._give_source()  # a thread that calls has left its handler
-        if name in _OWN:
-            self._own(name, call)
+        if self.sources.pending is not None and self.sources.pending.thread == call.thread:
+            self._fill_in_source()  # a thread that calls has left its handler
+        if name in _OF_THE_PROCESS:
+            self._note_process(name, call)
             return
         request = Request(
             call, name, self.tree, self.processes, sink=self.sink, writers=self.writers
@@ -126,8 +126,8 @@ class Supervisor:
         finally:
             request.close()
 
-    def _own(self, name: str, call: Notification) -> None:
-        """Take note of calls that concern the supervisor, not the directory."""
+    def _note_process(self, name: str, call: Notification) -> None:
+        """Note a change of the calling process itself: its umask, or its program."""
         if name == "umask":
             self.umask_known = False
         else:
@@ -147,7 +147,7 @@ class Supervisor:
         if not self.listener.is_valid(request.note):
             return
         if action is None:
-            self._other(request)
+            self._read_journal(request)
             self.listener.let_go(request.note)
             self._finish(request)
             return
@@ -170,11 +170,15 @@ class Supervisor:
         first = len(self.operations)
         self._finish(request)
         self.answered(request, action, result)
-        made = range(first, len(self.operations))
+        indices = range(first, len(self.operations))
         keeps = self.sink is not None  # what is only hit needs no source lines
-        if keeps and request.name not in _NO_DUMP and (made or isinstance(result, Given)):
-            self._want_source(request, action, made)
-        if isinstance(result, Given):
+        if (
+            keeps
+            and request.name not in _NO_DUMP
+            and (indices or isinstance(result, NewDescriptor))
+        ):
+            self._ask_for_source(request, action, indices)
+        if isinstance(result, NewDescriptor):
             self.listener.answer_descriptor(request.note, result.descriptor, result.flags)
         elif result is None:
             self.listener.let_go(request.note)
@@ -182,19 +186,19 @@ class Supervisor:
             self.listener.answer(request.note, result)
 
     def _finish(self, request: Request) -> None:
-        """Keep what a call did."""
+        """Append what a call did to the operations, and what can't be followed."""
         for path, why in request.foreign:
             unsupported = Unsupported(request.name, path, why)
             if unsupported not in self.unsupported:
                 self.unsupported.append(unsupported)
         end = self._tick()
-        for made in request.made:
-            source = self.sources.opener.get(made.object, "")
-            if made.kind is Kind.WRITE and made.object not in self.tree.outside:
+        for operation in request.operations:
+            source = self.sources.opener.get(operation.object, "")
+            if operation.kind is Kind.WRITE and operation.object not in self.tree.outside:
                 self.writers.add(request.process)
             self.operations.append(
                 replace(
-                    made,
+                    operation,
                     index=len(self.operations),
                     process=request.process,
                     thread=request.thread,
@@ -206,11 +210,11 @@ class Supervisor:
 
     # -- the journal --------------------------------------------------------------------------
 
-    def _other(self, request: Request) -> None:
+    def _read_journal(self, request: Request) -> None:
         """Read the events that a child writes into its journal."""
-        if request.other is None or request.name != "write" or not self.journal:
+        if request.written_elsewhere is None or request.name != "write" or not self.journal:
             return
-        taken, info = request.other
+        taken, info = request.written_elsewhere
         identity = (info.st_dev, info.st_ino)
         if identity not in self._elsewhere:
             self._elsewhere[identity] = os.readlink(f"/proc/self/fd/{taken}")  # noqa: PTH115
@@ -227,25 +231,25 @@ class Supervisor:
 
     # -- source lines -------------------------------------------------------------------------
 
-    def _want_source(self, request: Request, action: Action, made: range) -> None:
-        """Have the caller dump its stack when it returns."""
-        number = self.operations[made[0]].object if made else action.object
-        self.sources.ask(request.process, request.thread, made, number)
+    def _ask_for_source(self, request: Request, action: Action, indices: range) -> None:
+        """Ask the caller to dump its stack when it returns."""
+        number = self.operations[indices[0]].object if indices else action.object
+        self.sources.ask(request.process, request.thread, indices, number)
 
-    def _give_source(self) -> None:
+    def _fill_in_source(self) -> None:
         """Write the line that a dump showed into the operations that it was for."""
-        wanted = self.sources.wanted
-        if wanted is None:
+        pending = self.sources.pending
+        if pending is None:
             return
         text = self.sources.dumped()
-        for index in wanted.operations:
+        for index in pending.operations:
             self.operations[index] = replace(self.operations[index], source=text)
-        if wanted.object:
-            self.sources.opener[wanted.object] = text
+        if pending.object:
+            self.sources.opener[pending.object] = text
 
 
 def umask_of(thread: int) -> int:
-    """Give the umask of a thread; raises ProcessLookupError if it was killed meanwhile."""
+    """Return the umask of a thread; raises ProcessLookupError if it was killed meanwhile."""
     with open(f"/proc/{thread}/status", "rb") as file:  # noqa: PTH123
         _, _, mask = file.read().partition(b"\nUmask:")
     if not mask:
@@ -259,12 +263,12 @@ def _events(_process: int, data: bytes) -> Sequence[Event]:
     return () if event is None else (event,)
 
 
-_OWN = frozenset({"umask", "execve", "execveat"})
+_OF_THE_PROCESS = frozenset({"umask", "execve", "execveat"})
 _NO_DUMP = frozenset(
     {
         *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
         *calls.READING,
         *calls.CLOSING,
-        *_OWN,
+        *_OF_THE_PROCESS,
     }
 )

@@ -16,16 +16,11 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import journal
+from ckpt_conformance.contract.journal import Fired
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.events import FaultArmed, FaultDisarmed
-from ckpt_conformance.trace.faults import (
-    SYNCING,
-    WRITING,
-    CountedCall,
-    Fault,
-    FaultReport,
-    Fired,
-)
+from ckpt_conformance.trace.faults import SYNCING, WRITING, CountedCall, Fault, FaultReport
 from ckpt_conformance.trace.operations import Kind
 from ckpt_conformance.trace.recorder import Recorder
 from ckpt_conformance.trace.supervisor import LET_GO
@@ -53,7 +48,7 @@ class FaultSupervisor:
     supervisor: Supervisor | None = None
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Decide about the calls of a supervisor, and obey its journal."""
+        """Decide about the calls of a supervisor, and take orders from the child's journal."""
         self.supervisor = supervisor
         supervisor.on_action, supervisor.on_event = self.decide, self.obey
         if supervisor.journal and os.path.exists(supervisor.journal):  # noqa: PTH110
@@ -65,7 +60,7 @@ class FaultSupervisor:
         self.calls, self.fired, self.log = 0, 0, []
 
     def report(self) -> FaultReport:
-        """Give what was counted."""
+        """Return what was counted since the fault was armed."""
         unsupported = self.supervisor.unsupported if self.supervisor is not None else []
         return FaultReport(self.calls, self.fired, self.log, unsupported, self.fault)
 
@@ -99,8 +94,15 @@ class FaultSupervisor:
         """Write down that the fault fires, and fire."""
         self.fired += 1
         if self.journal >= 0:
-            fired = Fired(self.calls, request.name, action.path, self.fault.error)
-            os.write(self.journal, fired.line())
+            fired = Fired(
+                event="fired",
+                injector="system-call",
+                call=self.calls,
+                what=request.name,
+                path=action.path,
+                mode=self.fault.error,
+            )
+            os.write(self.journal, journal.encode(fired))
         if self.fault.error == "kill":
             return self._kill(action)
         if self.fault.error == "short":
@@ -124,7 +126,7 @@ class FaultSupervisor:
 
 
 def _cut(action: Action) -> int:
-    """Give how many bytes of a write a kill near its middle leaves: whole pages of the file."""
+    """Return how many bytes of a write a kill near its middle leaves: whole pages of the file."""
     middle = action.offset + action.size // 2
     return max(0, middle - middle % notify.PAGE - action.offset)
 

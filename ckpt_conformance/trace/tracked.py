@@ -52,7 +52,7 @@ class Tree:
                 self._scan(path, object_number)
 
     def find(self, info: os.stat_result, link: str = "") -> int | None:
-        """Give the number of an object.
+        """Return the number of an object, None if it is not known.
 
         The inode of one that lost its names may be in use again: then `link`, where its descriptor
         is said to lead, decides.
@@ -89,13 +89,13 @@ class Tree:
             del self.numbers[info.st_dev, info.st_ino]
 
     def name(self, number: int, parent: int, name: str) -> None:
-        """Give an object a name."""
+        """Add a name to an object."""
         self.names[number].append((parent, name))
         self.children[parent][name] = number
         self.last[number] = self.join(parent, name)
 
     def unname(self, parent: int, name: str) -> int:
-        """Take a name away; gives the object that had it, 0 if none did."""
+        """Remove a name; return the number of the object that had it, 0 if none did."""
         number = self.children[parent].pop(name, 0)
         if number:
             self.last[number] = self.join(parent, name)
@@ -103,21 +103,21 @@ class Tree:
         return number
 
     def at(self, parent: int, name: str) -> int:
-        """Give the object that has a name, 0 if none does."""
+        """Return the number of the object that has a name, 0 if none does."""
         return self.children[parent].get(name, 0)
 
     def join(self, parent: int, name: str) -> str:
-        """Give the path of a name in a directory."""
+        """Return the path of a name in a directory, relative to the root."""
         above = self.path(parent)
         return f"{above}/{name}" if above else name
 
     def path(self, number: int) -> str:
-        """Give a path of an object, or the last one that it had."""
+        """Return the first path of an object; without a name the last path that it had."""
         if number == ROOT or not self.names.get(number):
             return self.last.get(number, "")
         return self.join(*self.names[number][0])
 
     def parent(self, number: int) -> int:
-        """Give the directory that holds the first name of an object."""
+        """Return the number of the directory of an object's first name, 0 if it has none."""
         names = self.names.get(number)
         return names[0][0] if names else 0

@@ -12,19 +12,26 @@ import os
 import signal
 from collections import defaultdict
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance.trace.events import Asked, Entered, Left, Looked, RankStarted, Told
-from ckpt_conformance.trace.operations import NAMING, SILENT, SYNCING, Kind, Operation, Unsupported
+from ckpt_conformance.trace.events import Entered, Left, Looked, Published, RankStarted, Received
+from ckpt_conformance.trace.operations import (
+    NAMING,
+    SILENT,
+    SYNCING,
+    Kind,
+    Operation,
+    Unsupported,
+    without_outside,
+)
 from ckpt_conformance.trace.supervisor import HOLD
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.trace.events import Event, Ordering
     from ckpt_conformance.trace.operations import Recording
@@ -40,14 +47,14 @@ class Collector:
     """Takes the notes of a recording while it is made, and orders it when it is done."""
 
     def __init__(self, size: int) -> None:
-        """Know no rank yet."""
+        """Start without a rank; `size` is the number of ranks."""
         self.size = size
         self.notes: list[Note] = []
         self.ranks: dict[int, int] = {}  # by process
         self.supervisor: Supervisor | None = None
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Hear what the ranks' journal says, and see who calls."""
+        """Take the events of the ranks' journal, and look at each process that calls."""
         self.supervisor = supervisor
         supervisor.on_event = self.take
         supervisor.answered = self.see
@@ -56,11 +63,11 @@ class Collector:
         """Keep an event, with its place among the operations."""
         if isinstance(event, RankStarted):
             self.ranks[event.process] = event.rank
-        elif isinstance(event, Entered | Left | Told | Asked | Looked) and self.supervisor:
+        elif isinstance(event, Entered | Left | Published | Received | Looked) and self.supervisor:
             self.notes.append((len(self.supervisor.operations), event))
 
     def see(self, request: Request, _action: Action, _result: Result) -> None:
-        """Find out whose helper a process is while it waits for its answer."""
+        """Find the rank of a process while it waits for its answer: later it may be gone."""
         self.learn(request.process)
 
     def learn(self, process: int) -> None:
@@ -81,7 +88,7 @@ class Collector:
             recording.unsupported.append(Unsupported(str(operation.kind), operation.path, why))
         if self.supervisor is not None:
             full = order(self.supervisor.operations, self.notes, self.ranks, self.size)
-            recording.operations = without(full, self.supervisor.tree.outside)
+            recording.operations = without_outside(full, self.supervisor.tree.outside)
         recording.save()
 
 
@@ -115,14 +122,14 @@ class Stopper(Collector):
         supervisor.on_action = self.decide
 
     def decide(self, request: Request, action: Action) -> Result | str:
-        """Hold a call of a rank that has done its part, but what changes nothing anyway."""
+        """Hold each call that changes something, of a rank that has done its operations."""
         self.learn(request.process)
         rank = self.ranks.get(request.process)
         if rank is None or action.perform is None:
             return "perform"
         if request.name in {"mkdir", "mkdirat"}:
-            mine = action.path in self.makes[rank] and self.left[rank] > 0
-            if mine or self._is_there(action):
+            is_due = action.path in self.makes[rank] and self.left[rank] > 0
+            if is_due or self._is_there(action):
                 return "perform"
             self.held.append((request, action))
             return HOLD
@@ -133,7 +140,7 @@ class Stopper(Collector):
         return os.path.lexists(f"{root}/{action.path}")
 
     def see(self, request: Request, action: Action, result: Result) -> None:
-        """Count what a rank has done; let go who waited for it."""
+        """Count what a rank has done; let calls go that waited for a directory it made."""
         super().see(request, action, result)
         if self.supervisor is None:
             return
@@ -145,9 +152,9 @@ class Stopper(Collector):
             self.supervisor.frozen = True
             os.kill(self.main, signal.SIGKILL)
             return
-        for other in [pair for pair in self.held if self._is_there(pair[1])]:
-            self.held.remove(other)
-            self.supervisor.listener.let_go(other[0].note)
+        for call in [call for call in self.held if self._is_there(call[1])]:
+            self.held.remove(call)
+            self.supervisor.listener.let_go(call[0].note)
 
 
 def _parent(process: int) -> int:
@@ -161,7 +168,7 @@ def _parent(process: int) -> int:
 def order(
     operations: Sequence[Operation], notes: Sequence[Note], ranks: Mapping[int, int], size: int
 ) -> list[Operation]:
-    """Give the operations with their ranks and clocks; of an unknown process rank 0's."""
+    """Give each operation its rank and clock; one of an unknown process counts as rank 0's."""
     clocks = Clocks(size)
     ordered: list[Operation] = []
     waiting = list(reversed(notes))
@@ -172,17 +179,6 @@ def order(
     return ordered
 
 
-def without(operations: Sequence[Operation], outside: Container[int]) -> list[Operation]:
-    """Leave out what happened to files elsewhere that never came in; clocks count the rest."""
-    is_kept = [one.object not in outside for one in operations]
-    places = [0, *accumulate(map(int, is_kept))]
-    kept = [one for one, keep in zip(operations, is_kept, strict=True) if keep]
-    return [
-        replace(one, index=at, after=tuple(places[each] for each in one.after))
-        for at, one in enumerate(kept)
-    ]
-
-
 class Clocks:
     """How far each rank knows each other rank to have come."""
 
@@ -190,7 +186,7 @@ class Clocks:
         """Start with nothing issued."""
         self.now: list[Clock] = [(0,) * size] * size
         self.entered: dict[tuple[str, int], Clock] = {}  # (call, rank)
-        self.told: Clock = (0,) * size  # what stores were told by anybody
+        self.published: Clock = (0,) * size  # of all ranks, as far as they published it
         # By what is touched and by rank: the clock after the last operation on it.
         self.changed: dict[Key, dict[int, Clock]] = defaultdict(dict)
         self.used: dict[Key, dict[int, Clock]] = defaultdict(dict)
@@ -204,26 +200,26 @@ class Clocks:
     # ---- what ranks say to each other ----
 
     def hear(self, event: Ordering) -> None:
-        """Take a note into account."""
+        """Update the clocks by an event."""
         match event:
             case Entered(rank=rank, call=call):
                 self.entered[call, rank] = self.now[rank]
             case Left():
                 self._leave(event)
-            case Told(rank=rank):
-                self.told = tuple(map(max, self.told, self.now[rank]))
-            case Asked(rank=rank):
-                self._learn(rank, [self.told])
+            case Published(rank=rank):
+                self.published = tuple(map(max, self.published, self.now[rank]))
+            case Received(rank=rank):
+                self._learn(rank, [self.published])
             case Looked():
                 self._look(event.rank, event.path)
 
     def _leave(self, event: Left) -> None:
-        """Come out of a collective: after the entry of the ranks that it waited for."""
+        """Order the end of a collective after the entry of the ranks that it waited for."""
         clocks = (self.entered.get((event.call, other)) for other in event.after)
         self._learn(event.rank, (clock for clock in clocks if clock is not None))
 
     def _look(self, rank: int, path: str) -> None:
-        """See a path: after all that was done there, and to the directories above it."""
+        """Order a look at a path after all that was done to it and to the directories above it."""
         self._learn(rank, self.lists[path].values())
         self._learn(rank, self.paths[path].values())
         while path:
@@ -255,11 +251,11 @@ class Clocks:
 
 
 def _changes(operation: Operation) -> list[Key]:
-    """Give what an operation changes: objects, and names in directories."""
+    """Return the keys of what an operation changes: objects, and names in directories."""
     if operation.kind in SYNCING | SILENT:
         return []
     objects = (operation.object, operation.replaced)
-    keys: list[Key] = [("object", each, "") for each in objects if each]
+    keys: list[Key] = [("object", number, "") for number in objects if number]
     if operation.kind in NAMING and operation.path:
         keys.append(("name", operation.parent, basename(operation.path)))
     if operation.kind in NAMING and operation.new_parent:
@@ -268,10 +264,11 @@ def _changes(operation: Operation) -> list[Key]:
 
 
 def _uses(operation: Operation) -> list[Key]:
-    """Give what has to be there as it is: the directories of its names; the file of a sync."""
+    """Return the keys of what an operation needs: directories of its names; the file of a sync."""
     keys: list[Key] = []
     if operation.kind in SYNCING and operation.object:
         keys.append(("object", operation.object, ""))
     if operation.kind in NAMING:
-        keys += [("object", each, "") for each in (operation.parent, operation.new_parent) if each]
+        parents = (operation.parent, operation.new_parent)
+        keys += [("object", number, "") for number in parents if number]
     return keys

@@ -22,7 +22,7 @@ VISIBLE, KEPT = "CUDA_VISIBLE_DEVICES", "CKPT_CONFORMANCE_CUDA_VISIBLE_DEVICES"
 
 
 def hidden(environment: Mapping[str, str]) -> dict[str, str]:
-    """Give what to change in an environment, so that no GPU is seen; `show` takes it back."""
+    """Return the variables to set so that a process sees no GPU; `show` undoes it."""
     visible = environment.get(VISIBLE)
     return {VISIBLE: "", **({} if visible is None else {KEPT: visible})}
 

@@ -16,7 +16,7 @@ from ckpt_conformance.workload.hashing import hash_bytes
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """Give the elements' bytes in row-major order, whatever the strides and the device."""
+    """Return the bytes of the elements in row-major order, whatever the strides and the device."""
     if tensor.numel() == 0:
         return b""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -58,10 +58,10 @@ def tensors(state: object, path: str = "") -> list[tuple[str, torch.Tensor]]:
     """List the tensors of a state tree with their paths."""
     if isinstance(state, torch.Tensor):
         return [(path, state)]
-    found: list[tuple[str, torch.Tensor]] = []
+    pairs: list[tuple[str, torch.Tensor]] = []
     for key, value in _children(state) or []:
-        found += tensors(value, f"{path}.{key}" if path else key)
-    return found
+        pairs += tensors(value, f"{path}.{key}" if path else key)
+    return pairs
 
 
 def _children(state: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401  any state tree

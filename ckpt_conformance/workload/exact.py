@@ -53,15 +53,15 @@ class _Activation(torch.autograd.Function):
 
 
 def weight(x: Tensor) -> Tensor:
-    """Give a weight as it takes part in a product."""
-    found: Any = _Weight.apply(x)  # type: ignore[no-untyped-call]
-    return cast("Tensor", found)
+    """Round a weight to the grid; its gradient passes unchanged."""
+    on_grid: Any = _Weight.apply(x)  # type: ignore[no-untyped-call]  # torch declares no types
+    return cast("Tensor", on_grid)
 
 
 def activation(x: Tensor) -> Tensor:
-    """Give an activation on the grid; what flows back through it is on the grid too."""
-    found: Any = _Activation.apply(x)  # type: ignore[no-untyped-call]
-    return cast("Tensor", found)
+    """Round an activation to the grid, and its gradient too."""
+    on_grid: Any = _Activation.apply(x)  # type: ignore[no-untyped-call]  # torch declares no types
+    return cast("Tensor", on_grid)
 
 
 class ExactLinear(nn.Linear):

@@ -60,7 +60,10 @@ class Job:
         return fixed | ({"gradients": self.gradients} if self.gradients else {})
 
     def next_batch(self) -> Batch:
-        """Give the next batch; a loader whose state was loaded starts a new iterator."""
+        """Return ids [B], features [B, 8] and classes [B] of the next batch.
+
+        A loader whose state was loaded starts a new iterator.
+        """
         while True:
             if self._iterator is None or self._generation != self.loader.generation:
                 self._iterator, self._generation = iter(self.loader), self.loader.generation
@@ -122,15 +125,15 @@ class Job:
         return self.after_step(loss)
 
     def leaves(self) -> Leaves:
-        """Give the digest of every leaf of every component."""
+        """Return the digest of every leaf of every component."""
         return {name: digests.leaves(part.state_dict()) for name, part in self.components.items()}
 
     def digest(self) -> Mapping[str, str]:
-        """Give one digest per component, bit for bit."""
+        """Return one digest for each component, bit for bit."""
         return {name: digests.combine(leaves) for name, leaves in self.leaves().items()}
 
     def ties(self) -> Ties:
-        """Give the groups of parameter names that share one storage."""
+        """Return the groups of parameter names that share one storage."""
         groups: dict[int, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if parameter.numel():
@@ -162,7 +165,7 @@ class Job:
             parameter.data = parameter.detach().clone()
 
     def payload_samples(self) -> list[PayloadSample]:
-        """Give the first bytes of each large tensor: they stand in any uncompressed payload.
+        """Return the first bytes of each large tensor: they stand in any uncompressed payload.
 
         Short tensors, and those that begin with zeros, are left out: they would match by chance.
         """

@@ -47,7 +47,7 @@ def _join(ranks: Sequence[Mapping[str, str | Box]]) -> dict[str, str]:
 
 
 def _whole(boxes: Sequence[Box]) -> str:
-    """Give the digest of the global tensor, as `hash_tensor` does, or say what is wrong."""
+    """Return the digest of the global tensor, as `hash_tensor` does, or what is wrong with it."""
     first = boxes[0]
     shape, width = first["shape"], first["width"]
     if any((box["dtype"], box["shape"]) != (first["dtype"], shape) for box in boxes):

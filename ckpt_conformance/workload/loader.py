@@ -38,7 +38,7 @@ class Samples(Dataset[Batch]):
         return len(self.classes)
 
     def __getitem__(self, index: int) -> Batch:
-        """Give one sample."""
+        """Return id, features and class of one sample."""
         return torch.tensor(index), self.features[index], self.classes[index]
 
 
@@ -69,12 +69,12 @@ class ShuffledLoader:
         return math.ceil(len(self.samples) / (self.batch * self.packing))
 
     def order(self) -> list[list[int]]:
-        """Give the batches of the current epoch, as sample ids."""
+        """Return the sample ids of each batch of the current epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.epoch)
         drawn = torch.randperm(len(self.samples), generator=generator)
         ids = cast("list[int]", drawn.tolist())
-        taken = self.batch * self.packing
-        return [ids[at : at + taken] for at in range(0, len(ids), taken)]
+        samples = self.batch * self.packing
+        return [ids[at : at + samples] for at in range(0, len(ids), samples)]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of this epoch, then step to the next."""
@@ -101,7 +101,7 @@ class ShuffledLoader:
         return iter(loader)
 
     def state_dict(self) -> StateDict:
-        """Give the position of the consumer: see `LoaderState`."""
+        """Return the position of the consumer, as `LoaderState`."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state_dict: LoaderState) -> None:

@@ -134,7 +134,7 @@ class Dtypes(nn.Module):
         self.amax = [float(torch.rand(()))]
 
     def get_extra_state(self) -> StateDict:
-        """Give the fp8 amax history."""
+        """Return the fp8 amax history, as `ScalingHistory`."""
         return {"amax": list(self.amax)}
 
     def set_extra_state(self, state: ScalingHistory) -> None:
@@ -158,5 +158,5 @@ class Dtypes(nn.Module):
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Give the mean loss, a float32 scalar."""
+    """Return the mean loss of logits [B, 16] and classes [B], a float32 scalar."""
     return functional.cross_entropy(logits.float(), classes)

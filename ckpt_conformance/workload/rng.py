@@ -53,7 +53,7 @@ class RngState:
     """All global generators of the process."""
 
     def state_dict(self) -> StateDict:
-        """Give every generator's state, losslessly: see `GeneratorStates`."""
+        """Return every generator's state without loss, as `GeneratorStates`."""
         version, words, gauss = random.getstate()
         name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002  the global one
         state: GeneratorStates = {
@@ -102,7 +102,7 @@ class RngState:
 
     @staticmethod
     def draw() -> tuple[str, ...]:
-        """Draw once from each generator and give the bits."""
+        """Draw once from each generator; return each draw as `float.hex`."""
         drawn = [
             random.random().hex(),  # noqa: S311  a draw to compare, no secret
             float(np.random.random()).hex(),  # noqa: NPY002  the global one

@@ -191,27 +191,27 @@ class ShardedLoader:
         return DATA // GLOBAL_BATCH
 
     def next_batch(self) -> Batch:
-        """Give ids [B], features [B, 8] and classes [B]; B is this rank's part of 24."""
+        """Return ids [B], features [B, 8] and classes [B]; B is this rank's part of 24 samples."""
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.epoch)
         ids = torch.randperm(DATA, generator=generator)[self.position * GLOBAL_BATCH :]
         size = GLOBAL_BATCH // self.parts
-        mine = ids[self.part * size : (self.part + 1) * size]
+        own = ids[self.part * size : (self.part + 1) * size]
         self.position, self.taken = self.position + 1, self.taken + size
         if self.position == len(self):
             self.epoch, self.position = self.epoch + 1, 0
-        features, classes = self.samples.features[mine], self.samples.classes[mine]
-        return mine, features.to(self.device), classes.to(self.device)
+        features, classes = self.samples.features[own], self.samples.classes[own]
+        return own, features.to(self.device), classes.to(self.device)
 
     def __iter__(self) -> ShardedLoader:
         """Iterate over this rank's batches, without an end."""
         return self
 
     def __next__(self) -> Batch:
-        """Give the next batch."""
+        """Return the next batch."""
         return self.next_batch()
 
     def state_dict(self) -> StateDict:
-        """Give the global position, and this rank's part: see `ShardedLoaderState`."""
+        """Return the global position and this rank's part, as `ShardedLoaderState`."""
         return {
             "global": {"seed": self.seed, "epoch": self.epoch, "position": self.position},
             "own": {"part": self.part, "parts": self.parts, "taken": self.taken},
@@ -287,8 +287,8 @@ class ShardedJob:
         ids, features, classes = batch
         self._batch, self._draws = tuple(cast("list[int]", ids.tolist())), RngState.draw()
         logits = self.model(exact.rounded(features), classes)
-        wanted = nn.functional.one_hot(classes, CLASSES).float()
-        total: Tensor = ((logits - wanted) ** 2).sum() / 8.0
+        targets = nn.functional.one_hot(classes, CLASSES).float()
+        total: Tensor = ((logits - targets) ** 2).sum() / 8.0
         return total
 
     def optimize(self, loss: Tensor) -> None:
@@ -332,19 +332,19 @@ class ShardedJob:
         return self.after_step(loss)
 
     def leaves(self) -> RankLeaves:
-        """Give each leaf of each component: a digest, or this rank's box of a sharded tensor.
+        """Return each leaf of each component: a digest, or this rank's box of a sharded tensor.
 
         No collective: ranks that disagree must not hang the oracle. `joining.assemble` joins them.
         """
         return {name: leaves_of(part.state_dict()) for name, part in self.components.items()}
 
     def digest(self) -> Mapping[str, str]:
-        """Give one digest per component of what this rank holds."""
+        """Return one digest for each component, of what this rank holds."""
         states = {name: part.state_dict() for name, part in self.components.items()}
         return {name: digests.digest(local_parts(state)) for name, state in states.items()}
 
     def ties(self) -> Ties:
-        """Give the groups of parameter names that are one parameter."""
+        """Return the groups of parameter names that are one parameter."""
         groups: dict[int, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             groups.setdefault(id(parameter), []).append(name)
@@ -359,7 +359,7 @@ class ShardedJob:
         RngState.draw()
 
     def payload_samples(self) -> list[PayloadSample]:
-        """Give no bytes to look for: a shard of this job is smaller than a sample."""
+        """Return no samples: a shard of this job is smaller than a sample."""
         return []
 
 
@@ -378,7 +378,7 @@ def _optimizer(model: nn.Module, variant: str) -> optim.Optimizer:
 
 
 def layout_of(world: int) -> Layout:
-    """Give the plain layout of a world: FSDP2 over all of its ranks."""
+    """Make the simplest layout of a world: FSDP2 over all of its ranks."""
     return Layout(fsdp=world)
 
 

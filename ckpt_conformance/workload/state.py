@@ -68,7 +68,7 @@ class Ema:
             self.shadow[name].lerp_(parameter.detach(), 1 - self.decay)
 
     def state_dict(self) -> StateDict:
-        """Give the averages themselves and the count: see `EmaState`."""
+        """Return the averages, not copies of them, and the count, as `EmaState`."""
         return {"shadow": dict(self.shadow), "updates": self.updates, "decay": self.decay}
 
     def load_state_dict(self, state_dict: EmaState) -> None:
@@ -104,7 +104,7 @@ class Extra:
         self.value["best"] = min(self.value["best"], loss)
 
     def state_dict(self) -> StateDict:
-        """Give a copy: later steps must not change what was handed out."""
+        """Return a copy, as `ExtraState`: later steps must not change it."""
         return dict(copy.deepcopy(self.value))
 
     def load_state_dict(self, state_dict: ExtraState) -> None:
@@ -120,7 +120,7 @@ class Gradients:
         self.model, self.micro = model, 0
 
     def state_dict(self) -> StateDict:
-        """Give the gradients by name and the count of micro-batches."""
+        """Return the gradients by name and the count of micro-batches, as `GradientsState`."""
         held = {
             n: p.grad.detach().clone()
             for n, p in self.model.named_parameters()
@@ -186,7 +186,7 @@ class Rex:
         self.horizon, self.at, self.value = horizon, 0, 1.0
 
     def __call__(self, step: int) -> float:
-        """Give the factor of a step; several groups ask for the same one."""
+        """Return the factor of the learning rate at a step; several groups ask for the same."""
         if step != self.at:
             left = 1 - step / self.horizon
             self.at, self.value = step, 0.5 * self.value + 0.5 * left / (0.5 + 0.5 * left)

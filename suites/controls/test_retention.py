@@ -105,7 +105,7 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
         more = {"error": "ENOSPC", "persistent": True} if mode == "raise" else {}
         faults = [point.spec(mode, **more)]
         result = rotating(subject, 4, (2, 4), 1, faults=faults, fault_step=4, then=[])
-        if not any(event["event"] == "fired" for event in result.events):
+        if not result.has_fired:
             raise Unknown(f"the fault did not fire: {mode} {point.name}")
         acknowledged = set(result.steps_of("acknowledged"))
         message = f"a {mode} during a rotating save leaves nothing that loads"
@@ -285,7 +285,7 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     fault = fault_injectors.spec("unlink", at=own + 1, persistent=True, error="EACCES")
     saves = (2, 4, 6)
     result = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[Close()])
-    if not any(event["event"] == "fired" for event in result.events):
+    if not result.has_fired:
         raise Unknown("the fault did not fire: no deletion of the rotation was seen")
     if result.steps_of("acknowledged") != [2, 4, 6]:
         message = "an error while deleting an old checkpoint fails the save"

@@ -108,8 +108,7 @@ def is_whole(subject: Subject, crash: Crash, new: Leaves | None) -> bool:
 def _kill(subject: Subject, point: Point, kind: SaveKind) -> Crash:
     """Die by a real SIGKILL at a point, and resume."""
     result = injected_save.save(subject, kind, [point.spec("kill")])
-    fired = any(event["event"] == "fired" for event in result.events)
-    if result.exit_kind is not ExitKind.KILLED or not fired:
+    if result.exit_kind is not ExitKind.KILLED or not result.has_fired:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(result)}")
     named = f"{kind} {point.fault} {point.at} {point.moment} {point.prefix}"
     folder = subject.folder / "crashes" / named

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from recording import replay, tree
 
 from ckpt_conformance.contract import registry
+from ckpt_conformance.contract.journal import Fired
 from ckpt_conformance.harness.client import Client, Server
 from ckpt_conformance.harness.messages import (
     ExitKind,
@@ -107,6 +108,10 @@ def injected(client: Client, tmp_path: Path, **args: object) -> ProcessResult:
     return live(client, tmp_path, replace(SAVE, faults=(fault,), fault_step=4))
 
 
+def fired_calls(result: ProcessResult) -> list[int]:
+    return [event.call for event in result.events if isinstance(event, Fired)]
+
+
 def test_each_call_of_a_save_is_counted_and_can_fail(client: Client, tmp_path: Path) -> None:
     counted = injected(client, tmp_path).of(RunResult).faults[0]
     assert counted.calls == len(counted.log) > 2
@@ -117,13 +122,13 @@ def test_each_call_of_a_save_is_counted_and_can_fail(client: Client, tmp_path: P
         assert (report.fired, len(report.log) >= at) == (1, True)
         assert result.error is not None, (counted.log[at - 1], result.output)
         assert result.steps_of("acknowledged") == [2]
-        assert [event["call"] for event in result.events if event["event"] == "fired"] == [at]
+        assert fired_calls(result) == [at]
 
 
 def test_a_kill_ends_the_life_as_a_real_one(client: Client, tmp_path: Path) -> None:
     result = injected(client, tmp_path, at=2, error="kill", moment="half")
     assert result.exit_kind is ExitKind.KILLED
-    assert [event["call"] for event in result.events if event["event"] == "fired"] == [2]
+    assert fired_calls(result) == [2]
     assert result.steps_of("acknowledged") == [2]
 
 

@@ -17,7 +17,7 @@ from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.models import MODELS, OF_RANKS
 from ckpt_conformance.crash.model.states import State
 from ckpt_conformance.trace import vector_clocks
-from ckpt_conformance.trace.events import Asked, Entered, Left, Looked, Told
+from ckpt_conformance.trace.events import Entered, Left, Looked, Published, Received
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -212,7 +212,7 @@ def test_a_collective_orders_only_what_its_kind_orders(
 @pytest.mark.parametrize(
     "notes",
     [
-        [(4, Told(1)), (4, Asked(0))],
+        [(4, Published(1)), (4, Received(0))],
         [(4, Looked(0, "two"))],
         [(4, Looked(0, ""))],
     ],

@@ -137,8 +137,12 @@ def armed_with(made: Injector) -> Iterator[Injector]:
         made.remove()
 
 
-def events(tmp_path: Path) -> list[dict[str, Any]]:
-    return journal.read(tmp_path / "journal")
+def fired(tmp_path: Path) -> list[journal.Fired]:
+    """Read the journal, in which nothing but faults is noted."""
+    events = journal.read(tmp_path / "journal")
+    assert journal.has_fired(events)
+    assert all(isinstance(event, journal.Fired) for event in events)
+    return [event for event in events if isinstance(event, journal.Fired)]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -160,7 +164,7 @@ def test_it_raises_at_the_call_and_says_so(
         with pytest.raises(BaseException, match="No space left"):
             CALLS[name](root)
         assert armed.fired == 1
-    assert [entry["event"] for entry in events(tmp_path)] == ["fired"]
+    assert len(fired(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -218,7 +222,7 @@ def test_a_rename_across_is_refused_as_between_two_file_systems(
     assert str(injected.value) == str(real.value).replace(other, str(root))
     assert (root / "new.txt").read_text() == "new"
     assert armed.fired == armed.calls == 2
-    assert [event["what"] for event in events(tmp_path)] == ["os.rename", "os.rename"]
+    assert [event.what for event in fired(tmp_path)] == ["os.rename", "os.rename"]
 
 
 def test_the_nth_call_is_struck_and_the_next_is_not(
@@ -415,8 +419,8 @@ def test_a_kill_is_a_real_one_and_is_written_down_first(
     ended = subprocess.run([sys.executable, "-c", DYING, str(root), moment], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert (root / "a.bin").stat().st_size == left
-    (event,) = events(tmp_path)
-    assert (event["event"], event["what"], event["path"]) == ("fired", "write", "a.bin")
+    (event,) = fired(tmp_path)
+    assert (event.what, event.path) == ("write", "a.bin")
 
 
 def test_every_fault_is_described() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.journal import ChildJournal, read
+from ckpt_conformance.contract.journal import ChildJournal, Fired, Released, read
 from ckpt_conformance.fault_injectors import rank_points, slow_disk
 from ckpt_conformance.fault_injectors.slow_disk import Look, Peer, SlowDisk
 from ckpt_conformance.subject import worlds
@@ -57,7 +57,7 @@ def peer(code: str) -> Iterator[subprocess.Popen[bytes]]:
             os.killpg(process.pid, 9)
 
 
-def held(root: Path, code: str, *events: dict[str, Any], old: str = "") -> dict[str, Any]:
+def held(root: Path, code: str, *events: dict[str, Any], old: str = "") -> Released:
     """Hold this process at its second write while another rank does something; what it noted."""
     other, own, copy = (root.parent / name for name in ("journal-1", "journal", "copy"))
     other.write_text(old)
@@ -79,7 +79,9 @@ def held(root: Path, code: str, *events: dict[str, Any], old: str = "") -> dict[
             os.close(journal.descriptor)
     assert (fault.calls, fault.fired, len(fault.log)) == (2, 1, 2)
     first, last = read(own)
-    assert (first["event"], first["mode"], last["event"]) == ("fired", "hold", "released")
+    assert isinstance(first, Fired)
+    assert first.mode == "hold"
+    assert isinstance(last, Released)
     return last
 
 
@@ -98,9 +100,9 @@ def test_a_rank_is_let_go_when_the_others_are_done(
 ) -> None:
     (root / "older").write_bytes(b"older")
     old = json.dumps({"event": "acknowledged", "step": 2}) + "\n"
-    found = held(root, code, *events, old=old)
-    assert found["others"] == {"1": expected}
-    assert found["settled"]
+    released = held(root, code, *events, old=old)
+    assert released.others == {"1": expected}
+    assert released.settled
     copy = root.parent / "copy"
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
         "older": b"older",
@@ -114,9 +116,9 @@ def test_a_rank_that_goes_on_is_not_taken_for_one_that_waits(
     root: Path, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_disk, "LIMIT", 0.4)
-    found = held(root, code)
-    assert found["others"] == {"1": "runs"}
-    assert not found["settled"]
+    released = held(root, code)
+    assert released.others == {"1": "runs"}
+    assert not released.settled
     assert list((root.parent / "copy").iterdir()) == []
 
 
@@ -158,8 +160,8 @@ def test_the_others_wait_for_a_slow_rank(new_subject: Callable[..., Subject]) ->
     result = rank_points.save(subject, layout, rank_points.slow(subject, layout, point, copy))
     assert result.went_well
     assert result.steps_of("acknowledged") == [2, 4]
-    (released,) = [one for one in result.events if one["event"] == "released"]
-    assert (released["rank"], released["others"], released["settled"]) == (1, {"0": "waits"}, True)
+    (released,) = [event for event in result.events if isinstance(event, Released)]
+    assert (released.rank, released.others, released.settled) == (1, {"0": "waits"}, True)
     assert list(copy.glob("*/.metadata")) == [copy / "step-2" / ".metadata"]
 
 

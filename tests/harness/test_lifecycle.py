@@ -102,3 +102,27 @@ def test_a_child_dies_with_its_parent() -> None:
     os.close(write)
     assert os.read(read, 1) == b""
     os.close(read)
+
+
+def test_a_tree_ends_with_what_left_its_session() -> None:
+    """The child's own child leads a session; it holds the pipe as long as it lives."""
+    read, write = os.pipe()
+
+    def grandchild() -> None:
+        os.setsid()
+        os.write(write, b"r")
+        signal.pause()
+
+    def child() -> None:
+        lifecycle.fork(grandchild, quiet=True)
+        os.close(write)
+        signal.pause()
+
+    pid = lifecycle.fork(child, quiet=True)
+    os.close(write)
+    assert os.read(read, 1) == b"r"
+    lifecycle.kill_tree(pid)
+    assert lifecycle.reap(pid).is_killed
+    assert os.read(read, 1) == b""
+    lifecycle.kill_tree(pid)  # what has ended is no error
+    os.close(read)

@@ -50,7 +50,7 @@ ALLOWED = {
     "mutants": {"adapters.reference", "contract", "reference_impl"},
     "adapters.reference": {"subject", "contract", "reference_impl"},
     "adapters": {"workload", "contract"},
-    "subject": {"harness", "workload", "contract"},
+    "subject": {"harness", "workload", "processes", "contract"},
     "harness": {"workload", "trace", "processes", "contract"},
     "workload": {"contract"},
     "trace": {"processes", "contract"},

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ckpt_conformance.contract.journal import ChildJournal
+from ckpt_conformance.contract import journal
+from ckpt_conformance.contract.journal import ChildJournal, Fired
 from ckpt_conformance.trace import events
 from ckpt_conformance.trace.events import FaultArmed, Left, Marked, RankStarted
-from ckpt_conformance.trace.faults import CountedCall, Fault, FaultReport, Fired
+from ckpt_conformance.trace.faults import CountedCall, Fault, FaultReport
 from ckpt_conformance.trace.operations import Entry, Kind, Operation, Recording, Unsupported
 
 if TYPE_CHECKING:
@@ -73,10 +74,13 @@ def test_a_report_of_faults_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_event_that_a_fault_fires_stands_in_the_journal_as_others_do() -> None:
-    line = Fired(2, "write", ODD, "EIO").line()
-    told = {"call": 2, "what": "write", "path": ODD, "mode": "EIO"}
-    assert json.loads(line) == {"event": "fired", "injector": "system-call", **told}
+    fields: dict[str, Any] = {"injector": "system-call", "call": 2, "what": "write"}
+    fields |= {"path": ODD, "mode": "EIO"}
+    fired = Fired(event="fired", **fields)
+    line = journal.encode(fired)
+    assert json.loads(line) == {"event": "fired", **fields}
     assert line.endswith(b"}\n")
+    assert journal.decode(line) == fired
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -94,12 +94,9 @@ def in_child(work: Callable[[Say], None], deadline: float) -> Iterator[Message]:
 
     A child that says nothing for `deadline` seconds is killed.
     """
-
-    def put_all(put: children.Put) -> None:
-        work(lambda message: put(msgspec.to_builtins(message)))
-
-    for line in children.run(put_all, deadline):
-        yield Ended(line["end"]) if "end" in line else msgspec.convert(line, Message)
+    kind: Any = Message
+    for message in children.run(work, kind, deadline):
+        yield Ended(message.exit_kind) if isinstance(message, children.Ended) else message
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,8 @@ def _kill(explorer: Explorer, call: int) -> Tree | None:
     subject = explorer.subject
     fault = Fault(injector=INJECTOR, args={"at": call, "error": "kill"})
     result = workloads.again(subject, explorer.result.workload, [fault])
-    fired = any(event["event"] == "fired" for event in result.events)
-    return _content(subject.root) if fired and result.exit_kind is ExitKind.KILLED else None
+    was_killed = result.has_fired and result.exit_kind is ExitKind.KILLED
+    return _content(subject.root) if was_killed else None
 
 
 def _content(root: Path) -> Tree:

@@ -153,15 +153,15 @@ def replay(folder: Path, scratch: Path) -> Replayed:
     if not Path(script.cwd).is_dir():
         raise Unknown(f"the folder in which the command ran is gone: {script.cwd}")
     root = Path(script.root)
-    made = [each for each in (root, *root.parents) if not each.exists()]
+    missing = [path for path in (root, *root.parents) if not path.exists()]
     if root.exists() and any(root.iterdir()):
         script = script.at(str(scratch / "out"))
     try:
         return _replay(folder, content, script, scratch)
     finally:
-        for each in made:
-            if each.is_dir() and not any(each.iterdir()):
-                each.rmdir()
+        for path in missing:  # what the run made
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
 
 def _replay(folder: Path, content: ScriptBundle, script: Script, scratch: Path) -> Replayed:
@@ -183,7 +183,7 @@ def _explorer(folder: Path, content: ScriptBundle, script: Script) -> ScriptExpl
     origin, promise = content.origin, content.promise
     recording = Recording.read(folder / "recording")
     result = "" if script.result_cmd else script.result_file
-    patterns = progress.patterns(script.step_regex, script.checkpoint_glob, result)
+    patterns = progress.make_patterns(script.step_regex, script.checkpoint_glob, result)
     meter = progress.Meter(patterns, promise.meter)
     expected = folder / origin.expected
     rehearsal = Rehearsal(script, Pool([]), recording, meter, patterns, origin.deadline, expected)

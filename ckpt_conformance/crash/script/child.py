@@ -85,10 +85,10 @@ def _main(start: Start) -> None:
     exec(code, main.__dict__)  # noqa: S102  the user's own script
 
 
-def _code_of(work: Any, *given: Any) -> int:  # noqa: ANN401  any function
+def _code_of(work: Any, *args: Any) -> int:  # noqa: ANN401  any function
     """Run; give the exit status that an interpreter would end with."""
     try:
-        work(*given)
+        work(*args)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF

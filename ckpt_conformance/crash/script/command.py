@@ -69,21 +69,21 @@ class Script:
         return (scripts or words or ["command"])[0]
 
     def filled(self, *, resume: bool) -> list[str]:
-        """Give the words of a run, with `{out}` filled in."""
+        """Return the words of a run, with `{out}` filled in."""
         words = self.resume if resume and self.resume else self.command
         return [word.replace(OUT, self.root) for word in words]
 
     def result_words(self) -> list[str]:
-        """Give the words of the command whose output is the result."""
+        """Return the words of the command whose output is the result."""
         return [word.replace(OUT, self.root) for word in shlex.split(self.result_cmd)]
 
     def at(self, root: str) -> Self:
-        """Give the same script with another directory."""
+        """Return the same script with another directory."""
         return replace(self, root=root)
 
 
 def checked(script: Script) -> Script:
-    """Check a script and make its paths relative; raises ScriptError with what to change."""
+    """Check a script and make its paths relative; raise ScriptError with what to change."""
     command = script.command
     if not any(OUT in word for word in command):
         raise ScriptError(
@@ -108,18 +108,21 @@ def checked(script: Script) -> Script:
 
 
 def below(path: str, option: str) -> str:
-    """Give a path relative to the directory; `{out}/` may stand before it or not."""
-    found = path.removeprefix(OUT).lstrip("/") if path.startswith(OUT) else path
-    if Path(found).is_absolute() or ".." in found.split("/"):
+    """Return a path relative to the directory; `{out}/` may stand before it or not.
+
+    Raises ScriptError for a path that leads out of it; `option` is where it was given.
+    """
+    relative = path.removeprefix(OUT).lstrip("/") if path.startswith(OUT) else path
+    if Path(relative).is_absolute() or ".." in relative.split("/"):
         raise ScriptError(
             f"{option} {path!r} leads out of {OUT}: each state has a directory of its own, and "
             "what is outside would be shared; have the script write it there"
         )
-    return found
+    return relative
 
 
 def environment_of_runs() -> dict[str, str]:
-    """Give the environment of every run: the user's own, and what makes runs comparable.
+    """Return the environment of every run: the user's own, and what makes runs comparable.
 
     What the user has set stays as it is.
     """
@@ -127,15 +130,15 @@ def environment_of_runs() -> dict[str, str]:
 
 
 def start_of(words: Sequence[str]) -> Start | str:
-    """Tell how a command starts this interpreter; otherwise why it has to be started anew."""
-    found = shutil.which(words[0])
-    if found is None:
+    """Return how a command starts this interpreter; otherwise why it has to be started anew."""
+    program = shutil.which(words[0])
+    if program is None:
         return f"{words[0]} is not found"
     rest = list(words[1:])
-    if not _is_this_python(found):
-        if not _is_script_of_this_python(found):
+    if not _is_this_python(program):
+        if not _is_script_of_this_python(program):
             return f"{words[0]} is not the Python that runs ckpt-conformance ({sys.executable})"
-        return Start(found, tuple(rest))
+        return Start(program, tuple(rest))
     while rest and rest[0] in {"-u", "-B"}:
         rest.pop(0)
     if rest[:1] == ["-m"] and len(rest) > 1:

@@ -42,7 +42,7 @@ class ScriptExplorer(BaseExplorer):
         self.outputs: dict[str, str] = {}  # of what is not fine, by content
         self.hangs = 0
         self.on_first: Callable[[str], None] = exploration.nothing
-        self._told_first = False
+        self._has_reported = False
         self.begun = time.monotonic()
 
     def promised(self, point: int) -> str:
@@ -85,8 +85,8 @@ class ScriptExplorer(BaseExplorer):
             return
         self.hangs += recovery.exit_kind == "hang"
         self.outputs[case.content] = run.output
-        if not self._told_first:
-            self._told_first = True
+        if not self._has_reported:
+            self._has_reported = True
             self.on_first(f"{outcome} under {case.model}: {recovery.summary}")
 
     def recovery_of(self, run: Run, older: tuple[int, ...]) -> Recovery:
@@ -111,7 +111,7 @@ class ScriptExplorer(BaseExplorer):
         return Recovery(exit_kind, version.step, (version.number,), alone=True, said=began)
 
     def _version(self, position: int | None) -> Version | None:
-        """Give the newest promise that a position keeps; None for a cold start."""
+        """Return the newest version that a position reaches; None for a cold start."""
         if position is None:
             return self.beyond
         kept = [v for v in self.versions[:-1] if 0 < v.step <= position]

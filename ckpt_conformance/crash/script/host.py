@@ -49,7 +49,7 @@ class Host:
         orphans.adopt()
 
     def warm(self, preload: Sequence[str]) -> str:
-        """Import torch, so that no run has to; give the reason where forking is no good then."""
+        """Import torch, so that no run has to; return why runs can't be forked then, or ""."""
         try:
             import_torch()
             for name in preload:
@@ -91,7 +91,7 @@ class Host:
         return ran
 
     def output_of(self, words: Sequence[str], deadline: float) -> tuple[int, str]:
-        """Run a command; give its exit status and its standard output alone."""
+        """Run a command; return its exit status, or -1, and its standard output alone."""
         start = start_of(words) if self.forks else ""
 
         def work() -> None:
@@ -127,7 +127,7 @@ class Host:
         return Ran(exit_kind, code, tail(path), time.monotonic() - begun)
 
     def is_wanted(self) -> bool:
-        """Tell whether anybody waits for an answer."""
+        """Return whether the explorer still waits for an answer."""
         if self.master < 0:
             return True
         ready, _, _ = select.select([self.master], [], [], 0)

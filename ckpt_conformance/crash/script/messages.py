@@ -105,7 +105,7 @@ class Record(Request[Recorded], frozen=True, tag="record"):
 
 
 class Begin(Request[Begun], frozen=True, tag="begin"):
-    """Have the directory in memory of its own."""
+    """Mount private memory at the directory."""
 
 
 class Expect(Request[Done], frozen=True, tag="expect"):
@@ -121,8 +121,7 @@ class Recover(Request[Run], frozen=True, tag="recover"):
 
     `state` is one state as `crash.explore.messages.pack` writes it, `tree` the path of a tree;
     without both the directory is empty. `first` runs the command as given, not the one that
-    resumes. `seeded` names generators (random, numpy, torch)
-    that get a fixed seed.
+    resumes. `seeded` names generators (random, numpy, torch) that get a fixed seed.
     """
 
     deadline: float  # seconds
@@ -138,6 +137,3 @@ class Compare(Request[Comparison], frozen=True, tag="compare"):
 
 
 AnyRequest = Warm | Record | Begin | Expect | Recover | Compare
-
-
-# ---- ranks of a launcher -------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class WorkerProcess:
             self.process.stdin.close() if self.process.stdin else None
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return the worker, which runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,14 +95,14 @@ class Pool:
     """Workers that share out the runs that are asked for."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
-        """Have every worker free."""
+        """Start with every worker free."""
         self.workers = list(workers)
         self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for worker in workers:
             self._free.put(worker)
 
     def map(self, count: int, request: Callable[[int], Recover]) -> Iterator[tuple[int, Run]]:
-        """Ask for each of `count` runs; give answers with their numbers as they come."""
+        """Ask for each of `count` runs; yield answers with their numbers as they come."""
 
         def answer(number: int) -> tuple[int, Run]:
             worker = self._free.get()

@@ -40,25 +40,25 @@ class Patterns:
     result: str = ""  # which is no checkpoint
 
     def is_checkpoint(self, name: str) -> bool:
-        """Tell whether a name below the directory is one of a checkpoint."""
+        """Return whether a name below the directory is one of a checkpoint."""
         if not self.given and name == self.result:
             return False
-        found = [name] if self.given else [name, basename(name)]
-        return any(fnmatch.fnmatch(one, glob) for one in found for glob in self.checkpoints)
+        names = [name] if self.given else [name, basename(name)]
+        return any(fnmatch.fnmatch(each, glob) for each in names for glob in self.checkpoints)
 
     def steps(self, text: str) -> list[Item]:
-        """List the steps that a text tells, one a line."""
+        """List the steps that the lines of a text name, at most one for each line."""
         return [item for line in text.splitlines() if (item := self.step_of(line))]
 
     def step_of(self, line: str) -> Item | None:
-        """Give the step that one line tells; other numbers in it, such as times, do not count."""
+        """Return the step that a line names, None without one; other numbers in it do not count."""
         match = self.step.search(line)
         if match is None:
             return None
         groups = [match.span(n) for n in range(1, len(match.groups()) + 1)]
-        spans = [one for one in groups if line[slice(*one)].isdecimal()]
+        spans = [span for span in groups if line[slice(*span)].isdecimal()]
         spans = spans or [
-            one.span() for one in re.finditer(r"\d+", line) if one.end() <= match.end()
+            number.span() for number in re.finditer(r"\d+", line) if number.end() <= match.end()
         ]
         if not spans:
             return match.group(), -1
@@ -67,7 +67,7 @@ class Patterns:
         return head + line[begin:end], int(line[begin:end])
 
 
-def patterns(step_regex: str, checkpoint_glob: str, result: str = "") -> Patterns:
+def make_patterns(step_regex: str, checkpoint_glob: str, result: str = "") -> Patterns:
     """Make patterns of what the user gave, and the usual ones of the rest."""
     usual = tuple(f"*{suffix}" for suffix in TENSOR_FILES)
     globs = (checkpoint_glob,) if checkpoint_glob else usual
@@ -77,15 +77,15 @@ def patterns(step_regex: str, checkpoint_glob: str, result: str = "") -> Pattern
 class Lines:
     """Finds step lines in what processes write, piece by piece: the recorder's `events_of`."""
 
-    def __init__(self, found: Patterns) -> None:
+    def __init__(self, patterns: Patterns) -> None:
         """Start with nothing written."""
-        self.patterns = found
-        self.left: dict[int, bytes] = {}
+        self.patterns = patterns
+        self.unfinished: dict[int, bytes] = {}  # by process: the line that it has begun
 
     def __call__(self, process: int, data: bytes) -> list[Marked]:
-        """Take a write; give a mark for each line that it ends."""
-        *lines, rest = (self.left.get(process, b"") + data).split(b"\n")
-        self.left[process] = rest[-4096:]
+        """Take the bytes of a write; return a mark for each step line that they complete."""
+        *lines, rest = (self.unfinished.get(process, b"") + data).split(b"\n")
+        self.unfinished[process] = rest[-4096:]
         items = [self.patterns.step_of(line.decode(errors="replace")) for line in lines]
         return [Marked(SAID, item[1]) for item in items if item]
 
@@ -103,12 +103,12 @@ class Measure(msgspec.Struct, frozen=True):
     resumes: bool
 
 
-def measure_of(found: Patterns, outputs: Sequence[str], files: Sequence[str]) -> Measure:
+def measure_of(patterns: Patterns, outputs: Sequence[str], files: Sequence[str]) -> Measure:
     """Choose what to measure by: what the uninterrupted runs have in common.
 
     `outputs` are what these runs printed, `files` the names that one of them wrote, in order.
     """
-    items_of = [found.steps(output) for output in outputs]
+    items_of = [patterns.steps(output) for output in outputs]
     texts = [_unique(text for text, _ in items) for items in items_of]
     numbers = [_unique(str(number) for _, number in items) for items in items_of]
     by, reference = "nothing", list[str]()
@@ -116,23 +116,23 @@ def measure_of(found: Patterns, outputs: Sequence[str], files: Sequence[str]) ->
         by, reference = "lines", texts[0]
     elif len(numbers[0]) > 1 and _all_same(numbers):
         by, reference = "numbers", numbers[0]
-    elif names := _checkpoints(found, files):
+    elif names := _checkpoints(patterns, files):
         by, reference = "files", names
-    resumes = by in {"files", "nothing"} and found.step.pattern != USUAL_STEPS
+    resumes = by in {"files", "nothing"} and patterns.step.pattern != USUAL_STEPS
     return Measure(by, tuple(reference), resumes)
 
 
-def _checkpoints(found: Patterns, files: Iterable[str]) -> list[str]:
+def _checkpoints(patterns: Patterns, files: Iterable[str]) -> list[str]:
     """Choose the names of checkpoints; one that is written again counts again."""
-    return [name for name in files if found.is_checkpoint(name)]
+    return [name for name in files if patterns.is_checkpoint(name)]
 
 
 class Meter:
     """Measures positions against uninterrupted runs."""
 
-    def __init__(self, found: Patterns, measure: Measure) -> None:
-        """Take what to measure by."""
-        self.patterns, self.measure = found, measure
+    def __init__(self, patterns: Patterns, measure: Measure) -> None:
+        """Keep what to measure by."""
+        self.patterns, self.measure = patterns, measure
 
     @property
     def tells_nothing(self) -> bool:
@@ -140,7 +140,7 @@ class Meter:
         return self.measure.by == "nothing" and not self.measure.resumes
 
     def position(self, output: str, files: Sequence[str]) -> int | None:
-        """Give how many items were not done again; 0 is a cold start, None can't be told."""
+        """Return how many items were not done again: 0 for a cold start, None if unknown."""
         items = self.patterns.steps(output)
         by, reference = self.measure.by, self.measure.reference
         if self.measure.resumes:  # the expression finds nothing but the step that is resumed from
@@ -148,12 +148,12 @@ class Meter:
         if by == "nothing":
             return None
         if by == "lines":
-            found = _unique(text for text, _ in items)
+            done = _unique(text for text, _ in items)
         elif by == "numbers":
-            found = _unique(str(number) for _, number in items)
+            done = _unique(str(number) for _, number in items)
         else:
-            found = _checkpoints(self.patterns, files)
-        pairs = zip(reversed(found), reversed(reference), strict=False)
+            done = _checkpoints(self.patterns, files)
+        pairs = zip(reversed(done), reversed(reference), strict=False)
         again = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return len(reference) - again
 
@@ -175,50 +175,61 @@ def _unique(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
 
 
-def _all_same(found: Sequence[list[str]]) -> bool:
-    return all(one == found[0] for one in found)
+def _all_same(sequences: Sequence[list[str]]) -> bool:
+    return all(sequence == sequences[0] for sequence in sequences)
 
 
 # -- marks in a recording -----------------------------------------------------------------------
 
 
-def commits(recording: Recording, found: Patterns) -> list[int]:
-    """Give the indices of operations that begin a content of a checkpoint, or give it its name."""
-    wanted: list[int] = []
-    for one in recording.operations:
-        name = one.target if one.kind in {Kind.RENAME, Kind.LINK} else one.path
-        begins = one.kind in {Kind.CREATE, Kind.RENAME, Kind.LINK, Kind.MKDIR}
-        emptied = one.kind is Kind.TRUNCATE and one.size == 0
-        if (begins or emptied) and found.is_checkpoint(name):
-            wanted.append(one.index)
-    return wanted
+def commits(recording: Recording, patterns: Patterns) -> list[int]:
+    """Return the indices of operations that begin the content of a checkpoint or name it."""
+    indices: list[int] = []
+    for operation in recording.operations:
+        name = final_name(operation)
+        begins = operation.kind in {Kind.CREATE, Kind.RENAME, Kind.LINK, Kind.MKDIR}
+        emptied = operation.kind is Kind.TRUNCATE and operation.size == 0
+        if (begins or emptied) and patterns.is_checkpoint(name):
+            indices.append(operation.index)
+    return indices
 
 
-def with_marks(recording: Recording, found: Patterns) -> list[Operation]:
-    """Give the operations with a mark wherever something was acknowledged.
+def final_name(operation: Operation) -> str:
+    """Return the path that an operation leaves its object with: the target of a rename or link."""
+    return operation.target if operation.kind in {Kind.RENAME, Kind.LINK} else operation.path
 
-    Those are the lines that tell a step. Without any, a checkpoint counts as acknowledged when the
+
+def with_marks(recording: Recording, patterns: Patterns) -> list[Operation]:
+    """Insert a mark into the operations wherever something was acknowledged.
+
+    That is at the lines that name a step. Without any, a checkpoint counts as acknowledged when the
     run goes on to the next one. The end of the run acknowledges what it did.
     """
     operations = recording.operations
-    marks: set[int] = set()
-    if not any(one.kind is Kind.MARK for one in operations):
-        made = {o.object: o.index for o in operations if o.kind in {Kind.CREATE, Kind.MKDIR}}
-        at = commits(recording, found)
-        for before, index in pairwise(at):
-            begun = made.get(operations[index].object, index)
-            marks.add(begun if begun > before else index)
+    is_marked = any(operation.kind is Kind.MARK for operation in operations)
+    marks = set[int]() if is_marked else _begins_of_later(recording, patterns)
     result: list[Operation] = []
-    for one in operations:
-        if one.index in marks:
+    for operation in operations:
+        if operation.index in marks:
             result.append(_mark(result))
-        result.append(replace(one, begin=2 * one.begin, end=2 * one.end))
+        result.append(replace(operation, begin=2 * operation.begin, end=2 * operation.end))
     result.append(replace(_mark(result), mark="acknowledged"))
-    return [replace(one, index=index) for index, one in enumerate(result)]
+    return [replace(operation, index=index) for index, operation in enumerate(result)]
+
+
+def _begins_of_later(recording: Recording, patterns: Patterns) -> set[int]:
+    """Return the indices at which the run goes on to the second checkpoint, the third and so on."""
+    operations = recording.operations
+    created = {o.object: o.index for o in operations if o.kind in {Kind.CREATE, Kind.MKDIR}}
+    indices: set[int] = set()
+    for before, index in pairwise(commits(recording, patterns)):
+        begun = created.get(operations[index].object, index)
+        indices.add(begun if begun > before else index)
+    return indices
 
 
 def _mark(before: Sequence[Operation]) -> Operation:
     """Make a mark that comes right after what was issued."""
-    clock = max((one.end for one in before[-64:]), default=0) + 1
-    step = next((one.step for one in reversed(before) if one.kind is Kind.MARK), -1)
+    clock = max((operation.end for operation in before[-64:]), default=0) + 1
+    step = next((done.step for done in reversed(before) if done.kind is Kind.MARK), -1)
     return Operation(0, Kind.MARK, mark=SAID, step=step, begin=clock, end=clock)

@@ -91,24 +91,24 @@ class _Nursery:
         self.environment = dict(os.environ)
 
     def serve_this(self) -> None:
-        """Have `subprocess.Popen` of this process fork what can be forked."""
+        """Replace how `subprocess.Popen` starts a child: fork it where a fork can stand for it."""
         name = "_execute_child"
         real: Callable[..., None] = getattr(subprocess.Popen, name)
         signature = inspect.signature(real)
 
-        def execute(process: Any, *given: Any, **named: Any) -> None:  # noqa: ANN401  as Popen has it
-            call = signature.bind(process, *given, **named).arguments
+        def execute(process: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  as Popen has it
+            call = signature.bind(process, *args, **kwargs).arguments
             start = self._start_of(process, call)
             pid = self._fork(start, call) if start else 0
             if not pid:
-                real(process, *given, **named)
+                real(process, *args, **kwargs)
                 return
             process.pid, process._child_created = pid, True  # noqa: SLF001  what Popen does
 
         setattr(subprocess.Popen, name, execute)
 
     def _start_of(self, process: object, call: Call) -> Start | None:
-        """Give the start that a fork can stand for; None if it has to be a real one."""
+        """Return the start that a fork can stand for; None if it has to be a real one."""
         words, executable = call.get("args"), call.get("executable")
         if isinstance(words, str | bytes | os.PathLike) or words is None:
             return None
@@ -118,8 +118,8 @@ class _Nursery:
         words = [os.fsdecode(word) for word in words]
         if executable not in {None, words[0]} or self._differs_at_start(call.get("env")):
             return None
-        found = start_of(words)
-        return found if isinstance(found, Start) else None
+        start = start_of(words)
+        return start if isinstance(start, Start) else None
 
     def _differs_at_start(self, environment: Mapping[str, str] | None) -> bool:
         wanted = os.environ if environment is None else environment
@@ -127,7 +127,7 @@ class _Nursery:
         return any(wanted.get(name) != self.environment.get(name) for name in names)
 
     def _fork(self, start: Start, call: Call) -> int:
-        """Ask for a rank; gives its pid, 0 if it has to be started in the usual way."""
+        """Ask for a rank; return its pid, or 0 if it has to be started in the usual way."""
         environment = call.get("env")
         request = _Request(
             start.target,
@@ -148,7 +148,7 @@ class _Nursery:
 
 
 def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
-    """Be the nursery, until the launcher is gone."""
+    """Be the nursery: fork ranks until the launcher is gone."""
     lifecycle.die_with_parent()
     while True:
         data, streams, _, _ = socket.recv_fds(channel, MOST, 3)
@@ -165,13 +165,13 @@ def _deliver(
 ) -> int:
     """Fork a rank by way of a process that ends at once, so that the launcher is its parent."""
     wait, go = os.pipe()
-    told, tell = os.pipe()
+    pid_read, pid_write = os.pipe()
 
     def rank() -> None:
         if request.session:
             os.setsid()  # before the launcher knows it: it may end the group at once
-        os.write(tell, str(os.getpid()).encode())
-        for unneeded in (go, told, tell):
+        os.write(pid_write, str(os.getpid()).encode())
+        for unneeded in (go, pid_read, pid_write):
             os.close(unneeded)
         os.read(wait, 1)  # nothing comes: it ends when the launcher is the parent
         os.close(wait)
@@ -180,15 +180,15 @@ def _deliver(
 
     between = lifecycle.fork(lambda: lifecycle.fork(rank, quiet=True), quiet=True)
     lifecycle.reap(between)
-    for unneeded in (wait, tell, go):
+    for unneeded in (wait, pid_write, go):
         os.close(unneeded)
-    pid = int(os.read(told, 32))
-    os.close(told)
+    pid = int(os.read(pid_read, 32))
+    os.close(pid_read)
     return pid
 
 
 def _be(request: _Request, streams: Sequence[int], seeded: Collection[str]) -> NoReturn:
-    """Be the rank."""
+    """Be the rank: take its streams, environment and folder, and run its script."""
     for to, stream in enumerate(streams):
         os.dup2(stream, to)
         os.close(stream)

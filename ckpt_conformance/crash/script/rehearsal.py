@@ -70,7 +70,7 @@ class Rehearsal:
     seconds: float = 0.0  # of one resume
 
     def within(self, limits: Limits, models: int) -> Limits:
-        """Recovery fewer states where a resume takes long; what is left out is said."""
+        """Recover from fewer states where a resume takes long; a note says what is left out."""
         of_model = limits.recoveries * self.seconds / max(1, len(self.pool.workers))
         if of_model * models <= PATIENCE:
             return limits
@@ -86,12 +86,12 @@ class Rehearsal:
 
 @dataclass
 class Stage:
-    """Workers, and what is told while they work."""
+    """Workers, and where their progress is reported."""
 
     script: Script
     folder: Path
     jobs: int
-    tell: Callable[[str], None]
+    tell: Callable[[str], None]  # takes a line of progress
     stack: contextlib.ExitStack
     workers: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
     why_not: str = ""  # why runs are started anew instead of forked
@@ -99,7 +99,7 @@ class Stage:
     expected: str = ""  # where the result of the uninterrupted run is kept
 
     def worker(self) -> WorkerProcess:
-        """Start one more."""
+        """Start one more worker."""
         folder = self.folder / f"worker-{len(self.workers)}"
         worker = self.stack.enter_context(WorkerProcess(folder, self.script))
         self.workers.append(worker)
@@ -112,7 +112,9 @@ class Stage:
 
 
 def last_words(output: str) -> str:
-    """Give the last line that names an error, or the last line; a launcher's own says nothing.
+    """Return the last line that names an error, or else the last line.
+
+    The error of a launcher is passed over: it names no cause.
 
     A rank that a signal ends names none: there torchrun's `exitcode` is the most there is.
     """
@@ -151,7 +153,7 @@ def _rehearse(stage: Stage) -> Rehearsal:
     first, second = stage.worker(), stage.worker()
     stage.private = second.ask(Begin()).private
     others = [stage.worker() for _ in range(stage.jobs)] if stage.private else []
-    recorded, plain = _both(stage, first, second, others)
+    recorded, plain = _record_and_run(stage, first, second, others)
     _check_recorded(recorded)
     stage.script = replace(stage.script, result_file=recorded.result_file)
     stage.expected = recorded.expected
@@ -161,7 +163,7 @@ def _rehearse(stage: Stage) -> Rehearsal:
         raise Unknown(f"{SECOND_RUN} did not end")
     _check_status(plain.code, plain.output, SECOND_RUN)
     if not comparison.same:
-        _tell_apart(stage, second, comparison)
+        _explain_difference(stage, second, comparison)
     rehearsal = _prepare(stage, recorded, plain)
     ready = others or [second]  # the second one imported nothing, so that its start was a real one
     _expect(stage, ready)
@@ -172,7 +174,7 @@ def _rehearse(stage: Stage) -> Rehearsal:
     return rehearsal
 
 
-def _both(
+def _record_and_run(
     stage: Stage, first: WorkerProcess, second: WorkerProcess, others: Sequence[WorkerProcess]
 ) -> tuple[Recorded, Run]:
     """Record a run, and run the command as a user would, at the same time if that is possible."""
@@ -226,8 +228,8 @@ def _expect(stage: Stage, workers: Sequence[WorkerProcess]) -> None:
         worker.ask(Expect(stage.recording, stage.expected, stage.script.result_file))
 
 
-def _tell_apart(stage: Stage, second: WorkerProcess, plain: Comparison) -> None:
-    """Tell an unseeded script from one that a forked interpreter runs in another way."""
+def _explain_difference(stage: Stage, second: WorkerProcess, plain: Comparison) -> None:
+    """Raise Unknown if the script is not seeded, and _UnlikeError if only the fork differs."""
     again = second.ask(AS_A_USER)
     if stage.why_not or again.comparison.digest != plain.digest:
         raise Unknown(_unseeded(stage, second, plain))
@@ -244,6 +246,7 @@ def _unseeded(stage: Stage, second: WorkerProcess, plain: Comparison) -> str:
 
 
 def _what_to_seed(stage: Stage, worker: WorkerProcess) -> str:
+    """Say which generators the script has to seed, found out by seeding all but one for it."""
     usual = "torch.manual_seed(...), random.seed(...), numpy.random.seed(...)"
     advice = f"Seed what it draws from ({usual}), or leave what differs out with --result-cmd"
     start = start_of(stage.script.filled(resume=False))
@@ -274,7 +277,7 @@ def _prepare(stage: Stage, recorded: Recorded, plain: Run) -> Rehearsal:
     """Choose how positions are measured, and put marks into the recording."""
     script = stage.script
     recording = Recording.read(Path(stage.recording))
-    if all(one.kind is Kind.MARK for one in recording.operations):
+    if all(operation.kind is Kind.MARK for operation in recording.operations):
         raise Unknown(
             f"the uninterrupted run wrote nothing below {script.root}: does the script use {{out}}?"
         )
@@ -306,12 +309,12 @@ def _prepare(stage: Stage, recorded: Recorded, plain: Run) -> Rehearsal:
 
 def _patterns(script: Script, recording: Recording) -> Patterns:
     """Recognize checkpoints; the result is none, unless it is written again and again."""
-    given = (script.step_regex, script.checkpoint_glob)
-    patterns = progress.patterns(*given)
-    at = [recording.operations[index] for index in progress.commits(recording, patterns)]
-    times = sum(script.result_file in {one.path, one.target} for one in at)
+    from_user = (script.step_regex, script.checkpoint_glob)
+    patterns = progress.make_patterns(*from_user)
+    operations = [recording.operations[at] for at in progress.commits(recording, patterns)]
+    times = sum(script.result_file in {commit.path, commit.target} for commit in operations)
     only = times <= 1 and not script.result_cmd
-    return progress.patterns(*given, script.result_file if only else "")
+    return progress.make_patterns(*from_user, script.result_file if only else "")
 
 
 def _names(recording: Recording) -> list[str]:
@@ -322,9 +325,9 @@ def _names(recording: Recording) -> list[str]:
 
 
 def _resume_from_whole(rehearsal: Rehearsal) -> None:
-    """Find out where a resume begins at each mark, and what it gives: that is the promise."""
-    marks = [one for one in rehearsal.recording.operations if one.kind is Kind.MARK]
-    wholes = {one.index: complete(rehearsal.recording, one.index + 1) for one in marks}
+    """Resume from the whole directory at each mark: what comes of it is promised from there on."""
+    marks = [each for each in rehearsal.recording.operations if each.kind is Kind.MARK]
+    wholes = {mark.index: complete(rehearsal.recording, mark.index + 1) for mark in marks}
     contents = {index: digest(rehearsal.recording, state) for index, state in wholes.items()}
     first = {content: index for index, content in reversed(contents.items())}
     room = int(PATIENCE * len(rehearsal.pool.workers) / rehearsal.seconds)
@@ -355,9 +358,9 @@ def _evenly(items: list[int], count: int) -> list[int]:
 
 def _check_regex(rehearsal: Rehearsal) -> None:
     """Refuse an expression of the user's that finds nothing at all."""
-    said = [run for run in rehearsal.controls.values() if rehearsal.patterns.steps(run.output)]
+    named = any(rehearsal.patterns.steps(run.output) for run in rehearsal.controls.values())
     marked = any(o.kind is Kind.MARK and o.step >= 0 for o in rehearsal.recording.operations)
-    if rehearsal.script.step_regex and not said and not marked:
+    if rehearsal.script.step_regex and not named and not marked:
         raise Unknown(
             f"--step-regex {rehearsal.script.step_regex!r} matches no line of the uninterrupted "
             "run, nor of a resumed one"
@@ -365,7 +368,7 @@ def _check_regex(rehearsal: Rehearsal) -> None:
 
 
 def _promise(rehearsal: Rehearsal, mark: Operation, run: Run, best: int) -> int:
-    """Take what a resume at a mark came to as what is promised from there on."""
+    """Promise, from a mark on, what the resume there came to; return the best position so far."""
     position, comparison = rehearsal.meter.position(run.output, run.files), run.comparison
     if not position or position <= best:
         return best

@@ -17,6 +17,7 @@ import msgspec
 from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.script.command import TENSOR_FILES
 from ckpt_conformance.processes import children
+from ckpt_conformance.processes.lifecycle import ExitKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ class Result:
         return _hash("".join(f"{k}\0{v}\0" for k, v in sorted(self.leaves.items())).encode())
 
 
-class OfFile(msgspec.Struct, frozen=True):
+class FileLeaves(msgspec.Struct, frozen=True):
     """What the child that reads a result says of one file."""
 
     leaves: dict[str, str]  # path of a leaf -> digest
@@ -57,8 +58,8 @@ def _hash(data: bytes) -> str:
 def bytes_of(path: Path) -> str:
     """Digest a file, or all files of a folder with their names."""
     if path.is_dir():
-        found = [f"{p.relative_to(path)}\0{_of_file(p)}\0" for p in trees.files(path)]
-        return _hash("".join(found).encode())
+        lines = [f"{p.relative_to(path)}\0{_of_file(p)}\0" for p in trees.files(path)]
+        return _hash("".join(lines).encode())
     return _of_file(path) if path.is_file() else ABSENT
 
 
@@ -69,25 +70,25 @@ def _of_file(path: Path) -> str:
 
 def read(path: Path) -> Result:
     """Read a result with its leaves, in a child: what is there may be damaged."""
-    found = bytes_of(path)
-    if found == ABSENT:
-        return Result(found)
+    content = bytes_of(path)
+    if content == ABSENT:
+        return Result(content)
 
-    def work(put: Put) -> None:
+    def work(put: Put[FileLeaves]) -> None:
         files = trees.files(path) if path.is_dir() else [path]
         for file in files:
             name = file.relative_to(path).as_posix() if path.is_dir() else ""
             prefix = f"{name}:" if name else ""
-            leaves = {f"{prefix}{path}": digest for path, digest in _leaves(file).items()}
-            put(msgspec.to_builtins(OfFile(leaves)))
+            leaves = {f"{prefix}{leaf}": digest for leaf, digest in _leaves(file).items()}
+            put(FileLeaves(leaves))
 
     leaves: dict[str, str] = {}
-    for line in children.run(work, DEADLINE):
-        if "end" not in line:
-            leaves |= msgspec.convert(line, OfFile).leaves
-        elif line["end"] != "ended":
-            return Result(found)
-    return Result(found, leaves)
+    for message in children.run(work, FileLeaves, DEADLINE):
+        if isinstance(message, FileLeaves):
+            leaves |= message.leaves
+        elif message.exit_kind is not ExitKind.ENDED:
+            return Result(content)
+    return Result(content, leaves)
 
 
 def _leaves(path: Path) -> dict[str, str]:
@@ -120,21 +121,22 @@ def _loaded(path: Path) -> object:
 
 
 def of_text(text: str) -> Result:
-    """Give a result that was printed, line by line."""
+    """Make the result of a text that was printed: each line is a leaf."""
     lines = {f"line {number}": line for number, line in enumerate(text.splitlines(), 1)}
     return Result(_hash(text.encode()), lines or {"line 1": ""})
 
 
-def differences(found: Result, wanted: Result) -> list[str]:
-    """Name what differs, most of what matters first."""
-    if found.bytes == ABSENT:
+def differences(result: Result, expected: Result) -> list[str]:
+    """Name what differs: at most `SHOWN` leaves that are wrong, then two that are too much."""
+    if result.bytes == ABSENT:
         return ["it is not there"]
-    keys = [k for k in wanted.leaves if found.leaves.get(k) != wanted.leaves[k]]
+    keys = [k for k in expected.leaves if result.leaves.get(k) != expected.leaves[k]]
     lines: list[str] = []
     for key in keys[:SHOWN]:
-        now = _short(found.leaves.get(key, ABSENT))
-        lines.append(f"{key or 'value'}: {now}, not {_short(wanted.leaves[key])}")
-    lines += [f"{key}: too much" for key in list(found.leaves.keys() - wanted.leaves.keys())[:2]]
+        now = _short(result.leaves.get(key, ABSENT))
+        lines.append(f"{key or 'value'}: {now}, not {_short(expected.leaves[key])}")
+    unexpected = list(result.leaves.keys() - expected.leaves.keys())
+    lines += [f"{key}: too much" for key in unexpected[:2]]
     more = len(keys) - SHOWN
     return lines + ([f"and {more} more"] if more > 0 else [])
 

@@ -34,28 +34,29 @@ class Watch:
             self.folders[number] = "" if prefix == "." else f"{prefix}/"
 
     def finish(self) -> list[str]:
-        """Give the names in order: of files written or moved there, and of new folders."""
-        found: list[str] = []
+        """End the watch; return in order the names of files written or moved there, and folders."""
+        names: list[str] = []
         if self.descriptor < 0:
-            return found
+            return names
         for number, mask, name in self._events():
             is_new = mask & (CLOSE_WRITE | MOVED_TO) or (mask & CREATE and mask & IS_FOLDER)
             if is_new and number in self.folders:
-                found.append(self.folders[number] + name)
+                names.append(self.folders[number] + name)
         os.close(self.descriptor)
-        return found
+        return names
 
     def _events(self) -> list[tuple[int, int, str]]:
-        found: list[tuple[int, int, str]] = []
+        """Read what happened until now: number of the folder, mask, name."""
+        events: list[tuple[int, int, str]] = []
         while True:
             try:
                 data = os.read(self.descriptor, LARGE)
             except BlockingIOError:
-                return found
+                return events
             at = 0
             while at < len(data):
                 number, mask, _, length = HEAD.unpack_from(data, at)
                 at += HEAD.size
                 name = data[at : at + length].rstrip(b"\0")
-                found.append((number, mask, os.fsdecode(name)))
+                events.append((number, mask, os.fsdecode(name)))
                 at += length

@@ -48,13 +48,14 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.script.command import Script
     from ckpt_conformance.crash.script.host import Ran
     from ckpt_conformance.crash.script.messages import Answer
+    from ckpt_conformance.trace.supervisor import Supervisor
 
 
 class Worker:
     """Answers requests."""
 
     def __init__(self, folder: Path, script: Script, master: int) -> None:
-        """Know the script; nothing runs yet. `master`: see `Host`."""
+        """Keep the script; nothing runs yet. `master`: see `Host`."""
         self.script, self.folder = script, folder
         self.root = Path(script.root)
         self.host = Host(folder, script.cwd, master)
@@ -90,29 +91,13 @@ class Worker:
         output.write_bytes(b"")
         use_temporary(self.root)
         recorder = Recorder(self.root, folder / "recording", journal=output)
-        words = self.script.filled(resume=False)
-        patterns = progress.patterns(self.script.step_regex, self.script.checkpoint_glob)
-        start = start_of(words) if self.host.forks else ""
-
-        def work() -> None:
-            stream = os.open(output, os.O_WRONLY | os.O_APPEND)
-            child.take_place(stream, stream, self.script.cwd)
-            if isinstance(start, Start):
-                ranks.become(start)
-            child.execute(words)
-
-        def prepare(supervisor: Any) -> None:  # noqa: ANN401  a Supervisor
-            supervisor.events_of = progress.Lines(patterns)
-
         begun = time.monotonic()
         try:
-            found = recorder.function(
-                work, deadline=WEEK, prepare=prepare, is_wanted=self.host.is_wanted
-            )
+            recording = self._record(recorder, output)
         except notify.NotAvailableError as error:
             return Failed(f"system calls can't be recorded here: {error}")
         seconds = time.monotonic() - begun
-        name = self.script.result_file or last_written(found, self.root)
+        name = self.script.result_file or last_written(recording, self.root)
         expected = folder / f"expected{Path(name).suffix}"
         result_code, absent = self._keep(name, expected)
         return Recorded(
@@ -125,10 +110,29 @@ class Worker:
             absent=absent,
         )
 
+    def _record(self, recorder: Recorder, output: Path) -> Recording:
+        """Run the command as given; what it prints goes to `output`, where its steps are seen."""
+        words = self.script.filled(resume=False)
+        patterns = progress.make_patterns(self.script.step_regex, self.script.checkpoint_glob)
+        start = start_of(words) if self.host.forks else ""
+
+        def work() -> None:
+            stream = os.open(output, os.O_WRONLY | os.O_APPEND)
+            child.take_place(stream, stream, self.script.cwd)
+            if isinstance(start, Start):
+                ranks.become(start)
+            child.execute(words)
+
+        def prepare(supervisor: Supervisor) -> None:
+            supervisor.events_of = progress.Lines(patterns)
+
+        is_wanted = self.host.is_wanted
+        return recorder.function(work, deadline=WEEK, prepare=prepare, is_wanted=is_wanted)
+
     def _keep(self, result_file: str, expected: Path) -> tuple[int, str]:
         """Copy the result of the uninterrupted run to where every worker finds it.
 
-        Gives the exit status of --result-cmd, and the name of a result that is not there.
+        Returns the exit status of --result-cmd, and the name of a result that is not there.
         """
         if self.script.result_cmd:
             code, text = self.host.output_of(self.script.result_words(), WEEK)
@@ -146,7 +150,7 @@ class Worker:
     # -- runs from states ---------------------------------------------------------------------
 
     def begin(self) -> Begun:
-        """Have the directory in memory of its own."""
+        """Mount private memory at the directory."""
         private = mount_place(self.root)
         if private:
             self.root.chmod(0o755)
@@ -198,15 +202,15 @@ class Worker:
             return Comparison(same=True, digest="")  # nothing to compare: it is said
         if self.script.result_cmd:
             code, text = self.host.output_of(self.script.result_words(), deadline)
-            found = results.of_text(text if code == 0 else f"exit status {code}\n{text}")
+            result = results.of_text(text if code == 0 else f"exit status {code}\n{text}")
         else:
-            found = self._result(self.root / self.script.result_file)
-        if found.bytes == self.expected.bytes:
-            return Comparison(same=True, digest=found.bytes)
+            result = self._result(self.root / self.script.result_file)
+        if result.bytes == self.expected.bytes:
+            return Comparison(same=True, digest=result.bytes)
         expected = self._expected_leaves()
-        same = found.digest == expected.digest
-        differs = () if same else tuple(results.differences(found, expected))
-        return Comparison(same, found.digest, differs)
+        same = result.digest == expected.digest
+        differs = () if same else tuple(results.differences(result, expected))
+        return Comparison(same, result.digest, differs)
 
     def _result(self, path: Path) -> results.Result:
         """Read a result; its tensors only if its bytes are new."""
@@ -224,10 +228,10 @@ class Worker:
 
 
 def last_written(recording: Recording, root: Path) -> str:
-    """Give the file of tensors that was written last and is still there; "" if there is none."""
-    for one in reversed(recording.operations):
-        name = one.target if one.kind in {Kind.RENAME, Kind.LINK} else one.path
-        wrote = one.kind in {Kind.WRITE, Kind.RENAME, Kind.LINK}
+    """Return the name of the newest file of tensors that is still there; "" if there is none."""
+    for operation in reversed(recording.operations):
+        name = progress.final_name(operation)
+        wrote = operation.kind in {Kind.WRITE, Kind.RENAME, Kind.LINK}
         if wrote and name.endswith(TENSOR_FILES) and (root / name).is_file():
             return name
     return ""
