@@ -61,11 +61,15 @@ class PosixWalk(Walk):
             return
         for naming in self.naming:
             if naming.operation.precedes(sync):
-                every = sync.kind is Kind.SYNC or naming.operation.object in self.folders
-                mine = [event for event in naming.events if event[0][0] == sync.object]
-                mine = naming.events if every and (mine or sync.kind is Kind.SYNC) else mine
-                replay.put(self.settled, mine)
-                naming.events = [event for event in naming.events if event not in mine]
+                all_names = sync.kind is Kind.SYNC or naming.operation.object in self.folders
+                settled_events = [event for event in naming.events if event[0][0] == sync.object]
+                settled_events = (
+                    naming.events
+                    if all_names and (settled_events or sync.kind is Kind.SYNC)
+                    else settled_events
+                )
+                replay.put(self.settled, settled_events)
+                naming.events = [event for event in naming.events if event not in settled_events]
         self.naming = [naming for naming in self.naming if naming.events]
         self.folded = dict(self.settled)
         for naming in self.naming[:-RECENT]:
@@ -85,14 +89,14 @@ class PosixWalk(Walk):
         return self._place(slots)
 
     def positions(self) -> list[tuple[str, Position]]:
-        """Give what the names may be: all, prefixes, all but one, only what was synced."""
+        """List what the names may be: all, prefixes, all but one, only what was synced."""
         recent = self.naming[-RECENT:]
         places = [("", self.live)]
         for count in reversed(range(len(recent))):
             index = recent[count].operation.index
             places.append((f"names as before operation {index}", self._chosen(recent[:count])))
         for naming in recent[:-1]:
-            rest = [each for each in recent if each is not naming]
+            rest = [other for other in recent if other is not naming]
             places.append((f"without operation {naming.operation.index}", self._chosen(rest)))
         if recent:
             places.append(("only the names that were synced", self._place(self.settled)))
@@ -100,7 +104,7 @@ class PosixWalk(Walk):
 
     def drawn(self, rng: random.Random) -> tuple[str, Position, dict[int, Content]]:
         """Choose names and contents at random."""
-        kept = [one for one in self.naming[-RECENT:] if rng.random() < 0.5]  # noqa: PLR2004
-        loose = {each: one for each, one in self.live.files.items() if one.loose}
-        chosen = {each: one.drawn(rng, holes=True) for each, one in loose.items()}
+        kept = [naming for naming in self.naming[-RECENT:] if rng.random() < 0.5]  # noqa: PLR2004
+        loose = {n: version for n, version in self.live.files.items() if version.loose}
+        chosen = {number: version.drawn(rng, holes=True) for number, version in loose.items()}
         return "random subset", self._chosen(kept), chosen
