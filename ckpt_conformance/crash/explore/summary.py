@@ -42,22 +42,22 @@ def of_exploration(result: Exploration) -> Summary:
 
 def merge(summaries: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
     """Add up the summaries of several workloads."""
-    found: Summary = {}
+    merged: Summary = {}
     for summary in summaries:
-        for model, one in summary.items():
-            total = found.setdefault(
+        for model, numbers in summary.items():
+            total = merged.setdefault(
                 model, {**dict.fromkeys(NUMBERS, 0), "outcomes": {}, "grades": {}}
             )
             for key in NUMBERS:
-                total[key] += one.get(key, 0)
+                total[key] += numbers.get(key, 0)
             for key in ("outcomes", "grades"):
-                total[key] = dict(Counter[str](total[key]) + Counter[str](one.get(key, {})))
-    return found
+                total[key] = dict(Counter[str](total[key]) + Counter[str](numbers.get(key, {})))
+    return merged
 
 
 def of_outcomes(carried: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
     """Merge what the outcomes of checks carry: {workload: summary}, each workload once."""
-    known: dict[str, Mapping[str, Any]] = {}
-    for one in carried:
-        known.update(one)
-    return merge(known.values())
+    by_workload: dict[str, Mapping[str, Any]] = {}
+    for summaries in carried:
+        by_workload.update(summaries)
+    return merge(by_workload.values())
