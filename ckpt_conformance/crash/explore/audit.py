@@ -121,7 +121,7 @@ class _Reader:
         )
 
     def read(self, operation: Operation) -> None:
-        """Update what is known by one operation."""
+        """Follow one operation."""
         if operation.kind is Kind.MARK:
             if operation.mark == "acknowledged":
                 self.acknowledge()
@@ -191,7 +191,7 @@ class _Reader:
     # -- names ------------------------------------------------------------------------------
 
     def name(self, operation: Operation, path: str) -> None:
-        """Note a new name; one that was removed before had no successor in between."""
+        """Note a new name; it comes late where a committed file of this name was removed."""
         old = self.removed.pop(path, None)
         if old is not None:
             self.report("removed-before-replaced", old, path, operation)
@@ -199,7 +199,7 @@ class _Reader:
         self.pending[path] = operation
 
     def remove(self, operation: Operation) -> None:
-        """Note that a name is gone; one that was committed may be missed."""
+        """Note that a name is gone, and whether what it named was committed."""
         inode = self.inodes.get(self.names.pop(operation.path, 0), _Inode())
         self.pending.pop(operation.path, None)
         if inode.committed:
@@ -277,6 +277,7 @@ def _moved(operation: Operation, below: dict[str, int]) -> Iterable[tuple[str, i
 
 
 def _no_operation(number: int) -> Operation:
+    """Return what stands for the operation that made a name which nothing shows."""
     from ckpt_conformance.trace.operations import Operation
 
     return Operation(-1, Kind.CREATE, number)

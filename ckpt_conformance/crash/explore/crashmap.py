@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from ckpt_conformance.trace.operations import Operation
 
-PLAIN = 64  # points up to which each has a column of its own
+UNGROUPED = 64  # points up to which each has a column of its own
 MOST = 120  # columns
 FEW = 6  # names that are listed of a state that keeps the promise
 TEXT = 300  # characters of a manager's message
@@ -182,9 +182,9 @@ def _columns(
     operations: Sequence[Operation], points: Mapping[str, Mapping[int, Cell]]
 ) -> list[list[int]]:
     """Group the crash points: each alone, or where they are many, neighbours that are alike."""
-    every = range(len(operations) + 1)
-    if len(every) <= PLAIN:
-        return [[point] for point in every]
+    count = len(operations) + 1
+    if count <= UNGROUPED:
+        return [[point] for point in range(count)]
     columns = _folded(operations, points)
     size = -(-len(columns) // MOST)
     chunks = (columns[at : at + size] for at in range(0, len(columns), size))
@@ -203,20 +203,12 @@ def _folded(
     """
     columns: list[list[int]] = []
     so_far: Ends = {}
-    last: object = None
+    last: tuple[Kind, int, str] | None = None
     for point in range(len(operations) + 1):
-        operation = operations[point - 1] if point else None
-        write = (
-            (operation.kind, operation.object, operation.source)
-            if operation and operation.kind in DATA
-            else None
-        )
+        write = _write_of(operations[point - 1]) if point else None
         here = _ends(points, point)
-        if (
-            write
-            and write == last
-            and all(so_far.get(model, it) == it for model, it in here.items())
-        ):
+        agrees = all(so_far.get(model, end) == end for model, end in here.items())
+        if write and write == last and agrees:
             columns[-1].append(point)
             so_far |= here
         else:
@@ -226,6 +218,13 @@ def _folded(
     return columns
 
 
+def _write_of(operation: Operation) -> tuple[Kind, int, str] | None:
+    """Return what neighbours in one column share: kind, file and source; None: not of data."""
+    if operation.kind not in DATA:
+        return None
+    return operation.kind, operation.object, operation.source
+
+
 def _ends(points: Mapping[str, Mapping[int, Cell]], point: int) -> Ends:
     cells = {model: of_model[point] for model, of_model in points.items() if point in of_model}
     return {model: (cell.outcome, cell.bad) for model, cell in cells.items()}
@@ -233,12 +232,12 @@ def _ends(points: Mapping[str, Mapping[int, Cell]], point: int) -> Ends:
 
 def _column(operations: Sequence[Operation], points: Sequence[int]) -> Column:
     """Say which operations the points of a column come after; the weightiest names it."""
-    after = [operations[point - 1] for point in points if point]
-    if not after:
+    done = [operations[point - 1] for point in points if point]
+    if not done:
         return Column(0, 0, "start", description="before the first operation")
-    main = max(after, key=lambda one: (one.kind is Kind.MARK, one.kind in NAMING | SYNCING))
-    marks = tuple(Mark(one.mark, one.step) for one in after if one.kind is Kind.MARK)
-    size = sum(one.size for one in after if one.kind is Kind.WRITE)
+    main = max(done, key=lambda op: (op.kind is Kind.MARK, op.kind in NAMING | SYNCING))
+    marks = tuple(Mark(op.mark, op.step) for op in done if op.kind is Kind.MARK)
+    size = sum(op.size for op in done if op.kind is Kind.WRITE)
     return Column(
         points[0],
         points[-1],

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Message)
 PROBE = "ckpt_conformance.crash.explore.recovery:recover_in_one_process"
 PROBE_OF_RANKS = "ckpt_conformance.crash.explore.recovery:recover_with_ranks"
-EACH = 2.0  # seconds that a recovery of a batch may add to the deadline of its world
+PER_ITEM = 2.0  # seconds that a recovery of a batch may add to the deadline of its world
 BATCH, ALONE = 4.0, worlds.PATIENCE  # seconds that a collective waits for a peer
 
 
@@ -166,7 +166,7 @@ def recover_with_ranks(
         seed=OTHER_SEED,
         options=OpenedWith(keep_last=options.get("keep_last")),
         patience=ALONE if len(task.items) == 1 else BATCH,
-        deadline=worlds.DEADLINE + EACH * len(task.items),
+        deadline=worlds.DEADLINE + PER_ITEM * len(task.items),
     )
     return WorldAnswers([messages.read_messages(file) for file in files], result)
 

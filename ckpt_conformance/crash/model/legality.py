@@ -318,24 +318,32 @@ class History:
         for operation in self.operations:
             size = sizes.get(operation.object, 0)
             if operation.kind in DATA:
-                self.data[operation.object].append(operation)
-                self.size_before[operation.index] = size
-                grown = max(size, operation.stop)
-                is_set = operation.kind is Kind.TRUNCATE
-                sizes[operation.object] = operation.size if is_set else grown
-                if operation.kind is not Kind.WRITE and sizes[operation.object] == size:
-                    self.idle.add(operation.index)
-            if operation.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE} or (
-                operation.kind is Kind.WRITE and operation.stop > size
-            ):
+                sizes[operation.object] = self._add_data(operation, size)
+            longer = operation.kind is Kind.WRITE and operation.stop > size
+            if longer or operation.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE}:
                 self.grows.add(operation.index)
-            if operation.kind in SYNCING | SILENT:
-                continue
-            if operation.kind is not Kind.WRITE or operation.index in self.grows:
-                related = (operation.parent, operation.new_parent, operation.replaced)
-                others = related if operation.kind in NAMING else ()
-                for number in {operation.object, *others} - {0}:
-                    self.touching[number].append(operation.index)
+            self._add_touched(operation)
+
+    def _add_data(self, operation: Operation, size: int) -> int:
+        """Note an operation on the data of a file of this size; return its size afterwards."""
+        self.data[operation.object].append(operation)
+        self.size_before[operation.index] = size
+        is_set = operation.kind is Kind.TRUNCATE
+        size_after = operation.size if is_set else max(size, operation.stop)
+        if operation.kind is not Kind.WRITE and size_after == size:
+            self.idle.add(operation.index)
+        return size_after
+
+    def _add_touched(self, operation: Operation) -> None:
+        """Note the inodes that an operation changes; a write changes one only if it grows."""
+        if operation.kind in SYNCING | SILENT:
+            return
+        if operation.kind is Kind.WRITE and operation.index not in self.grows:
+            return
+        related = (operation.parent, operation.new_parent, operation.replaced)
+        others = related if operation.kind in NAMING else ()
+        for number in {operation.object, *others} - {0}:
+            self.touching[number].append(operation.index)
 
     # ---- what is durable ----
 

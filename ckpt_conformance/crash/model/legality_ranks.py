@@ -78,12 +78,9 @@ class Stopped:
         """Return what of a file can't be there when the node of rank `lost` is lost; -1: none."""
         status: Callable[[Operation], str] = partial(self._status, lost=lost)
         for number, content in self.state.contents.items():
-            torn_writes = [
-                one.index for one in self.history.data.get(number, []) if self._torn(one)
-            ]
-            limits = Limits(
-                status, prefix=lost < 0, torn=torn_writes[-1] if torn_writes and lost < 0 else -1
-            )
+            data = self.history.data.get(number, []) if lost < 0 else []
+            torn = [operation.index for operation in data if self._torn(operation)]
+            limits = Limits(status, prefix=lost < 0, torn=torn[-1] if torn else -1)
             if wrong := self.history.wrong_content(number, content, limits):
                 return wrong
         return ""

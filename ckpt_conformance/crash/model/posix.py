@@ -61,15 +61,9 @@ class PosixWalk(Walk):
             return
         for naming in self.naming:
             if naming.operation.precedes(sync):
-                all_names = sync.kind is Kind.SYNC or naming.operation.object in self.folders
-                settled_events = [event for event in naming.events if event[0][0] == sync.object]
-                settled_events = (
-                    naming.events
-                    if all_names and (settled_events or sync.kind is Kind.SYNC)
-                    else settled_events
-                )
-                replay.put(self.settled, settled_events)
-                naming.events = [event for event in naming.events if event not in settled_events]
+                events = self._settled_by(sync, naming)
+                replay.put(self.settled, events)
+                naming.events = [event for event in naming.events if event not in events]
         self.naming = [naming for naming in self.naming if naming.events]
         self.folded = dict(self.settled)
         for naming in self.naming[:-RECENT]:
@@ -77,6 +71,17 @@ class PosixWalk(Walk):
         loose = {held for naming in self.naming for _, held in naming.events}
         named = loose.union(self.live.slots.values(), self.settled.values(), self.folded.values())
         self.drop(set(self.live.changed) - named - {ROOT})
+
+    def _settled_by(self, sync: Operation, naming: Naming) -> list[tuple[replay.Slot, int]]:
+        """Return the events in the directory that was synced; after sync(2) all.
+
+        A directory is renamed as a whole: what settles one of its two names settles both.
+        """
+        if sync.kind is Kind.SYNC:
+            return naming.events
+        in_directory = [event for event in naming.events if event[0][0] == sync.object]
+        is_whole = naming.operation.object in self.folders
+        return naming.events if in_directory and is_whole else in_directory
 
     def _place(self, slots: dict[replay.Slot, int]) -> Position:
         names = replay.paths(slots, self.folders)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.model.states import Content, State
 
-EVERY = 32  # operations between two places that are kept
+KEEP_EVERY = 32  # operations between two places that are kept
 Cut = tuple[int, ...]
 
 
@@ -63,7 +63,7 @@ class CutWalk(Walk):
         self.cut = (*self.cut[:rank], self.point, *self.cut[rank + 1 :])
         _apply(self.live, operation)
         self.live.index = self.point
-        if self.point % EVERY == 0:
+        if self.point % KEEP_EVERY == 0:
             self.places.append(_copy(self.live))
 
     # ---- cuts ----
@@ -136,7 +136,7 @@ class CutWalk(Walk):
         """Make the names and files that are there when the ranks have stopped."""
         first = min(self._first_missing(rank, at) for rank, at in enumerate(stop.cut))
         first = min([first, *stop.tears, *stop.lost])
-        position = _copy(self.places[min(first // EVERY, len(self.places) - 1)])
+        position = _copy(self.places[min(first // KEEP_EVERY, len(self.places) - 1)])
         for operation in self.recording.operations[position.index : self.point]:
             if operation.index >= stop.cut[operation.rank] or operation.index in stop.lost:
                 continue
