@@ -92,14 +92,14 @@ def _write(out: TextIO, message: Message) -> None:
     out.flush()  # a death loses none
 
 
-def in_child(function: Callable[[Say], None], deadline: float) -> Iterator[Message]:
-    """Run a function in a forked child; yield its messages, and `Ended` at last.
+def in_child(work: Callable[[Say], None], deadline: float) -> Iterator[Message]:
+    """Run `work` in a forked child; yield its messages, and `Ended` at last.
 
     A child that sends nothing for `deadline` seconds is killed.
     """
 
     def put_all(put: children.Put) -> None:
-        function(lambda message: put(msgspec.to_builtins(message)))
+        work(lambda message: put(msgspec.to_builtins(message)))
 
     for line in children.run(put_all, deadline):
         yield Ended(line["end"]) if "end" in line else msgspec.convert(line, Message)

@@ -42,22 +42,22 @@ def of_exploration(result: Exploration) -> Summary:
 
 def merge(summaries: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
     """Add up the summaries of several workloads."""
-    merged: Summary = {}
+    found: Summary = {}
     for summary in summaries:
-        for model, numbers in summary.items():
-            total = merged.setdefault(
+        for model, one in summary.items():
+            total = found.setdefault(
                 model, {**dict.fromkeys(NUMBERS, 0), "outcomes": {}, "grades": {}}
             )
             for key in NUMBERS:
-                total[key] += numbers.get(key, 0)
+                total[key] += one.get(key, 0)
             for key in ("outcomes", "grades"):
-                total[key] = dict(Counter[str](total[key]) + Counter[str](numbers.get(key, {})))
-    return merged
+                total[key] = dict(Counter[str](total[key]) + Counter[str](one.get(key, {})))
+    return found
 
 
 def of_outcomes(carried: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
     """Merge what the outcomes of checks carry: {workload: summary}, each workload once."""
-    by_workload: dict[str, Mapping[str, Any]] = {}
-    for summaries in carried:
-        by_workload.update(summaries)
-    return merge(by_workload.values())
+    known: dict[str, Mapping[str, Any]] = {}
+    for one in carried:
+        known.update(one)
+    return merge(known.values())
