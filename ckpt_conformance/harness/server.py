@@ -14,6 +14,7 @@ import selectors
 import socket
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -22,7 +23,7 @@ from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
 from ckpt_conformance.harness.preload import import_named, preload
 from ckpt_conformance.processes import hugepages, lifecycle, orphans
-from ckpt_conformance.trace import supervised
+from ckpt_conformance.trace import notify, supervised
 from ckpt_conformance.trace.supervised import Supervision
 from ckpt_conformance.workload import devices
 
@@ -127,6 +128,9 @@ class Server:
             from ckpt_conformance.harness import child
 
             child.run_program(program)
+        except notify.NotAvailableError as error:
+            traceback.print_exc()
+            lifecycle.exit_now(error.EXIT_STATUS)
         finally:
             with contextlib.suppress(Exception):
                 supervised.leave()

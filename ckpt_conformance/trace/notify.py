@@ -46,7 +46,12 @@ LIBC.syscall.restype = ctypes.c_long
 
 
 class NotAvailableError(RuntimeError):
-    """User notification does not work here; the message says what to allow."""
+    """User notification does not work here; the message says what to allow.
+
+    A child of the fork server that has no supervisor for this reason ends with `EXIT_STATUS`.
+    """
+
+    EXIT_STATUS = os.EX_UNAVAILABLE
 
 
 @dataclass(frozen=True)

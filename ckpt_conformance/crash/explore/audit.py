@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
+from posixpath import dirname
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace.operations import DATA, ROOT, SYNCING, Kind
@@ -52,58 +53,62 @@ class Finding:
 
     @property
     def summary(self) -> str:
-        """Say it in one line."""
+        """The rule, the path and the source lines, in one line."""
         line = f" ({self.source})" if self.source else ""
         other = f"; see {self.other_source}" if self.other_source else ""
         return f"{self.rule}: {self.path}: {RULES[self.rule]}{line}{other}"
 
     def to_json(self) -> Json:
-        """Give plain values."""
+        """Return the fields and the summary as `result.json` has them."""
         return asdict(self) | {"told": self.summary}
 
 
 @dataclass
-class _Thing:
-    """A file or directory while the trace is read."""
+class _Inode:
+    """What is known of a file or directory at one moment of the trace."""
 
     folder: bool = False
     committed: bool = False  # there before, or acknowledged
-    fresh: list[Operation] = field(default_factory=list["Operation"])  # data since the last sync
+    unsynced: list[Operation] = field(default_factory=list["Operation"])  # data since the last sync
     synced: Operation | None = None
     failed: Operation | None = None  # the last sync failed, and nothing was written since
     size: int = 0
 
 
 def audit(recording: Recording) -> list[Finding]:
-    """Read the whole trace; one finding for each rule, source line and path, in order."""
+    """Return the findings of a whole trace, in the order of their operations.
+
+    Of several findings with the same rule, source line and path the first is kept.
+    """
     reader = _Reader(recording)
     for operation in recording.operations:
-        reader.take(operation)
+        reader.read(operation)
     if not any(operation.kind is Kind.MARK for operation in recording.operations):
         reader.acknowledge()
-    found = {(f.rule, f.source, f.path): f for f in reversed(reader.found)}
-    return sorted(found.values(), key=lambda finding: finding.operation)
+    earliest = {(f.rule, f.source, f.path): f for f in reversed(reader.findings)}
+    return sorted(earliest.values(), key=lambda finding: finding.operation)
 
 
 class _Reader:
-    """Reads operations in order and keeps what is not synced yet."""
+    """Reads operations in order, tracks what is not synced yet, and collects findings."""
 
     def __init__(self, recording: Recording) -> None:
-        self.found: list[Finding] = []
-        self.things: dict[int, _Thing] = {ROOT: _Thing(folder=True, committed=True)}
+        self.findings: list[Finding] = []
+        self.inodes: dict[int, _Inode] = {ROOT: _Inode(folder=True, committed=True)}
         self.names: dict[str, int] = {"": ROOT}
         self.pending: dict[str, Operation] = {}  # name -> what made it, not synced
         self.removed: dict[str, Operation] = {}  # committed names that were taken away
-        self.vain: list[Operation] = []  # syncs that had nothing to do
+        self.idle_syncs: list[Operation] = []  # syncs that had nothing to do
         for entry in recording.initial:
             self.names[entry.path] = entry.object
             folder = entry.kind == "dir"
-            self.things[entry.object] = _Thing(folder, committed=True, size=entry.size)
+            self.inodes[entry.object] = _Inode(folder, committed=True, size=entry.size)
 
-    def say(
+    def report(
         self, rule: str, operation: Operation, path: str, other: Operation | None = None
     ) -> None:
-        self.found.append(
+        """Add a finding; `other` is the second operation that it names."""
+        self.findings.append(
             Finding(
                 rule,
                 operation.index,
@@ -115,8 +120,8 @@ class _Reader:
             )
         )
 
-    def take(self, operation: Operation) -> None:
-        """Take one operation."""
+    def read(self, operation: Operation) -> None:
+        """Follow one operation."""
         if operation.kind is Kind.MARK:
             if operation.mark == "acknowledged":
                 self.acknowledge()
@@ -127,7 +132,7 @@ class _Reader:
         elif operation.kind in {Kind.UNLINK, Kind.RMDIR}:
             self.remove(operation)
         elif operation.kind in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}:
-            self.things[operation.object] = _Thing(folder=operation.kind is Kind.MKDIR)
+            self.inodes[operation.object] = _Inode(folder=operation.kind is Kind.MKDIR)
             if operation.path:
                 self.name(operation, operation.path)
         elif operation.kind in {Kind.LINK, Kind.RENAME, Kind.EXCHANGE}:
@@ -137,144 +142,142 @@ class _Reader:
 
     def write(self, operation: Operation) -> None:
         """Note unsynced data; a committed file must not change under its name."""
-        thing = self.things.setdefault(operation.object, _Thing())
-        appends = operation.kind is not Kind.TRUNCATE and operation.offset >= thing.size
-        grows = operation.kind is Kind.TRUNCATE and operation.size >= thing.size
-        if thing.committed and not appends and not grows:
+        inode = self.inodes.setdefault(operation.object, _Inode())
+        appends = operation.kind is not Kind.TRUNCATE and operation.offset >= inode.size
+        grows = operation.kind is Kind.TRUNCATE and operation.size >= inode.size
+        if inode.committed and not appends and not grows:
             emptied = operation.kind is Kind.TRUNCATE and operation.size == 0
             rule = "removed-before-replaced" if emptied else "overwritten-in-place"
-            self.say(rule, operation, operation.path)
+            self.report(rule, operation, operation.path)
         if operation.kind is not Kind.TRUNCATE:
-            thing.size = max(thing.size, operation.stop)
+            inode.size = max(inode.size, operation.stop)
         else:
-            thing.size = operation.size
-        thing.failed = None
+            inode.size = operation.size
+        inode.failed = None
         if not operation.sync:
-            thing.fresh.append(operation)
+            inode.unsynced.append(operation)
 
     def sync(self, operation: Operation) -> None:
         """Note what a sync makes durable; a failed one makes nothing so, whatever follows."""
         if operation.kind is Kind.SYNC:
-            for thing in self.things.values():
-                thing.fresh.clear()
+            for inode in self.inodes.values():
+                inode.unsynced.clear()
             self.pending.clear()
             return
-        thing = self.things.setdefault(operation.object, _Thing())
+        inode = self.inodes.setdefault(operation.object, _Inode())
         if operation.error:
-            thing.failed = operation
+            inode.failed = operation
             return
-        if thing.failed is not None:
-            self.say("retried-fsync", operation, operation.path, thing.failed)
-        held: list[str] = []
-        if thing.folder:
-            where = self.path_of(operation)
-            held = [name for name in self.pending if _parent(name) == where]
-        for name in held:
+        if inode.failed is not None:
+            self.report("retried-fsync", operation, operation.path, inode.failed)
+        entries: list[str] = []  # whose names this sync makes durable
+        if inode.folder:
+            directory = self.path_of(operation)
+            entries = [name for name in self.pending if dirname(name) == directory]
+        for name in entries:
             del self.pending[name]
-        if not held and not thing.fresh:
-            self.vain.append(operation)
-        thing.synced, thing.failed = operation, None
-        thing.fresh.clear()
+        if not entries and not inode.unsynced:
+            self.idle_syncs.append(operation)
+        inode.synced, inode.failed = operation, None
+        inode.unsynced.clear()
 
     def path_of(self, operation: Operation) -> str:
-        """Give the path that an object has now."""
+        """Return the path that the operation's object has now."""
         return next(
-            (name for name, thing in self.names.items() if thing == operation.object),
+            (name for name, number in self.names.items() if number == operation.object),
             operation.path,
         )
 
     # -- names ------------------------------------------------------------------------------
 
     def name(self, operation: Operation, path: str) -> None:
-        """Give an object a name."""
+        """Note a new name; it comes late where a committed file of this name was removed."""
         old = self.removed.pop(path, None)
         if old is not None:
-            self.say("removed-before-replaced", old, path, operation)
+            self.report("removed-before-replaced", old, path, operation)
         self.names[path] = operation.object
         self.pending[path] = operation
 
     def remove(self, operation: Operation) -> None:
-        """Take a name away."""
-        thing = self.things.get(self.names.pop(operation.path, 0), _Thing())
+        """Note that a name is gone, and whether what it named was committed."""
+        inode = self.inodes.get(self.names.pop(operation.path, 0), _Inode())
         self.pending.pop(operation.path, None)
-        if thing.committed:
+        if inode.committed:
             self.removed.setdefault(operation.path, operation)
 
     def move(self, operation: Operation) -> None:
         """Rename, exchange or link; what gets a name should be synced by now."""
-        below = f"{operation.path}/"
-        inner = {n: o for n, o in self.names.items() if n.startswith(below)}
+        prefix = f"{operation.path}/"
+        below = {name: held for name, held in self.names.items() if name.startswith(prefix)}
         if operation.kind is Kind.EXCHANGE:
             self.names[operation.path] = operation.replaced
         elif operation.kind is Kind.RENAME:
             self.names.pop(operation.path, None)
             self.pending.pop(operation.path, None)
-            self.carry(operation, inner)
-        for name, one in [(operation.target, operation.object), *_moved(operation, inner)]:
-            self.is_synced(operation, name, one)
+            self.move_entries(operation, below)
+        for name, number in [(operation.target, operation.object), *_moved(operation, below)]:
+            self.check_synced(operation, name, number)
         self.name(operation, operation.target)
 
-    def carry(self, operation: Operation, inner: dict[str, int]) -> None:
+    def move_entries(self, operation: Operation, below: dict[str, int]) -> None:
         """Move the names below a directory with it."""
-        for name in inner:
+        for name in below:
             new = operation.target + name[len(operation.path) :]
             self.names[new] = self.names.pop(name)
             if name in self.pending:
                 self.pending[new] = self.pending.pop(name)
 
-    def is_synced(self, operation: Operation, name: str, one: int) -> None:
-        """Say so if a file is published before its data is safe."""
-        thing = self.things.get(one, _Thing())
-        if thing.fresh and not thing.folder:
-            self.unsynced("renamed-unsynced", operation, name, thing)
+    def check_synced(self, operation: Operation, name: str, number: int) -> None:
+        """Report a file that gets its name before its data is synced."""
+        inode = self.inodes.get(number, _Inode())
+        if inode.unsynced and not inode.folder:
+            self.report_unsynced("renamed-unsynced", operation, name, inode)
 
-    def unsynced(self, rule: str, operation: Operation, name: str, thing: _Thing) -> None:
-        """Tell a sync that came too early from one that never came."""
-        if thing.synced is not None:
-            self.say("fsync-before-flush", thing.synced, name, thing.fresh[0])
+    def report_unsynced(self, rule: str, operation: Operation, name: str, inode: _Inode) -> None:
+        """Report unsynced data: a sync that came too early, or by `rule` that none came."""
+        if inode.synced is not None:
+            self.report("fsync-before-flush", inode.synced, name, inode.unsynced[0])
         else:
-            self.say(rule, operation, name, thing.fresh[-1])
-        thing.fresh = []  # said once
+            self.report(rule, operation, name, inode.unsynced[-1])
+        inode.unsynced = []  # reported once
 
     # -- the acknowledgement ----------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Judge what is not safe when the caller is told that it is."""
-        for name, one in self.names.items():
-            thing = self.things.get(one, _Thing())
-            if thing.fresh and not thing.folder:
-                self.unsynced("never-synced", thing.fresh[-1], name, thing)
-            if TEMPORARY.search(PurePosixPath(name).name) and not thing.committed:
+        """Report what is not durable when a save is acknowledged; all is committed from now on."""
+        for name, number in self.names.items():
+            inode = self.inodes.get(number, _Inode())
+            if inode.unsynced and not inode.folder:
+                self.report_unsynced("never-synced", inode.unsynced[-1], name, inode)
+            if TEMPORARY.search(PurePosixPath(name).name) and not inode.committed:
                 made = self.pending.get(name)
-                self.say("left-behind", made or _nothing(one), name)
+                self.report("left-behind", made or _no_operation(number), name)
         for name, made in self.pending.items():
-            self.say(self.which_sync(made), made, name)
+            self.report(self.rule_of(made), made, name)
         self.pending.clear()
         self.removed.clear()
-        self.vain.clear()
-        for one in self.names.values():
-            self.things.setdefault(one, _Thing()).committed = True
+        self.idle_syncs.clear()
+        for number in self.names.values():
+            self.inodes.setdefault(number, _Inode()).committed = True
 
-    def which_sync(self, made: Operation) -> str:
-        """Tell what was synced after a name was made, in place of its directory."""
-        later = [sync for sync in self.vain if sync.index > made.index]
+    def rule_of(self, made: Operation) -> str:
+        """Return the rule that a new name breaks, by what was synced instead of its directory."""
+        later = [sync for sync in self.idle_syncs if sync.index > made.index]
         if any(sync.object == made.object for sync in later):
             return "file-synced-for-directory"
-        if any(self.things[sync.object].folder for sync in later):
+        if any(self.inodes[sync.object].folder for sync in later):
             return "wrong-directory"
         return "directory-not-synced"
 
 
-def _moved(operation: Operation, inner: dict[str, int]) -> Iterable[tuple[str, int]]:
-    """Name what is below a directory that was renamed."""
-    return [(operation.target + n[len(operation.path) :], one) for n, one in inner.items()]
+def _moved(operation: Operation, below: dict[str, int]) -> Iterable[tuple[str, int]]:
+    """Return the new path and the object of each entry below a directory that was renamed."""
+    start = len(operation.path)
+    return [(operation.target + name[start:], number) for name, number in below.items()]
 
 
-def _parent(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _nothing(one: int) -> Operation:
+def _no_operation(number: int) -> Operation:
+    """Return what stands for the operation that made a name which nothing shows."""
     from ckpt_conformance.trace.operations import Operation
 
-    return Operation(-1, Kind.CREATE, one)
+    return Operation(-1, Kind.CREATE, number)

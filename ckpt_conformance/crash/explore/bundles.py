@@ -88,14 +88,14 @@ class Replayed:
 
 
 def name_of(workload: str, violation: Violation) -> str:
-    """Name the folder of a violation."""
+    """Return the name of a violation's folder: workload, model, outcome."""
     return bundle.safe(f"{workload}-{violation.case.model}-{violation.outcome}")
 
 
 def write_state(
     folder: Path, explorer: BaseExplorer, violation: Violation, *parts: msgspec.Struct
 ) -> Path:
-    """Write what every bundle has, below `folder`, and give its path.
+    """Write what every bundle has, in a folder of its own below `folder`; return its path.
 
     `parts` become one JSON object, `violation.json`. An older bundle of that name is replaced.
     """
@@ -130,13 +130,13 @@ def part_of(content: Json, kind: type[Part]) -> Part:
 
 
 def replayed(recovery: Recovery, facts: Facts) -> Replayed:
-    """Judge what a replay came to."""
+    """Judge the recovery of a replay."""
     outcome = judge(recovery, facts)
     return Replayed(outcome, is_fine(outcome, facts), recovery.summary)
 
 
 def materialize(recording: Recording, state: State, target: Path) -> None:
-    """Lay a state out in a folder that this makes."""
+    """Put a state into a new folder."""
     target.mkdir(parents=True)
     Materializer(recording, target).apply(state)
 
@@ -175,7 +175,7 @@ def line_of(operation: Operation) -> str:
 
 
 def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
-    """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
+    """Write a bundle below `folder`, return its path; an older one of that name is replaced."""
     info, record = explorer.subject.info, violation.record()
     origin = Origin(
         schema=bundle.SCHEMA,
@@ -210,7 +210,7 @@ def _legal_trees(explorer: Explorer, facts: Facts) -> list[LegalTree]:
 
 
 def _write_legal(explorer: Explorer, promise: Promise, target: Path) -> None:
-    """Lay out the versions that matter."""
+    """Put the tree of each version that matters below `target`."""
     places = {legal.version: legal.place for legal in explorer.legal()}
     for tree in promise.legal:
         place = places[tree.number]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from ckpt_conformance.trace.operations import Operation
 
-PLAIN = 64  # points up to which each has a column of its own
+UNGROUPED = 64  # points up to which each has a column of its own
 MOST = 120  # columns
 FEW = 6  # names that are listed of a state that keeps the promise
 TEXT = 300  # characters of a manager's message
@@ -122,14 +122,14 @@ class Cell:
     def take(self, case: Case, outcome: Outcome, *, bad: bool, first: bool = False) -> None:
         """Count a state; keep it if it is worse, or if it goes `first` among its likes."""
         self.counts[str(outcome)] += 1
-        mine = (self.bad, RANK[self.outcome]) if self.outcome else (False, -1)
-        its = (bad, RANK[outcome])
-        if its > mine or (its == mine and first):
+        worst = (self.bad, RANK[self.outcome]) if self.outcome else (False, -1)
+        severity = (bad, RANK[outcome])
+        if severity > worst or (severity == worst and first):
             self.outcome, self.bad, self.case = outcome, bad, case
 
 
 def map_of(explorer: BaseExplorer, replays: Mapping[str, str]) -> CrashMap:
-    """Draw up the map of what was explored.
+    """Return the map of what was explored.
 
     `replays` gives the bundle of each class of violation, by the keys of `Exploration.classes`.
     """
@@ -150,9 +150,9 @@ def map_of(explorer: BaseExplorer, replays: Mapping[str, str]) -> CrashMap:
 
 
 def _cells(result: Exploration, cases: Mapping[str, Sequence[Case]]) -> dict[str, dict[int, Cell]]:
-    """Give a cell for each model and crash point of which a state was recovered."""
+    """Return the cells by model and crash point; a point without a recovery has none."""
     kept = {(v.case.model, v.case.state.point, v.case.content) for v in result.violations}
-    found: dict[str, dict[int, Cell]] = {}
+    cells: dict[str, dict[int, Cell]] = {}
     for case in itertools.chain.from_iterable(cases.values()):
         recovery = result.recoveries.get(case.content)
         if recovery is None:
@@ -160,19 +160,19 @@ def _cells(result: Exploration, cases: Mapping[str, Sequence[Case]]) -> dict[str
         point = case.state.point
         facts = result.facts(case.state)
         outcome = judge(recovery, facts)
-        cell = found.setdefault(case.model, {}).setdefault(point, Cell())
+        cell = cells.setdefault(case.model, {}).setdefault(point, Cell())
         first = (case.model, point, case.content) in kept
         cell.take(case, outcome, bad=not is_fine(outcome, facts), first=first)
-    return found
+    return cells
 
 
 def _merged(cells: Sequence[Cell]) -> Cell | None:
-    """Put the cells of one column together; the worst stands for it."""
+    """Merge the cells of one column; the worst stands for it."""
     if not cells:
         return None
-    best = max(cells, key=lambda cell: (cell.bad, RANK[cell.outcome] if cell.outcome else -1))
+    worst = max(cells, key=lambda cell: (cell.bad, RANK[cell.outcome] if cell.outcome else -1))
     counts = sum((cell.counts for cell in cells), Counter[str]())
-    return Cell(counts, best.outcome, best.bad, best.case)
+    return Cell(counts, worst.outcome, worst.bad, worst.case)
 
 
 # ---- columns -------------------------------------------------------------------------------------
@@ -182,9 +182,9 @@ def _columns(
     operations: Sequence[Operation], points: Mapping[str, Mapping[int, Cell]]
 ) -> list[list[int]]:
     """Group the crash points: each alone, or where they are many, neighbours that are alike."""
-    every = range(len(operations) + 1)
-    if len(every) <= PLAIN:
-        return [[point] for point in every]
+    count = len(operations) + 1
+    if count <= UNGROUPED:
+        return [[point] for point in range(count)]
     columns = _folded(operations, points)
     size = -(-len(columns) // MOST)
     chunks = (columns[at : at + size] for at in range(0, len(columns), size))
@@ -202,20 +202,27 @@ def _folded(
     A point of which no state was recovered from goes with any.
     """
     columns: list[list[int]] = []
-    ends: Ends = {}
-    last: object = None
+    so_far: Ends = {}
+    last: tuple[Kind, int, str] | None = None
     for point in range(len(operations) + 1):
-        one = operations[point - 1] if point else None
-        write = (one.kind, one.object, one.source) if one and one.kind in DATA else None
-        mine = _ends(points, point)
-        if write and write == last and all(ends.get(model, it) == it for model, it in mine.items()):
+        write = _write_of(operations[point - 1]) if point else None
+        here = _ends(points, point)
+        agrees = all(so_far.get(model, end) == end for model, end in here.items())
+        if write and write == last and agrees:
             columns[-1].append(point)
-            ends |= mine
+            so_far |= here
         else:
             columns.append([point])
-            ends = mine
+            so_far = here
         last = write
     return columns
+
+
+def _write_of(operation: Operation) -> tuple[Kind, int, str] | None:
+    """Return what neighbours in one column share: kind, file and source; None: not of data."""
+    if operation.kind not in DATA:
+        return None
+    return operation.kind, operation.object, operation.source
 
 
 def _ends(points: Mapping[str, Mapping[int, Cell]], point: int) -> Ends:
@@ -225,12 +232,12 @@ def _ends(points: Mapping[str, Mapping[int, Cell]], point: int) -> Ends:
 
 def _column(operations: Sequence[Operation], points: Sequence[int]) -> Column:
     """Say which operations the points of a column come after; the weightiest names it."""
-    after = [operations[point - 1] for point in points if point]
-    if not after:
+    done = [operations[point - 1] for point in points if point]
+    if not done:
         return Column(0, 0, "start", description="before the first operation")
-    main = max(after, key=lambda one: (one.kind is Kind.MARK, one.kind in NAMING | SYNCING))
-    marks = tuple(Mark(one.mark, one.step) for one in after if one.kind is Kind.MARK)
-    size = sum(one.size for one in after if one.kind is Kind.WRITE)
+    main = max(done, key=lambda op: (op.kind is Kind.MARK, op.kind in NAMING | SYNCING))
+    marks = tuple(Mark(op.mark, op.step) for op in done if op.kind is Kind.MARK)
+    size = sum(op.size for op in done if op.kind is Kind.WRITE)
     return Column(
         points[0],
         points[-1],
@@ -253,7 +260,7 @@ class _States:
     def __init__(self, explorer: BaseExplorer, replays: Mapping[str, str]) -> None:
         self.explorer, self.replays = explorer, replays
         self.shown: list[MapState] = []
-        self._known: dict[tuple[str, int], int] = {}
+        self._indices: dict[tuple[str, int], int] = {}  # by content and point
         classes = explorer.result.classes()
         self._class = {
             (violation.case.model, str(violation.outcome)): (key, violation.case)
@@ -262,7 +269,7 @@ class _States:
         }
 
     def cell(self, model: str, cell: Cell | None) -> MapCell | None:
-        """Give one cell as it is written; None where nothing was recovered."""
+        """Return a cell as the map has it; None where nothing was recovered."""
         if cell is None or cell.case is None or cell.outcome is None:
             return None
         bundle, simplest = self._replay(model, cell.outcome, cell.case) if cell.bad else NO_BUNDLE
@@ -271,7 +278,7 @@ class _States:
             bad=cell.bad,
             counts=dict(cell.counts),
             grade=self.explorer.result.grade(cell.case),
-            state=self._number(cell.case, describe.LINES if cell.bad else FEW),
+            state=self._index(cell.case, describe.LINES if cell.bad else FEW),
             bundle=bundle,
             simplest=simplest,
         )
@@ -287,7 +294,7 @@ class _States:
             outcome=str(first.outcome),
             models=tuple(violation.case.model for violation in group),
             states=sum(violation.states for violation in group),
-            state=self._number(first.case, describe.LINES),
+            state=self._index(first.case, describe.LINES),
             where=first.where,
             source=first.source,
             blame=first.blame.summary if first.blame else "",
@@ -305,12 +312,12 @@ class _States:
         same = (simplest.content, simplest.state.point) == (case.content, case.state.point)
         return self.replays[key], UNSET if same else simplest.state.point
 
-    def _number(self, case: Case, lines: int) -> int:
+    def _index(self, case: Case, lines: int) -> int:
         key = (case.content, case.state.point)
-        if key not in self._known:
-            self._known[key] = len(self.shown)
+        if key not in self._indices:
+            self._indices[key] = len(self.shown)
             self.shown.append(self._state(case, lines))
-        return self._known[key]
+        return self._indices[key]
 
     def _state(self, case: Case, most: int) -> MapState:
         result, state = self.explorer.result, case.state

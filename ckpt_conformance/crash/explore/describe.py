@@ -34,7 +34,7 @@ def lines_of(state: State, whole: State) -> list[Line]:
     `whole` is the state in which all that had been issued is kept.
     """
     moved = {file: path for path, file in whole.names.items() if path not in state.names}
-    lines = [_there(path, file, state, whole, moved) for path, file in state.names.items()]
+    lines = [_line_of(path, file, state, whole, moved) for path, file in state.names.items()]
     for path, file in whole.names.items():
         if path not in state.names:
             size = f": {whole.contents[file].size:,} bytes" if file in whole.contents else ""
@@ -42,15 +42,17 @@ def lines_of(state: State, whole: State) -> list[Line]:
     return sorted(lines, key=lambda line: (not line.lost, line.path))
 
 
-def _there(path: str, one: int, state: State, whole: State, moved: Mapping[int, str]) -> Line:
-    content = state.contents.get(one)
+def _line_of(path: str, number: int, state: State, whole: State, moved: Mapping[int, str]) -> Line:
+    content = state.contents.get(number)
     notes: list[str] = []
     if path not in whole.names:
-        notes.append(f"not yet renamed to {moved[one]}" if one in moved else "not yet removed")
-    elif whole.names[path] != one:
+        notes.append(
+            f"not yet renamed to {moved[number]}" if number in moved else "not yet removed"
+        )
+    elif whole.names[path] != number:
         notes.append("the one that was here before")
-    if content is not None and one in whole.contents:
-        notes.append(difference(content, whole.contents[one]))
+    if content is not None and number in whole.contents:
+        notes.append(difference(content, whole.contents[number]))
     notes = [note for note in notes if note]
     size = [f"{content.size:,} bytes"] if content and (content.size or not notes) else []
     return Line(path, ": ".join([*size, "; ".join(notes)] if notes else size), lost=bool(notes))
@@ -78,7 +80,7 @@ def difference(content: Content, full: Content) -> str:
 
 
 def _edges(content: Content, full: Content) -> list[int]:
-    """Give the offsets at which the source of bytes may change, up to the end of `content`."""
+    """Return the offsets, in order, where the source of bytes may change, up to the end."""
     cuts = {0, content.size, full.size}
     for extent in (*content.extents, *full.extents):
         cuts |= {extent.offset, extent.offset + extent.size}
@@ -86,14 +88,14 @@ def _edges(content: Content, full: Content) -> list[int]:
 
 
 def _kind(content: Content, full: Content, at: int) -> str:
-    mine, theirs = _source(content, at), _source(full, at)
-    if mine == theirs:
+    actual, issued = _source(content, at), _source(full, at)
+    if actual == issued:
         return SAME
-    return ZEROED if mine == ZEROS else OLDER
+    return ZEROED if actual == ZEROS else OLDER
 
 
 def _source(content: Content, at: int) -> int:
-    """Give the source of one byte; a gap is zeros."""
+    """Return the source of the byte at an offset; a gap is zeros."""
     first = bisect_right(content.extents, at, key=lambda extent: extent.offset) - 1
     near = content.extents[first : first + 1] if first >= 0 else ()
-    return next((one.source for one in near if at < one.offset + one.size), ZEROS)
+    return next((extent.source for extent in near if at < extent.offset + extent.size), ZEROS)

@@ -149,7 +149,7 @@ class Explorer(BaseExplorer):
         )
 
     def _run(self, cases: Sequence[Case], subject: Subject) -> None:
-        """Run one child that recovers from some contents, and take what it says."""
+        """Run one child that recovers from some contents, and add its answers."""
         task = self.task(cases, subject)
         self._take(recovering.recover(subject, task, self.recorded.options), cases)
         if not task.fork:
@@ -169,7 +169,7 @@ class Explorer(BaseExplorer):
             self._take(answers, alone)
 
     def task(self, cases: Sequence[Case], subject: Subject) -> Task:
-        """Say what a child is to do to recover from some contents."""
+        """Return what a child is to do to recover from some contents."""
         states: list[State] = []
 
         def place_of(place: State | str) -> Place:
@@ -196,7 +196,10 @@ class Explorer(BaseExplorer):
         )
 
     def legal(self) -> list[LegalPlace]:
-        """Give what may be loaded: trees from before, and what each recorded save completed."""
+        """List the versions that stand undamaged somewhere.
+
+        Those from before the recording are trees; one that was acknowledged in it is a state.
+        """
         legal: list[LegalPlace] = []
         for version in self.versions:
             if version.number in self.trees:
@@ -209,8 +212,8 @@ class Explorer(BaseExplorer):
         return legal
 
     def _item(self, case: Case, place: Place) -> Item:
-        """Say what may be loaded from a content: what every point that allows it allows."""
-        states = [each.state for each in self.by_content().get(case.content, [case])]
+        """Return what may be loaded from a content: what every point that allows it allows."""
+        states = [same.state for same in self.by_content().get(case.content, [case])]
         points = {(state.point, state.cut) for state in states}
         facts = [facts_at(self.versions, *point) for point in points]
         fine = frozenset(v.number for v in self.versions if all(v.number in f.fine for f in facts))
@@ -228,7 +231,7 @@ class Explorer(BaseExplorer):
     # -- what was recovered -------------------------------------------------------------------
 
     def _take(self, answers: Answers, cases: Sequence[Case]) -> None:
-        """Take the results of a child."""
+        """Add the answers of a child to the result."""
         result = self.result
         self.check_controls(answers)
         for message in answers.messages:
@@ -248,19 +251,20 @@ class Explorer(BaseExplorer):
             self.unknown(answers.failure)
 
     def check_controls(self, answers: Answers | WorldAnswers) -> None:
-        """Say which undamaged loads did not give the step that they should."""
+        """Note, as a doubt, each undamaged load that did not give its step."""
         for learned in answers.controls:
             if learned.failed:
                 gave = learned.recovery.summary
                 self.unknown(control_failed(f"a whole step {learned.wanted} gives {gave}"))
 
     def overrule(self, case: Case, recovery: Recovery) -> None:
-        """Keep a recovery; one alone overrules the batch, and a difference is said."""
-        known = self.result.recoveries.get(case.content)
-        if known and recovery.alone and not known.agrees_with(recovery):
+        """Keep a recovery; one alone overrules the batch, and a difference is a doubt."""
+        earlier = self.result.recoveries.get(case.content)
+        if earlier and recovery.alone and not earlier.agrees_with(recovery):
             self.unknown(
                 f"order dependence: {case.state.why or 'a state'} after operation "
-                f"{case.state.point} gives {known.summary} in a batch, and alone {recovery.summary}"
+                f"{case.state.point} gives {earlier.summary} in a batch, "
+                f"and alone {recovery.summary}"
             )
         self.result.recoveries[case.content] = recovery
 
@@ -292,8 +296,8 @@ class RanksExplorer(Explorer):
         """Find the versions by the markers of the recording; nothing runs yet."""
         super().__init__(subject, recorded, limits, on_progress)
         self.layout = recorded.layout
-        self.known: list[dict[int, Held]] = []  # by rank: what whole steps give
-        self.left = limits.alone
+        self.undamaged: list[dict[int, Held]] = []  # by rank: what whole steps give
+        self.alone_left = limits.alone
 
     # -- states ------------------------------------------------------------------------------
 
@@ -312,14 +316,14 @@ class RanksExplorer(Explorer):
         mixed = [case for case in cases if _is_whole(case.state, before, after)]
         lacking = [case for case in cases if self._lacks_what_was_acknowledged(case.state)]
         chosen: dict[str, Case] = {}
-        for some, most in ((mixed, limit // 2), (lacking, limit // 4), (usual, limit)):
-            new = list({c.content: c for c in some if c.content not in chosen}.values())
-            drawn = rng.sample(new, min(len(new), most, limit - len(chosen)))
+        for candidates, at_most in ((mixed, limit // 2), (lacking, limit // 4), (usual, limit)):
+            new = list({c.content: c for c in candidates if c.content not in chosen}.values())
+            drawn = rng.sample(new, min(len(new), at_most, limit - len(chosen)))
             chosen |= {case.content: case for case in drawn}
         return sorted(chosen.values(), key=lambda case: case.state.point)
 
     def _lacks_what_was_acknowledged(self, state: State) -> bool:
-        """Tell whether a recorded save was acknowledged, and not all that was written is there."""
+        """Whether a recorded save was acknowledged, and not all that was written is there."""
         last = self.result.facts(state).last_acknowledged
         if last is None or self.versions[last].begun < 0:
             return False
@@ -339,9 +343,9 @@ class RanksExplorer(Explorer):
             self.confirm(chosen[number])
 
     def task(self, cases: Sequence[Case], subject: Subject) -> Task:
-        """Say what a world is to do to recover from some contents."""
+        """Return what a world is to do to recover from some contents."""
         task = super().task(cases, subject)
-        return msgspec.structs.replace(task, known=tuple(self.known))
+        return msgspec.structs.replace(task, undamaged=tuple(self.undamaged))
 
     def _recover_in_batch(self, cases: Sequence[Case]) -> dict[int, Recovery]:
         """Recover from all, in one world after the other where a load leaves ranks out of step."""
@@ -350,18 +354,18 @@ class RanksExplorer(Explorer):
         while left:
             part = left[:CHUNK_OF_RANKS]
             answers = self._in_a_world([cases[number] for number in part])
-            self._seconds(answers.result)
-            if not self.known and not self._learn(answers):
+            self._add_seconds(answers.result)
+            if not self.undamaged and not self._learn(answers):
                 end = self.subject.tell(answers.result)
                 self.unknown(control_failed(f"no world learns its steps: {end}"))
                 return recoveries
-            of_part = answers.recoveries()
-            recoveries |= {part[at]: recovery for at, recovery in of_part.items()}
-            if not of_part:
+            by_item = answers.recoveries()
+            recoveries |= {part[item]: recovery for item, recovery in by_item.items()}
+            if not by_item:
                 end = self.subject.tell(answers.result)
                 self.unknown(f"a world that recovers begins nothing: {end}")
                 return recoveries
-            left = left[max(of_part) + 1 :]
+            left = left[max(by_item) + 1 :]
             self.on_progress(len(recoveries), len(cases), self.result.batch_seconds)
         return recoveries
 
@@ -373,13 +377,13 @@ class RanksExplorer(Explorer):
         """Keep what the whole steps give; False if a rank did not come to all of them."""
         self.check_controls(answers)
         wanted = {legal.version for legal in self.legal()}
-        by_rank = answers.known()
+        by_rank = answers.learned_by_rank()
         if any(learned.keys() != wanted for learned in by_rank):
             return False
-        self.known = [recovering.held(learned) for learned in by_rank]
+        self.undamaged = [recovering.held(learned) for learned in by_rank]
         return True
 
-    def _seconds(self, result: WorldResult) -> None:
+    def _add_seconds(self, result: WorldResult) -> None:
         seconds = max(rank.seconds for rank in result.ranks)
         self.result.seconds += seconds
         self.result.batch_seconds += seconds
@@ -389,7 +393,10 @@ class RanksExplorer(Explorer):
     def _choose_again(
         self, cases: Sequence[Case], recoveries: Mapping[int, Recovery]
     ) -> recheck.Recheck:
-        """Choose what gets a world of its own: a sample of the fine, suspects of each kind."""
+        """Choose which recoveries are repeated in a world of their own.
+
+        A sample of those that were fine, and suspects of each kind.
+        """
 
         def is_suspect(number: int) -> bool:
             recovery = recoveries[number]
@@ -401,8 +408,10 @@ class RanksExplorer(Explorer):
             error = recovery.error.type if recovery.error else ""
             return recovery.exit_kind, recovery.step, recovery.versions, error
 
-        chosen = recheck.choose(recoveries, is_suspect, seed=self.seed, kind=kind, limit=self.left)
-        self.left -= len(chosen.suspects)
+        chosen = recheck.choose(
+            recoveries, is_suspect, seed=self.seed, kind=kind, limit=self.alone_left
+        )
+        self.alone_left -= len(chosen.suspects)
         return chosen
 
     def confirm(self, case: Case) -> Recovery:
@@ -410,17 +419,17 @@ class RanksExplorer(Explorer):
 
         A refusal on one side only is no order dependence: a batch may have left ranks out of step.
         """
-        known = self.result.recoveries.get(case.content)
+        earlier = self.result.recoveries.get(case.content)
         task = self.task([case], self.subject)
         recovery = recovering.recover_alone(self.subject, self.layout, task, self.recorded.options)
-        if known and (known.error or recovery.error):
+        if earlier and (earlier.error or recovery.error):
             self.result.recoveries[case.content] = recovery
         else:
             self.overrule(case, recovery)
         return recovery
 
     def confirm_worst(self) -> None:
-        """Judge alone what stands for a class of violations, until all that is left was."""
+        """Judge alone the state of each class of violations, until each was judged so."""
         for _ in range(self.limits.rounds + 1):
             cases = [
                 violation.case
@@ -448,7 +457,8 @@ class RanksExplorer(Explorer):
 
 
 def _is_whole(state: State, before: Mapping[int, Content], after: Mapping[int, Content]) -> bool:
-    """Tell whether every file is as it was before the recording, or as it is after it."""
+    """Whether every file is as it was before the recording, or as it is after it."""
     return all(
-        content in (before.get(each), after.get(each)) for each, content in state.contents.items()
+        content in (before.get(number), after.get(number))
+        for number, content in state.contents.items()
     )

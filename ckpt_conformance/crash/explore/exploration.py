@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     OnProgress = Callable[[int, int, float], None]  # recovered, total, seconds of recovering
 
+# Crash points near these come first: they change names or sizes, sync, or mark a promise.
+NOTABLE = NAMING | SYNCING | {Kind.MARK, Kind.TRUNCATE}
 Json = dict[str, Any]  # plain values that go to a file
 NO_LIMIT = 1_000_000
 # Evidence grades: a state that was made and not seen, and one that a killed process left.
@@ -79,7 +81,7 @@ class Violation:
 
     @property
     def where(self) -> str:
-        """Say where the crash was and what is to blame, in one line."""
+        """The crash point, the state and the guilty operation, in one line."""
         stops = ", ".join(f"rank {n} at {at}" for n, at in enumerate(self.case.state.cut))
         after = f"a crash after operation {self.case.state.point}{f' ({stops})' if stops else ''}"
         guilty = f"; guilty: {self.guilty.kind} {self.guilty.path}" if self.guilty else ""
@@ -87,7 +89,7 @@ class Violation:
         return f"{after}, {self.case.state.why or 'all of it kept'}{guilty}{line}"
 
     def record(self) -> ViolationRecord:
-        """Give what is written of it: the state itself stands in the bundle only."""
+        """Return what is written of it: the state itself stands in the bundle only."""
         state, guilty = self.case.state, self.guilty
         return ViolationRecord(
             model=self.case.model,
@@ -135,11 +137,11 @@ class ViolationRecord(
 
     @property
     def where(self) -> str:
-        """Say where the crash was and what is to blame, for a script that shows it."""
-        said = f"a crash after operation {self.point}: {self.why or 'all of it kept'}."
+        """The crash point and the guilty operation, in sentences for a script that shows it."""
+        sentence = f"a crash after operation {self.point}: {self.why or 'all of it kept'}."
         if self.operation:
-            said += f" To blame: {self.operation} {self.source}".rstrip()
-        return said
+            sentence += f" To blame: {self.operation} {self.source}".rstrip()
+        return sentence
 
 
 @dataclass
@@ -155,13 +157,21 @@ class ModelReport:
     worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
     unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
 
+    def add(self, violation: Violation) -> None:
+        """Count a violation; the first of its outcome stands for all, or the first observed one."""
+        first = self.worst.get(violation.outcome)
+        states = first.states + 1 if first else 1
+        if first is None or (first.grade == BY_MODEL != violation.grade):
+            first = violation
+        self.worst[violation.outcome] = replace(first, states=states)
+
     @property
     def is_clean(self) -> bool:
-        """Tell whether no state that was recovered from violates."""
+        """Whether no state that was recovered from violates."""
         return not self.worst
 
     def to_json(self) -> Json:
-        """Give plain values; `points` is what the crash map draws."""
+        """Return what `result.json` says of the model; `points` is what the crash map draws."""
         return {
             "candidates": self.candidates,
             "distinct": self.distinct,
@@ -205,21 +215,26 @@ class Exploration:
         return [str(doubt) for doubt in self.doubts]
 
     def facts(self, place: int | State) -> Facts:
-        """Give what was promised at a crash point; or in a state, where each rank has its own."""
+        """Return what was promised at a crash point, or in a state.
+
+        In a state of several ranks each rank has a crash point of its own.
+        """
         point, cut = (place, ()) if isinstance(place, int) else (place.point, place.cut)
         facts = facts_at(self.versions, point, cut)
         return msgspec.structs.replace(facts, strict=self.strict)
 
     def grade(self, case: Case) -> str:
-        """Say how good the evidence of a state is.
+        """Return how good the evidence of a state is.
 
         It was observed if a real file system showed the same content after a crash, at a moment
         when the same was promised; a state of `kill` has to be left by a process that is killed.
         """
         if case.model in {KILL, RANKS}:
             return BY_PROCESS if (case.content, case.state.point) in self.left else BY_MODEL
-        where = self.seen.get((case.content, self.facts(case.state)))
-        return f"observed on {', '.join(where)}, {real_fs.kernel()}" if where else BY_MODEL
+        filesystems = self.seen.get((case.content, self.facts(case.state)))
+        if not filesystems:
+            return BY_MODEL
+        return f"observed on {', '.join(filesystems)}, {real_fs.kernel()}"
 
     @property
     def violations(self) -> list[Violation]:
@@ -257,14 +272,10 @@ class Exploration:
             report.outcomes[outcome] += 1
             report.points.setdefault(point, Counter())[outcome] += 1
             if not is_fine(outcome, facts):
-                first = known = report.worst.get(outcome)
-                grade = self.grade(case)
-                if first is None or (first.grade == BY_MODEL != grade):
-                    first = Violation(case, outcome, recovery, grade=grade)
-                report.worst[outcome] = replace(first, states=known.states + 1 if known else 1)
+                report.add(Violation(case, outcome, recovery, grade=self.grade(case)))
 
     def to_json(self) -> Json:
-        """Give what `result.json` says of one workload, but for its map."""
+        """Return what `result.json` says of one workload, but for its map."""
         operations = self.recording.operations
         return {
             "workload": self.workload,
@@ -339,9 +350,9 @@ class BaseExplorer:
         self.on_progress: OnProgress = nothing
         self.cases: dict[str, list[Case]] = {}
         self.result = Exploration(name, recording, versions, {})
-        self._contents: dict[str, list[Case]] = {}
-        self._known = 0
-        self._wholes: dict[int, State] = {}
+        self._cases_by_content: dict[str, list[Case]] = {}
+        self._cases_counted = 0
+        self._complete_states: dict[int, State] = {}
 
     def recover(self, cases: Sequence[Case]) -> None:
         """Recover from the contents from which nothing was recovered yet."""
@@ -366,44 +377,39 @@ class BaseExplorer:
         Those near changes of names, syncs and markers come first, the rest by the seed.
         """
         rng = random.Random(self.seed)  # noqa: S311
-        first: dict[str, Case] = {}
+        by_content: dict[str, Case] = {}
         for case in cases:
-            first.setdefault(case.content, case)
-        if len(first) <= self.limits.recoveries:
-            return list(first.values())
+            by_content.setdefault(case.content, case)
+        distinct = list(by_content.values())
+        if len(distinct) <= self.limits.recoveries:
+            return distinct
         near = _near(self.recording)
-        order = list(first.values())
-        rng.shuffle(order)
-        order.sort(key=lambda case: _far(case.state, near))
-        turn: dict[tuple[str, ...], int] = {}
-        turns: dict[str, int] = {}
-        for case in order:
-            names = tuple(case.state.names)
-            turns[case.content] = turn[names] = turn.get(names, 0) + 1
-        order.sort(key=lambda case: turns[case.content])
-        return sorted(order[: self.limits.recoveries], key=lambda case: case.state.point)
+        rng.shuffle(distinct)
+        distinct.sort(key=lambda case: _far(case.state, near))
+        chosen = _by_turns(distinct)[: self.limits.recoveries]
+        return sorted(chosen, key=lambda case: case.state.point)
 
     def complete(self, point: int) -> State:
-        """Give the state in which all that had been issued at a point is kept."""
-        if point not in self._wholes:
-            self._wholes[point] = complete(self.recording, point)
-        return self._wholes[point]
+        """Return the state in which all that had been issued at a point is kept."""
+        if point not in self._complete_states:
+            self._complete_states[point] = complete(self.recording, point)
+        return self._complete_states[point]
 
     def add(self, cases: Sequence[Case]) -> None:
-        """Recovery further states of models that were enumerated, and judge all anew."""
-        known = {(case.model, case.content, case.state.point) for case in self.all_cases()}
+        """Recover from further states of models that were enumerated, and judge all anew."""
+        listed = {(case.model, case.content, case.state.point) for case in self.all_cases()}
         for case in cases:
-            if (case.model, case.content, case.state.point) not in known:
+            if (case.model, case.content, case.state.point) not in listed:
                 self.cases[case.model].append(case)
         self.recover(cases)
         self.tally()
 
     def all_cases(self) -> Iterator[Case]:
-        """Give the cases of all models."""
+        """Yield the cases of all models."""
         return itertools.chain.from_iterable(self.cases.values())
 
     def tally(self) -> None:
-        """Judge what was recovered."""
+        """Judge what was recovered, and count it by model."""
         result = self.result
         result.tally(self.all_cases())
         for name, report in result.models.items():
@@ -413,7 +419,7 @@ class BaseExplorer:
             report.unusable = sorted(errors - {""})
 
     def promised(self, point: int) -> str:
-        """Say what a load may give after a crash at a point."""
+        """Return, in words, what a load may give after a crash at a point."""
         facts = self.result.facts(point)
         steps = {version.number: version.step for version in self.versions}
         in_flight = [f"step {steps[number]}, which was being saved" for number in facts.in_flight]
@@ -425,37 +431,48 @@ class BaseExplorer:
     # -- what subclasses share ------------------------------------------------------------
 
     def by_content(self) -> Mapping[str, list[Case]]:
-        """Give the cases of each content."""
-        if self._known != sum(map(len, self.cases.values())):
-            self._contents = {}
+        """Return the cases of each content, by its digest."""
+        if self._cases_counted != sum(map(len, self.cases.values())):
+            self._cases_by_content = {}
             for case in self.all_cases():
-                self._contents.setdefault(case.content, []).append(case)
-            self._known = sum(map(len, self.cases.values()))
-        return self._contents
+                self._cases_by_content.setdefault(case.content, []).append(case)
+            self._cases_counted = sum(map(len, self.cases.values()))
+        return self._cases_by_content
 
     def unknown(self, why: str | Unknown) -> None:
-        """Note, once, why a part says nothing."""
+        """Note a doubt, once: why a part says nothing."""
         if str(why) not in self.result.unknown:
             self.result.doubts.append(why if isinstance(why, Unknown) else Unknown(why))
 
 
 def complete(recording: Recording, point: int) -> State:
-    """Give the state in which the first `point` operations are all kept."""
+    """Return the state in which the first `point` operations are all kept."""
     walk = KillWalk(recording, Rules("kill"))
     for operation in recording.operations[:point]:
         walk.step(operation)
     return walk.state(walk.live, {}, "everything")
 
 
+def _by_turns(cases: Sequence[Case]) -> list[Case]:
+    """Order cases: the first of each set of names, then the second of each, and so on."""
+    count: Counter[tuple[str, ...]] = Counter()
+    turns: list[int] = []
+    for case in cases:
+        names = tuple(case.state.names)
+        count[names] += 1
+        turns.append(count[names])
+    ordered = sorted(range(len(cases)), key=turns.__getitem__)
+    return [cases[index] for index in ordered]
+
+
 def _near(recording: Recording) -> list[set[int]]:
-    """Give, for each rank, where it stops beside what changes names, syncs or promises."""
-    wanted = NAMING | SYNCING | {Kind.MARK, Kind.TRUNCATE}
+    """Return, for each rank, the points just before and after notable operations."""
     by_rank: list[set[int]] = []
     for rank in range(recording.ranks):
         lane = [operation for operation in recording.operations if operation.rank == rank]
         pairs = itertools.pairwise([None, *lane])
-        near = [(before, after) for before, after in pairs if after and after.kind in wanted]
-        by_rank.append({one.index + 1 if one else 0 for pair in near for one in pair})
+        near = [pair for pair in pairs if pair[1] and pair[1].kind in NOTABLE]
+        by_rank.append({op.index + 1 if op else 0 for pair in near for op in pair})
     return by_rank
 
 
@@ -466,9 +483,10 @@ def _far(state: State, near: Sequence[set[int]]) -> int:
 
 
 def run(explorer: BaseExplorer, models: Sequence[str], real: Sequence[str] = ()) -> Exploration:
-    """Enumerate, recover, judge, shrink and blame; Ctrl-C gives what was found so far.
+    """Enumerate, recover, judge, shrink and blame; return what came of it.
 
-    `real` are file systems whose images are crashed, too. Raises Unknown where that does not work.
+    After Ctrl-C that is what was explored so far. `real` are file systems whose images are crashed,
+    too. Raises Unknown where that does not work.
     """
     from ckpt_conformance.crash.explore import observed, shrink
 

@@ -54,13 +54,13 @@ class Version:
     ranks: tuple[tuple[int, int | None], ...] = ()
 
     def is_begun(self, point: int, cut: Sequence[int]) -> bool:
-        """Tell whether a rank had begun it when they stopped."""
+        """Whether a rank had begun it when they stopped."""
         if not cut or not self.ranks:
             return self.begun < point
         return any(begun < at for (begun, _), at in zip(self.ranks, cut, strict=True))
 
     def is_done(self, point: int, cut: Sequence[int]) -> bool:
-        """Tell whether every rank had acknowledged it when they stopped."""
+        """Whether every rank had acknowledged it when they stopped."""
         if not cut or not self.ranks:
             return self.acknowledged is not None and self.acknowledged < point
         done = zip(self.ranks, cut, strict=True)
@@ -126,7 +126,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Say in one line what it gave."""
+        """What it gave, in one line."""
         if self.exit_kind != "ended":
             return self.exit_kind
         if self.error:
@@ -136,9 +136,9 @@ class Recovery(msgspec.Struct, frozen=True):
         return f"step {self.step}" if self.step else "no checkpoint: it began anew"
 
     def agrees_with(self, other: Recovery) -> bool:
-        """Tell whether both came to the same: nothing recovered before may change that."""
-        mine = (self.exit_kind, self.step, self.versions, self.error is None)
-        return mine == (other.exit_kind, other.step, other.versions, other.error is None)
+        """Whether both came to the same: what was recovered before must not change that."""
+        ends = [(r.exit_kind, r.step, r.versions, r.error is None) for r in (self, other)]
+        return ends[0] == ends[1]
 
 
 def versions_of(recording: Recording, before: Sequence[int] = ()) -> list[Version]:
@@ -160,19 +160,19 @@ def versions_of(recording: Recording, before: Sequence[int] = ()) -> list[Versio
 
 
 def _saves(marks: Sequence[Operation]) -> list[tuple[int, int, int | None]]:
-    """Give step, begun and acknowledged of each save of one process."""
+    """Return the step and the indices of `begun` and `acknowledged` of one process's saves."""
     saves: list[tuple[int, int, int | None]] = []
     for mark in marks:
         if mark.mark == "begun":
             later = (m for m in marks if m.index > mark.index and m.step == mark.step)
-            done = next((m for m in later if m.mark in {"acknowledged", "failed"}), None)
-            index = done.index if done and done.mark == "acknowledged" else None
-            saves.append((mark.step, mark.index, index))
+            end = next((m for m in later if m.mark in {"acknowledged", "failed"}), None)
+            acknowledged = end.index if end and end.mark == "acknowledged" else None
+            saves.append((mark.step, mark.index, acknowledged))
     return saves
 
 
 def facts_at(versions: Sequence[Version], point: int, cut: Sequence[int] = ()) -> Facts:
-    """Give the facts when the first `point` operations had been issued, or those of a cut."""
+    """Return what was promised when the first `point` operations had been issued, or at a cut."""
     done = [v for v in versions if v.is_done(point, cut)]
     done.sort(key=lambda v: (v.acknowledged, v.number))
     begun = [v.number for v in versions if v.is_begun(point, cut) and v not in done]
@@ -203,7 +203,7 @@ def _loaded(versions: set[int], facts: Facts) -> Outcome:
 
 
 def is_fine(outcome: Outcome, facts: Facts) -> bool:
-    """Tell whether an outcome keeps the promise; before the first one a job may begin anew."""
+    """Whether an outcome keeps the promise; before the first one a job may begin anew."""
     if facts.last_acknowledged is None and outcome is Outcome.COLD_START:
         return True
     if facts.last_acknowledged is None and outcome in REFUSALS:

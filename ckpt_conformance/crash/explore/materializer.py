@@ -15,21 +15,18 @@ import time
 import weakref
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ckpt_conformance.crash.model.replay import clip
 from ckpt_conformance.crash.model.states import BEFORE, Content, Extent, State
 from ckpt_conformance.trace.operations import Kind, Operation, Recording
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PIECE = 1 << 16  # bytes that are digested, and known again, at once
 TICK = 10_000_000  # nanoseconds between the mtimes of two operations
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
 
-Print = tuple[int, int, int, int, int, int]  # of what stands at a path
+Fingerprint = tuple[int, int, int, int, int, int]  # of what stands at a path: see `_fingerprint`
 
 
 class Source:
@@ -37,65 +34,60 @@ class Source:
 
     def __init__(self, recording: Recording) -> None:
         """Find every object."""
+        initial = recording.initial
         self.folder = recording.folder
         self.operations: list[Operation] = recording.operations
-        self.paths = {one.object: one.path for one in recording.initial}
-        self.kinds = {one.object: one.kind for one in recording.initial}
-        self.targets = {one.object: one.target for one in recording.initial if one.kind == "link"}
+        self.paths = {entry.object: entry.path for entry in initial}
+        self.kinds = {entry.object: entry.kind for entry in initial}
+        self.targets = {entry.object: entry.target for entry in initial if entry.kind == "link"}
         words = {Kind.CREATE: "file", Kind.MKDIR: "dir", Kind.SYMLINK: "link"}
-        for one in recording.operations:
-            if one.kind in words:
-                self.kinds[one.object] = words[one.kind]
-            if one.kind is Kind.SYMLINK:
-                self.targets[one.object] = one.target
-        times = [one.mtime_ns for one in recording.initial]
-        self.times = {one.object: one.mtime_ns for one in recording.initial if one.mtime_ns}
-        self.base = max(times, default=0) or time.time_ns() - (len(self.operations) + 100) * TICK
-        self._modes = {one.object: one.mode for one in recording.initial if one.mode}
+        for operation in recording.operations:
+            if operation.kind in words:
+                self.kinds[operation.object] = words[operation.kind]
+            if operation.kind is Kind.SYMLINK:
+                self.targets[operation.object] = operation.target
+        self.times = {entry.object: entry.mtime_ns for entry in initial if entry.mtime_ns}
+        newest = max((entry.mtime_ns for entry in initial), default=0)
+        self.base = newest or time.time_ns() - (len(self.operations) + 100) * TICK
+        self._modes = {entry.object: entry.mode for entry in initial if entry.mode}
         self._file = recording.folder / "data"
 
-    def read(self, each: int, extent: Extent) -> bytes:
-        """Give the bytes of one extent."""
+    def read(self, number: int, extent: Extent) -> bytes:
+        """Return the bytes of one extent of a file."""
         if extent.source == BEFORE:
-            path, start = self.folder / "initial" / self.paths[each], extent.offset
+            path, start = self.folder / "initial" / self.paths[number], extent.offset
         elif extent.source < 0 or self.operations[extent.source].data < 0:
             return bytes(extent.size)
         else:
-            one = self.operations[extent.source]
-            path, start = self._file, one.data + extent.offset - one.offset
+            operation = self.operations[extent.source]
+            path, start = self._file, operation.data + extent.offset - operation.offset
         with path.open("rb", buffering=0) as file:
             return os.pread(file.fileno(), extent.size, start)
 
-    def mode(self, state: State, each: int) -> int:
-        """Give the permission bits of an object; the usual ones where none were recorded."""
-        usual = FOLDER_MODE if self.kinds[each] == "dir" else FILE_MODE
-        return state.modes.get(each) or self._modes.get(each) or usual
+    def mode(self, state: State, number: int) -> int:
+        """Return the permission bits of an object; the usual ones where none were recorded."""
+        usual = FOLDER_MODE if self.kinds[number] == "dir" else FILE_MODE
+        return state.modes.get(number) or self._modes.get(number) or usual
 
-    def mtime(self, state: State, each: int) -> int:
-        """Give when an object changed last, in nanoseconds: in the order of the operations."""
-        index = state.changed.get(each, -1)
-        return self.times.get(each, self.base) if index < 0 else self.base + (index + 1) * TICK
-
-
-def inside(content: Content, start: int, stop: int) -> Iterator[Extent]:
-    """Give the parts of extents within [start, stop)."""
-    for one in content.extents:
-        low, high = max(start, one.offset), min(stop, one.offset + one.size)
-        if low < high:
-            yield Extent(low, high - low, one.source)
+    def mtime(self, state: State, number: int) -> int:
+        """Return an mtime for an object, in nanoseconds; they follow the operations' order."""
+        index = state.changed.get(number, -1)
+        return self.times.get(number, self.base) if index < 0 else self.base + (index + 1) * TICK
 
 
-def whole_bytes(source: Source, each: int, content: Content) -> bytes:
-    """Give all bytes of a content."""
-    return _assemble(source, each, content.extents, 0, content.size)
+def whole_bytes(source: Source, number: int, content: Content) -> bytes:
+    """Return all bytes of a file of this content."""
+    return _assemble(source, number, content.extents, 0, content.size)
 
 
 def _assemble(
-    source: Source, each: int, extents: tuple[Extent, ...], start: int, stop: int
+    source: Source, number: int, extents: tuple[Extent, ...], start: int, stop: int
 ) -> bytes:
     filled = bytearray(stop - start)
-    for one in extents:
-        filled[one.offset - start : one.offset - start + one.size] = source.read(each, one)
+    for extent in extents:
+        filled[extent.offset - start : extent.offset - start + extent.size] = source.read(
+            number, extent
+        )
     return bytes(filled)
 
 
@@ -103,7 +95,7 @@ def _assemble(
 
 
 class Digests:
-    """Digests of states, with what was digested before kept by piece, content and names."""
+    """Digests of the states of one recording; those of pieces and of contents are cached."""
 
     def __init__(self, recording: Recording) -> None:
         """Know nothing yet."""
@@ -112,54 +104,58 @@ class Digests:
         self._content = lru_cache(1 << 14)(self._digest_content)
 
     def of(self, state: State) -> str:
-        """Digest bytes, names, modes and links; not the times."""
-        found = hashlib.blake2b(digest_size=16)
+        """Return the digest of a state's bytes, names, modes and links; times do not count."""
+        hasher = hashlib.blake2b(digest_size=16)
         first: dict[int, str] = {}
-        for path, each in state.names.items() if _ordered(state) else sorted(state.names.items()):
-            kind = self.source.kinds[each]
-            found.update(f"{path}\0{kind}\0{first.setdefault(each, path)}\0".encode())
+        for path, number in state.names.items() if _ordered(state) else sorted(state.names.items()):
+            kind = self.source.kinds[number]
+            hasher.update(f"{path}\0{kind}\0{first.setdefault(number, path)}\0".encode())
             if kind == "link":
-                found.update(f"{self.source.targets[each]}\0".encode())
+                hasher.update(f"{self.source.targets[number]}\0".encode())
                 continue
-            found.update(b"%o\0" % self.source.mode(state, each))
+            hasher.update(b"%o\0" % self.source.mode(state, number))
             if kind == "file":
-                found.update(self._content(each, state.contents[each]))
-        return found.hexdigest()
+                hasher.update(self._content(number, state.contents[number]))
+        return hasher.hexdigest()
 
-    def _digest_content(self, each: int, content: Content) -> bytes:
-        found = hashlib.blake2b(content.size.to_bytes(8, "little"), digest_size=16)
+    def _digest_content(self, number: int, content: Content) -> bytes:
+        hasher = hashlib.blake2b(content.size.to_bytes(8, "little"), digest_size=16)
         pieces: dict[int, list[Extent]] = {}
-        for one in content.extents:
-            for piece in range(one.offset // PIECE, (one.offset + one.size - 1) // PIECE + 1):
-                pieces.setdefault(piece, []).append(one)
+        for extent in content.extents:
+            for piece in range(
+                extent.offset // PIECE, (extent.offset + extent.size - 1) // PIECE + 1
+            ):
+                pieces.setdefault(piece, []).append(extent)
         for piece in range((content.size + PIECE - 1) // PIECE):
             start = piece * PIECE
             stop = min(start + PIECE, content.size)
-            mine = Content(stop, tuple(pieces.get(piece, ())))
-            found.update(self._piece(each, tuple(inside(mine, start, stop)), start, stop))
-        return found.digest()
+            within = Content(stop, tuple(pieces.get(piece, ())))
+            hasher.update(self._piece(number, clip(within, start, stop), start, stop))
+        return hasher.digest()
 
-    def _digest_piece(self, each: int, extents: tuple[Extent, ...], start: int, stop: int) -> bytes:
+    def _digest_piece(
+        self, number: int, extents: tuple[Extent, ...], start: int, stop: int
+    ) -> bytes:
         return hashlib.blake2b(
-            _assemble(self.source, each, extents, start, stop), digest_size=16
+            _assemble(self.source, number, extents, start, stop), digest_size=16
         ).digest()
 
 
 def _ordered(state: State) -> bool:
     names = list(state.names)
-    return all(one < other for one, other in pairwise(names))
+    return all(name < following for name, following in pairwise(names))
 
 
-_known: dict[int, tuple[weakref.ref[Recording], Digests]] = {}
+_digests: dict[int, tuple[weakref.ref[Recording], Digests]] = {}
 
 
 def digest(recording: Recording, state: State) -> str:
-    """Name a state by its actual content: bytes, names, modes and links."""
-    known = _known.get(id(recording))
-    if known is None or known[0]() is not recording:
-        known = _known[id(recording)] = (weakref.ref(recording), Digests(recording))
-        weakref.finalize(recording, _known.pop, id(recording), None)
-    return known[1].of(state)
+    """Return the digest of a state's actual content: bytes, names, modes and links."""
+    cached = _digests.get(id(recording))
+    if cached is None or cached[0]() is not recording:
+        cached = _digests[id(recording)] = (weakref.ref(recording), Digests(recording))
+        weakref.finalize(recording, _digests.pop, id(recording), None)
+    return cached[1].of(state)
 
 
 # ---- lay-out -------------------------------------------------------------------------------------
@@ -167,11 +163,11 @@ def digest(recording: Recording, state: State) -> str:
 
 @dataclass
 class Placed:
-    """What was left on the disk."""
+    """What the materializer left on the disk."""
 
     names: dict[str, int] = field(default_factory=dict[str, int])
     contents: dict[int, Content] = field(default_factory=dict[int, Content])
-    prints: dict[str, Print] = field(default_factory=dict[str, Print])
+    fingerprints: dict[str, Fingerprint] = field(default_factory=dict[str, Fingerprint])
 
 
 class Materializer:
@@ -189,121 +185,118 @@ class Materializer:
     def apply(self, state: State) -> None:
         """Put a state there, and undo what anybody else did in between."""
         self._undo()
-        self._take_away(state)
-        self._bring(state)
-        self._dress(state)
+        self._remove_names(state)
+        self._make_names(state)
+        self._fill_files(state)
 
     # ---- what others did ----
 
-    def prints(self) -> dict[str, Print]:
-        """Give what stands in the directory now."""
-        found: dict[str, Print] = {}
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """Return the fingerprint of all that stands in the directory now, by path."""
+        fingerprints: dict[str, Fingerprint] = {}
         todo = [("", str(self.root))]
         while todo:
             prefix, folder = todo.pop()
             for entry in os.scandir(folder):
                 path = prefix + entry.name
-                found[path] = _print(entry.stat(follow_symlinks=False))
+                fingerprints[path] = _fingerprint(entry.stat(follow_symlinks=False))
                 if entry.is_dir(follow_symlinks=False):
                     todo.append((f"{path}/", entry.path))
-        return found
+        return fingerprints
 
     def _undo(self) -> None:
         """Remove what is not as it was left; it is laid out again then."""
-        now, then = self.prints(), self.placed.prints
+        now, then = self.fingerprints(), self.placed.fingerprints
         if now == then:
             return
         names = self.placed.names
-        strange = [path for path in now if now[path] != then.get(path)]
-        spoilt = {names[path] for path in (*strange, *(then.keys() - now)) if path in names}
-        for path in sorted(strange, key=len, reverse=True):
-            folder = stat.S_ISDIR(now[path][4])
-            if not folder or path not in names or not stat.S_ISDIR(then[path][4]):
+        altered = [path for path in now if now[path] != then.get(path)]
+        spoilt = {names[path] for path in (*altered, *(then.keys() - now)) if path in names}
+        for path in sorted(altered, key=len, reverse=True):
+            stays = _is_directory(now[path]) and path in names and _is_directory(then[path])
+            if not stays:
                 _remove(self._at(path))
-        self.placed.names = {
-            path: each
-            for path, each in names.items()
-            if each not in spoilt or self.source.kinds[each] == "dir"
-        }
-        for path, each in list(self.placed.names.items()):
-            if not os.path.lexists(self._at(path)):
-                del self.placed.names[path]
-            elif each in spoilt and self.source.kinds[each] != "dir":
-                _remove(self._at(path))
+        self._forget(spoilt)
         for path in now.keys() - set(self.placed.names):
             _remove(self._at(path))
-        for each in spoilt:
-            self.placed.contents.pop(each, None)
+
+    def _forget(self, spoilt: set[int]) -> None:
+        """Forget what is gone, and spoilt files; a directory that still stands is kept."""
+        for path, number in list(self.placed.names.items()):
+            is_file = self.source.kinds[number] != "dir"
+            if (number in spoilt and is_file) or not os.path.lexists(self._at(path)):
+                del self.placed.names[path]
+        for number in spoilt:
+            self.placed.contents.pop(number, None)
 
     # ---- names ----
 
     def _at(self, path: str) -> str:
         return f"{self.root}/{path}"
 
-    def _take_away(self, state: State) -> None:
+    def _remove_names(self, state: State) -> None:
         """Remove names that the state lacks; what it has elsewhere waits under another name."""
         wanted = state.names
-        stay = {path for path, each in self.placed.names.items() if wanted.get(path) == each}
+        stay = {path for path, number in self.placed.names.items() if wanted.get(path) == number}
         kept = {self.placed.names[path] for path in stay}
         self.waiting: dict[int, str] = {}
         needed = set(wanted.values())
         leaving = [path for path in self.placed.names if path not in stay]
-        for path in sorted(leaving, key=lambda one: one.count("/"), reverse=True):
-            each = self.placed.names.pop(path)
-            if self.source.kinds[each] == "dir":
+        for path in sorted(leaving, key=_depth, reverse=True):
+            number = self.placed.names.pop(path)
+            if self.source.kinds[number] == "dir":
                 shutil.rmtree(self._at(path))
-            elif each in needed and each not in kept and each not in self.waiting:
-                self.waiting[each] = self._at(f".waiting-{each}")
-                Path(self._at(path)).rename(self.waiting[each])
+            elif number in needed and number not in kept and number not in self.waiting:
+                self.waiting[number] = self._at(f".waiting-{number}")
+                Path(self._at(path)).rename(self.waiting[number])
             else:
                 Path(self._at(path)).unlink()
-        for each in self.placed.contents.keys() - needed:
-            del self.placed.contents[each]
+        for number in self.placed.contents.keys() - needed:
+            del self.placed.contents[number]
         # A name may stand in a directory that went away with its old object.
-        for path in [one for one in self.placed.names if not os.path.lexists(self._at(one))]:
-            del self.placed.names[path]
+        self._forget(set())
 
-    def _bring(self, state: State) -> None:
+    def _make_names(self, state: State) -> None:
         """Make the names that are missing, directories first."""
-        places: dict[int, str] = {each: path for path, each in self.placed.names.items()}
+        places: dict[int, str] = {number: path for path, number in self.placed.names.items()}
         missing = [path for path in state.names if path not in self.placed.names]
-        for path in sorted(missing, key=lambda one: one.count("/")):
-            each, at = state.names[path], self._at(path)
-            kind = self.source.kinds[each]
+        for path in sorted(missing, key=_depth):
+            number, at = state.names[path], self._at(path)
+            kind = self.source.kinds[number]
             if kind == "dir":
                 Path(at).mkdir()
-            elif each in self.waiting:
-                Path(self.waiting.pop(each)).rename(at)
+            elif number in self.waiting:
+                Path(self.waiting.pop(number)).rename(at)
             elif kind == "link":
-                Path(at).symlink_to(self.source.targets[each])
-            elif each in places:
-                os.link(self._at(places[each]), at)
+                Path(at).symlink_to(self.source.targets[number])
+            elif number in places:
+                os.link(self._at(places[number]), at)
             else:
                 Path(at).touch()
-                self.placed.contents[each] = Content(0)
-            places[each] = path
-            self.placed.names[path] = each
+                self.placed.contents[number] = Content(0)
+            places[number] = path
+            self.placed.names[path] = number
 
     # ---- contents, modes and times ----
 
-    def _dress(self, state: State) -> None:
+    def _fill_files(self, state: State) -> None:
         """Fill the files; set modes and times, deepest first, and note what stands there."""
         done: set[int] = set()
-        for path, each in state.names.items():
-            if each in state.contents and each not in done:
-                done.add(each)
-                self._fill(self._at(path), each, state.contents[each])
-        self.placed.prints = {}
+        for path, number in state.names.items():
+            if number in state.contents and number not in done:
+                done.add(number)
+                self._fill(self._at(path), number, state.contents[number])
+        self.placed.fingerprints = {}
         for path in sorted(state.names, reverse=True):
-            self._set(path, state)
+            self._set_mode_and_time(path, state)
         for path in state.names:
-            self.placed.prints[path] = _print(os.lstat(self._at(path)))
+            self.placed.fingerprints[path] = _fingerprint(os.lstat(self._at(path)))
 
-    def _fill(self, at: str, each: int, content: Content) -> None:
+    def _fill(self, at: str, number: int, content: Content) -> None:
         """Write what differs."""
-        now = self.placed.contents.get(each, Content(0))
+        now = self.placed.contents.get(number, Content(0))
         if now is content or now == content:
-            self.placed.contents[each] = content
+            self.placed.contents[number] = content
             return
         start, stop = _difference(now, content)
         with Path(at).open("r+b", buffering=0) as file:
@@ -311,43 +304,48 @@ class Materializer:
                 os.ftruncate(file.fileno(), content.size)
             stop = min(stop, content.size)
             if start < stop:
-                extents = tuple(inside(content, start, stop))
-                os.pwrite(file.fileno(), _assemble(self.source, each, extents, start, stop), start)
-        self.placed.contents[each] = content
+                extents = clip(content, start, stop)
+                os.pwrite(
+                    file.fileno(), _assemble(self.source, number, extents, start, stop), start
+                )
+        self.placed.contents[number] = content
 
-    def _set(self, path: str, state: State) -> None:
-        at, each = self._at(path), state.names[path]
-        found = os.lstat(at)
-        mode, mtime = self.source.mode(state, each), self.source.mtime(state, each)
-        if not stat.S_ISLNK(found.st_mode) and stat.S_IMODE(found.st_mode) != mode:
+    def _set_mode_and_time(self, path: str, state: State) -> None:
+        at, number = self._at(path), state.names[path]
+        status = os.lstat(at)
+        mode, mtime = self.source.mode(state, number), self.source.mtime(state, number)
+        if not stat.S_ISLNK(status.st_mode) and stat.S_IMODE(status.st_mode) != mode:
             Path(at).chmod(mode)
-        if found.st_mtime_ns != mtime:
+        if status.st_mtime_ns != mtime:
             os.utime(at, ns=(mtime, mtime), follow_symlinks=False)
 
 
 def _difference(now: Content, then: Content) -> tuple[int, int]:
-    """Give [start, stop) outside of which two contents have the same bytes."""
-    one, other = now.extents, then.extents
-    start = 0
-    for count in range(max(len(one), len(other))):
-        if one[count : count + 1] != other[count : count + 1]:
-            firsts = [each[count].offset for each in (one, other) if count < len(each)]
-            start = min(firsts)
-            break
-    else:
-        return min(now.size, then.size), max(now.size, then.size)
-    return start, max(now.size, then.size)
+    """Return [start, stop) outside of which two contents have the same bytes."""
+    stop = max(now.size, then.size)
+    for pair in zip_longest(now.extents, then.extents):
+        if pair[0] != pair[1]:
+            return min(extent.offset for extent in pair if extent), stop
+    return min(now.size, then.size), stop
 
 
-def _print(found: os.stat_result) -> Print:
+def _is_directory(fingerprint: Fingerprint) -> bool:
+    return stat.S_ISDIR(fingerprint[4])
+
+
+def _fingerprint(status: os.stat_result) -> Fingerprint:
     return (
-        found.st_ino,
-        found.st_size if not stat.S_ISDIR(found.st_mode) else 0,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-        found.st_mode,
-        found.st_nlink,
+        status.st_ino,
+        status.st_size if not stat.S_ISDIR(status.st_mode) else 0,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_mode,
+        status.st_nlink,
     )
+
+
+def _depth(path: str) -> int:
+    return path.count("/")
 
 
 def _remove(path: str) -> None:

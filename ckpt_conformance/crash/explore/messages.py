@@ -59,11 +59,11 @@ class Item(msgspec.Struct, frozen=True):
     saves_after: tuple[int, int] | None = None
 
     def loads_fine(self, recovery: Recovery) -> bool:
-        """Tell whether a version was loaded that may be."""
+        """Whether a version was loaded that may be loaded."""
         return recovery.exit_kind == "ended" and bool(self.fine.intersection(recovery.versions))
 
     def accepts(self, recovery: Recovery) -> bool:
-        """Tell whether a recovery came to something that may be."""
+        """Whether a recovery keeps the promise: a fine version, or nothing where none need be."""
         nothing_needed = self.empty and recovery.exit_kind == "ended" and not recovery.step
         return nothing_needed or self.loads_fine(recovery)
 
@@ -90,7 +90,7 @@ class Task(msgspec.Struct, frozen=True):
     fork: bool = True
     deadline: float = DEADLINE  # seconds
     ask: int | None = None  # the step that is asked for; None: the newest
-    known: tuple[dict[int, Held], ...] = ()  # by rank: what undamaged loads of versions gave
+    undamaged: tuple[dict[int, Held], ...] = ()  # by rank: what undamaged loads of versions gave
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -151,8 +151,8 @@ def pack(states: Iterable[State]) -> bytes:
 
 def unpack(states: bytes) -> list[State]:
     """Read the states of a task."""
-    found: list[State] = pickle.loads(states) if states else []  # noqa: S301  our own, of this run
-    return found
+    unpacked: list[State] = pickle.loads(states) if states else []  # noqa: S301  our own, of this run
+    return unpacked
 
 
 def write_task(path: Path, task: Task) -> None:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Cause, Unknown
 from ckpt_conformance.crash.explore import real_fs, real_states
-from ckpt_conformance.crash.explore.exploration import Case, ModelReport
+from ckpt_conformance.crash.explore.exploration import NOTABLE, Case, ModelReport
 from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.model.models import MODELS
-from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -30,7 +29,7 @@ ROUNDS = 2  # replays with commits and write-back at random moments
 
 
 def row_of(filesystem: str) -> str:
-    """Name the row of what was seen on images of a file system, beside those of the models."""
+    """Return the name of the map's row for images of a file system."""
     return f"{filesystem} image"
 
 
@@ -48,7 +47,7 @@ def require(filesystems: Sequence[str]) -> None:
 
 
 def enumerate_states(explorer: BaseExplorer, filesystem: str) -> list[Case]:
-    """Crash a real file system at points of the recording; give what was found as cases.
+    """Crash a real file system at points of the recording; return what it left as cases.
 
     Raises Unknown where the operations can't be replayed on an image.
     """
@@ -57,8 +56,8 @@ def enumerate_states(explorer: BaseExplorer, filesystem: str) -> list[Case]:
     explorer.cases[name] = cases
     report = explorer.result.models.setdefault(name, ModelReport(name))
     try:
-        with contextlib.closing(_states(explorer, filesystem)) as found:
-            for state in found:
+        with contextlib.closing(_states(explorer, filesystem)) as states:
+            for state in states:
                 # A doubt is noted: the model's other verdicts rest on a rule that is wrong.
                 strange = _strange(state)
                 doubt = strange or MODELS[filesystem].illegal(recording, state)
@@ -79,15 +78,15 @@ def enumerate_states(explorer: BaseExplorer, filesystem: str) -> list[Case]:
 
 
 def _states(explorer: BaseExplorer, filesystem: str) -> Generator[State]:
-    """Give the states, with progress; how many there will be is not known before."""
+    """Yield the states and report progress; how many there will be is not known before."""
     points = points_of(explorer.recording, explorer.limits.images)
     begun = time.monotonic()
     seed = explorer.seed
-    found = real_states.real_states(
+    states = real_states.real_states(
         explorer.recording, filesystem, points, rounds=ROUNDS, seed=seed
     )
-    with contextlib.closing(found):  # whoever stops early leaves nothing mounted
-        for count, state in enumerate(found, 1):
+    with contextlib.closing(states):  # whoever stops early leaves nothing mounted
+        for count, state in enumerate(states, 1):
             explorer.on_progress(count, len(points) * (2 + ROUNDS), time.monotonic() - begun)
             yield state
 
@@ -95,14 +94,13 @@ def _states(explorer: BaseExplorer, filesystem: str) -> Generator[State]:
 def points_of(recording: Recording, most: int) -> list[int]:
     """Choose crash points: all of them, or those after names, syncs and markers, then the rest."""
     count = len(recording.operations)
-    wanted = NAMING | SYNCING | {Kind.MARK, Kind.TRUNCATE}
-    near = [one.index + 1 for one in recording.operations if one.kind in wanted]
+    near = [op.index + 1 for op in recording.operations if op.kind in NOTABLE]
     ordered = dict.fromkeys([count, *near, *range(count + 1)])
     return sorted(_spread(list(ordered), len(near) + 1, most))
 
 
 def _spread(points: list[int], first: int, most: int) -> list[int]:
-    """Take at most so many, evenly from the `first` ones, and from the rest if there is room."""
+    """Take at most `most`, evenly from the `first` ones, and from the rest if there is room."""
     head, rest = points[:first], points[first:]
     if len(head) >= most:
         return head[:: -(-len(head) // most)]
@@ -111,20 +109,20 @@ def _spread(points: list[int], first: int, most: int) -> list[int]:
 
 
 def _strange(state: State) -> str:
-    """Name what no operation wrote: such a state can't be judged."""
+    """Return why a state can't be judged: bytes that no operation wrote; empty if it can."""
     strange = real_states.STRANGE
-    for path, one in state.names.items():
-        extents = state.contents[one].extents if one in state.contents else ()
-        if one == strange or any(extent.source == strange for extent in extents):
+    for path, number in state.names.items():
+        extents = state.contents[number].extents if number in state.contents else ()
+        if number == strange or any(extent.source == strange for extent in extents):
             return f"{path} holds what no operation wrote, so the state is not judged"
     return ""
 
 
 def _seen(explorer: BaseExplorer, filesystem: str, case: Case) -> Case:
     """Name the content of a case and note that it was seen."""
-    found = Case(case.model, case.state, digest(explorer.recording, case.state))
-    key = (found.content, explorer.result.facts(found.state.point))
+    named = Case(case.model, case.state, digest(explorer.recording, case.state))
+    key = (named.content, explorer.result.facts(named.state.point))
     where = explorer.result.seen.setdefault(key, [])
     if filesystem not in where:
         where.append(filesystem)
-    return found
+    return named

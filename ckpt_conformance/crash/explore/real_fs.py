@@ -37,12 +37,12 @@ WRITE_AND_WAIT = 7  # sync_file_range: all three of its flags
 
 
 def kernel() -> str:
-    """Name the kernel that the observations are of."""
+    """Return the name and release of this machine's kernel, which grades cite."""
     return f"{platform.system()} {platform.release()}"
 
 
 def unavailable(filesystem: str) -> str:
-    """Say why images of a file system can't be used here; empty if they can."""
+    """Return why images of a file system can't be used here; empty if they can."""
     if filesystem not in MKFS:
         return f"{filesystem}: no such file system here, one of {', '.join(FILE_SYSTEMS)}"
     if platform.system() != "Linux" or os.geteuid() != 0:
@@ -58,10 +58,10 @@ def unavailable(filesystem: str) -> str:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise OSError(f"{' '.join(command)} ended with {done.returncode}: {said}")
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if finished.returncode:
+        output = (finished.stderr or finished.stdout).strip()
+        raise OSError(f"{' '.join(command)} ended with {finished.returncode}: {output}")
 
 
 def copy_sparse(source: Path, target: Path) -> None:
@@ -119,7 +119,7 @@ class Images:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def fresh(self) -> Path:
-        """Give a new image with an empty file system."""
+        """Return a new image with an empty file system."""
         return self.copy(self.empty)
 
     def copy(self, image: Path) -> Path:

@@ -48,7 +48,7 @@ class Plan:
 
 
 def plans(recording: Recording, points: Collection[int], rounds: int, seed: int) -> Iterator[Plan]:
-    """Give the replays: as it comes, one commit at each point, then at random."""
+    """Yield the plans of all replays: as written, a commit at each point, `rounds` at random."""
     everywhere = frozenset(points)
     yield Plan(everywhere, name="as written")
     for point in sorted(everywhere):
@@ -69,7 +69,7 @@ def real_states(
     rounds: int = 2,
     seed: int = 0,
 ) -> Generator[State]:
-    """Give the states in which a real file system was found after a crash at these points.
+    """Yield the states in which a real file system was found after a crash at these points.
 
     No state comes twice for one point. Raises OSError where `real_fs.unavailable` says why.
     """
@@ -98,19 +98,20 @@ class Replay:
         self.inodes: dict[int, list[int]] = {}  # inode number: the objects that had it, in order
         self.born: dict[int, int] = {}  # object: the operation that made it
         self.outside: dict[int, Path] = {}  # files that were made elsewhere, and come in later
-        self.called = {(one.object, Path(one.path).name): -1 for one in recording.initial}
+        # (object, name): the operation that first gave it this name
+        self.called = {(entry.object, Path(entry.path).name): -1 for entry in recording.initial}
         self.data: dict[int, list[Operation]] = {}
-        for one in recording.operations:
-            for (_, name), held in replay.slot_events(one):
-                self.called.setdefault((held, name), one.index)
-            if one.kind in DATA:
-                self.data.setdefault(one.object, []).append(one)
+        for operation in recording.operations:
+            for (_, name), held in replay.slot_events(operation):
+                self.called.setdefault((held, name), operation.index)
+            if operation.kind in DATA:
+                self.data.setdefault(operation.object, []).append(operation)
 
     # ---- forward ----
 
     def crashes(self) -> list[Crash]:
-        """Run all operations; copy the disk where the plan says so."""
-        found: list[Crash] = []
+        """Run all operations; return the copies of the disk that the plan asks for."""
+        crashes: list[Crash] = []
         image = self.images.fresh()
         with self.images.mounted(image) as mount:
             root = mount / FOLDER
@@ -120,14 +121,14 @@ class Replay:
                     self._do(root, self.recording.operations[point - 1])
                 self._stir(mount, root, point)
                 if point in self.plan.copies:
-                    found.append(Crash(self.images.copy(image), point, self.plan.name))
+                    crashes.append(Crash(self.images.copy(image), point, self.plan.name))
         image.unlink()
-        return found
+        return crashes
 
     def _begin(self, root: Path) -> None:
         root.mkdir()
         (root.parent / ELSEWHERE).mkdir()
-        for entry in sorted(self.recording.initial, key=lambda one: one.path):
+        for entry in sorted(self.recording.initial, key=lambda entry: entry.path):
             path, old = root / entry.path, self.recording.folder / "initial" / entry.path
             if entry.kind == "dir":
                 path.mkdir()
@@ -137,12 +138,12 @@ class Replay:
                 path.write_bytes(old.read_bytes())
             if entry.mode and entry.kind != "link":
                 path.chmod(entry.mode)
-            self._born(path, entry.object, -1)
+            self._note_inode(path, entry.object, -1)
         real_fs.sync_all(root)
 
-    def _born(self, path: Path, each: int, index: int) -> None:
-        self.inodes.setdefault(path.lstat().st_ino, []).append(each)
-        self.born[each] = index
+    def _note_inode(self, path: Path, number: int, index: int) -> None:
+        self.inodes.setdefault(path.lstat().st_ino, []).append(number)
+        self.born[number] = index
 
     def _stir(self, mount: Path, root: Path, point: int) -> None:
         """Do what a kernel may do at any time."""
@@ -157,83 +158,90 @@ class Replay:
             whole = rng is not None or (len(self.plan.commits) == 1 and point % 2)
             (real_fs.commit_transaction if whole else real_fs.commit_by_other)(mount)
 
-    def _do(self, root: Path, one: Operation) -> None:
-        path, target = self.outside.get(one.object, root / one.path), root / one.target
+    def _do(self, root: Path, operation: Operation) -> None:
+        path, target = (
+            self.outside.get(operation.object, root / operation.path),
+            root / operation.target,
+        )
         acts: dict[Kind, Callable[[], object]] = {
             Kind.LINK: lambda: os.link(path, target),
             Kind.RENAME: lambda: path.replace(target),
             Kind.EXCHANGE: lambda: _exchange(path, target),
             Kind.UNLINK: path.unlink,
             Kind.RMDIR: path.rmdir,
-            Kind.CHMOD: lambda: path.chmod(one.mode),
+            Kind.CHMOD: lambda: path.chmod(operation.mode),
             Kind.UTIME: lambda: os.utime(path),
             Kind.SYNC: lambda: real_fs.sync_all(root),
             Kind.MARK: lambda: None,
             Kind.CLOSE: lambda: None,
         }
-        if one.kind in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}:
-            self._make(root, one)
-        elif one.kind in acts:
-            acts[one.kind]()
-            if one.target:
-                self.outside.pop(one.object, None)
+        if operation.kind in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}:
+            self._make(root, operation)
+        elif operation.kind in acts:
+            acts[operation.kind]()
+            if operation.target:
+                self.outside.pop(operation.object, None)
         else:
-            self._on_file(path, one)
+            self._on_file(path, operation)
 
-    def _make(self, root: Path, one: Operation) -> None:
-        if not one.path and one.parent:
-            raise OSError(f"operation {one.index}: a file without a name (O_TMPFILE)")
-        path = root / one.path
-        if not one.path:
-            path = self.outside[one.object] = root.parent / ELSEWHERE / str(one.object)
-        if one.kind is Kind.CREATE:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, one.mode or 0o644))
-        elif one.kind is Kind.MKDIR:
-            path.mkdir(one.mode or 0o755)
+    def _make(self, root: Path, operation: Operation) -> None:
+        if not operation.path and operation.parent:
+            raise OSError(f"operation {operation.index}: a file without a name (O_TMPFILE)")
+        path = root / operation.path
+        if not operation.path:
+            path = self.outside[operation.object] = root.parent / ELSEWHERE / str(operation.object)
+        if operation.kind is Kind.CREATE:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, operation.mode or 0o644))
+        elif operation.kind is Kind.MKDIR:
+            path.mkdir(operation.mode or 0o755)
         else:
-            path.symlink_to(one.target)
-        self._born(path, one.object, one.index)
+            path.symlink_to(operation.target)
+        self._note_inode(path, operation.object, operation.index)
 
-    def _on_file(self, path: Path, one: Operation) -> None:
+    def _on_file(self, path: Path, operation: Operation) -> None:
         folder = path.is_dir()
         flags = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_RDWR
-        fd = os.open(path, flags | (os.O_DSYNC if one.sync else 0))
+        fd = os.open(path, flags | (os.O_DSYNC if operation.sync else 0))
         try:
-            if one.kind is Kind.WRITE:
-                os.pwrite(fd, self.recording.bytes_of(one), one.offset)
-            elif one.kind is Kind.TRUNCATE:
-                os.ftruncate(fd, one.size)
-            elif one.kind is Kind.ALLOCATE:
-                os.posix_fallocate(fd, one.offset, one.size)
-            elif not one.error:
-                (os.fsync if one.kind is Kind.FSYNC else os.fdatasync)(fd)
+            if operation.kind is Kind.WRITE:
+                os.pwrite(fd, self.recording.bytes_of(operation), operation.offset)
+            elif operation.kind is Kind.TRUNCATE:
+                os.ftruncate(fd, operation.size)
+            elif operation.kind is Kind.ALLOCATE:
+                os.posix_fallocate(fd, operation.offset, operation.size)
+            elif not operation.error:
+                (os.fsync if operation.kind is Kind.FSYNC else os.fdatasync)(fd)
         finally:
             os.close(fd)
 
     # ---- backward ----
 
     def observe(self, root: Path, crash: Crash) -> State:
-        """Say which operations a directory shows: objects by inode number, bytes by content."""
+        """Return the state that a directory shows: objects by inode number, bytes by content."""
         choices: dict[str, list[int]] = {}
         texts: dict[str, bytes] = {}
         modes: dict[str, int] = {}
         for path in sorted(root.rglob("*")) if root.exists() else []:
-            name, found = str(path.relative_to(root)), path.lstat()
-            modes[name] = stat.S_IMODE(found.st_mode)
-            kind = _kind(found.st_mode)
-            if kind == "file":
+            name, status = str(path.relative_to(root)), path.lstat()
+            modes[name] = stat.S_IMODE(status.st_mode)
+            if _kind(status.st_mode) == "file":
                 texts[name] = path.read_bytes()
-            known = self.inodes.get(found.st_ino, [])
-            fit = [
-                each
-                for each in reversed(known)
-                if self.born[each] < crash.point and self.source.kinds[each] == kind
-            ]
-            never = len(self.recording.operations)
-            choices[name] = [
-                each for each in fit if self.called.get((each, path.name), never) < crash.point
-            ] or [STRANGE]
+            choices[name] = self._objects_at(path.name, status, crash.point) or [STRANGE]
         return self._best(choices, texts, modes, crash)
+
+    def _objects_at(self, name: str, status: os.stat_result, point: int) -> list[int]:
+        """List the objects that may be what stands there, newest first.
+
+        They had this inode number, are of this kind, and had this name before the crash point.
+        """
+        kind, never = _kind(status.st_mode), len(self.recording.operations)
+        return [
+            number
+            for number in reversed(self.inodes.get(status.st_ino, []))
+            if self.born[number] < point
+            and self.source.kinds[number] == kind
+            and self.called.get((number, name), never) < point
+        ]
 
     def _best(
         self,
@@ -248,11 +256,11 @@ class Replay:
         for chosen in itertools.islice(itertools.product(*choices.values()), COMBINATIONS):
             names = dict(zip(choices, chosen, strict=True))
             contents = {
-                each: self.content(each, texts[name], crash.point)
-                for name, each in names.items()
+                number: self.content(number, texts[name], crash.point)
+                for name, number in names.items()
                 if name in texts
             }
-            by_object = {each: modes[name] for name, each in names.items()}
+            by_object = {number: modes[name] for name, number in names.items()}
             changed = self._changed(crash.point)
             state = State(crash.point, names, contents, changed, by_object, why)
             if not MODELS[self.images.filesystem].illegal(self.recording, state):
@@ -263,26 +271,29 @@ class Replay:
         return first
 
     def _changed(self, point: int) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for one in self.recording.operations[:point]:
-            found.update(dict.fromkeys(replay.inodes(one), one.index))
-        return found
+        changed: dict[int, int] = {}
+        for operation in self.recording.operations[:point]:
+            changed.update(dict.fromkeys(replay.inodes(operation), operation.index))
+        return changed
 
-    def content(self, each: int, text: bytes, point: int) -> Content:
-        """Say where each stretch of bytes comes from."""
-        ones = [one for one in self.data.get(each, []) if one.index < point]
-        full = replay.initial_contents(self.recording).get(each, Content(0))
-        for one in ones:
-            full = replay.changed(full, one)
-        edges = {0, len(text)} | {one.offset for one in ones} | {one.stop for one in ones}
-        edges |= {one.size for one in ones if one.kind is Kind.TRUNCATE}
-        edges |= {one.size for one in self.recording.initial if one.object == each}
-        ordered = sorted(edge for edge in edges if edge <= len(text))
-        reading = Reading(self.source, each, text, ones, full)
-        found: list[Extent] = []
-        for start, stop in itertools.pairwise(ordered):
-            found += reading.stretch(start, stop)
-        return Content(len(text), tuple(one for one in _merged(found) if one.source != ZEROS))
+    def content(self, number: int, text: bytes, point: int) -> Content:
+        """Return the content of a file that holds `text`: where each stretch comes from."""
+        operations = [op for op in self.data.get(number, []) if op.index < point]
+        full = replay.initial_contents(self.recording).get(number, Content(0))
+        for operation in operations:
+            full = replay.changed(full, operation)
+        reading = Reading(self.source, number, text, operations, full)
+        extents: list[Extent] = []
+        for start, stop in itertools.pairwise(self._edges(number, len(text), operations)):
+            extents += reading.stretch(start, stop)
+        return Content(len(text), tuple(e for e in _merged(extents) if e.source != ZEROS))
+
+    def _edges(self, number: int, size: int, operations: list[Operation]) -> list[int]:
+        """Return the offsets, up to a size, where the source of a file's bytes may change."""
+        edges = {0, size} | {op.offset for op in operations} | {op.stop for op in operations}
+        edges |= {op.size for op in operations if op.kind is Kind.TRUNCATE}
+        edges |= {entry.size for entry in self.recording.initial if entry.object == number}
+        return sorted(edge for edge in edges if edge <= size)
 
 
 @dataclass(frozen=True)
@@ -290,42 +301,45 @@ class Reading:
     """The bytes of one file, and what may have made them."""
 
     source: Source
-    each: int
+    number: int
     text: bytes
-    ones: list[Operation]
+    operations: list[Operation]
     full: Content
 
     def stretch(self, start: int, stop: int) -> list[Extent]:
-        """Give the source of a stretch, page by page if it has not one alone."""
+        """Return the extents of a stretch: one if it has one source, else page by page."""
         for source in self._candidates(start, stop):
-            there = Extent(start, stop - start, source)
-            if self.source.read(self.each, there) == self.text[start:stop]:
-                return [there]
+            extent = Extent(start, stop - start, source)
+            if self.source.read(self.number, extent) == self.text[start:stop]:
+                return [extent]
         middle = (start // replay.BLOCK + 1) * replay.BLOCK
         if middle < stop:
             return self.stretch(start, middle) + self.stretch(middle, stop)
         return [Extent(start, stop - start, STRANGE)]
 
     def _candidates(self, start: int, stop: int) -> Iterator[int]:
-        """Give what may have made a stretch: what should be there first, then the newest."""
-        yield from {one.source for one in replay.clip(self.full, start, stop)} - {BEFORE}
-        writes = [one for one in self.ones if one.kind is Kind.WRITE]
-        for one in reversed(writes):
-            if one.offset <= start and stop <= one.stop:
-                yield one.index
-        if self.each in self.source.paths:
+        """Yield the possible sources of a stretch: what should be there first, then the newest."""
+        yield from {operation.source for operation in replay.clip(self.full, start, stop)} - {
+            BEFORE
+        }
+        writes = [operation for operation in self.operations if operation.kind is Kind.WRITE]
+        for operation in reversed(writes):
+            if operation.offset <= start and stop <= operation.stop:
+                yield operation.index
+        if self.number in self.source.paths:
             yield BEFORE
         yield ZEROS
 
 
-def _merged(found: list[Extent]) -> list[Extent]:
+def _merged(extents: list[Extent]) -> list[Extent]:
+    """Join neighbours that come from one source."""
     merged: list[Extent] = []
-    for one in found:
+    for extent in extents:
         last = merged[-1] if merged else None
-        if last and last.source == one.source and last.offset + last.size == one.offset:
-            merged[-1] = replace(last, size=last.size + one.size)
+        if last and last.source == extent.source and last.offset + last.size == extent.offset:
+            merged[-1] = replace(last, size=last.size + extent.size)
         else:
-            merged.append(one)
+            merged.append(extent)
     return merged
 
 

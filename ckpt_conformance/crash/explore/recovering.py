@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     Options = Mapping[str, int]  # with which a manager is opened: `keep_last`
 
+M = TypeVar("M", bound=Message)
 PROBE = "ckpt_conformance.crash.explore.recovery:recover_in_one_process"
 PROBE_OF_RANKS = "ckpt_conformance.crash.explore.recovery:recover_with_ranks"
-EACH = 2.0  # seconds that a recovery of a batch may add to the deadline of its world
+PER_ITEM = 2.0  # seconds that a recovery of a batch may add to the deadline of its world
 BATCH, ALONE = 4.0, worlds.PATIENCE  # seconds that a collective waits for a peer
 
 
@@ -46,7 +47,10 @@ BATCH, ALONE = 4.0, worlds.PATIENCE  # seconds that a collective waits for a pee
 
 @dataclass(frozen=True)
 class Answers:
-    """What one process said. `totals` are missing if it died, `failure` says why nothing counts."""
+    """What one process answered.
+
+    `totals` are missing if it died; `failure` says why none of the answers counts.
+    """
 
     messages: list[Message]
     totals: Totals | None = None
@@ -55,16 +59,16 @@ class Answers:
     @property
     def controls(self) -> list[Learned]:
         """What undamaged loads gave."""
-        return [message for message in self.messages if isinstance(message, Learned)]
+        return _of(Learned, self.messages)
 
     @property
     def recoveries(self) -> list[Recovered]:
         """What items came to, in order; the last word on an item counts."""
-        return [message for message in self.messages if isinstance(message, Recovered)]
+        return _of(Recovered, self.messages)
 
 
 def recover(subject: Subject, task: Task, options: Options) -> Answers:
-    """Do a task in one process."""
+    """Do a task in one process and read its answers."""
     out, path = subject.folder / "answers", subject.folder / "task"
     out.unlink(missing_ok=True)
     messages.write_task(path, replace(task, out=str(out)))
@@ -77,22 +81,22 @@ def recover(subject: Subject, task: Task, options: Options) -> Answers:
         deadline=deadline,
         options=OpenedWith(keep_last=options.get("keep_last")),
     )
-    found = messages.read_messages(out)
+    answers = messages.read_messages(out)
     value = result.of(ProbeResult).value
     if value is not None:
-        return Answers(found, msgspec.convert(value, Totals))
+        return Answers(answers, msgspec.convert(value, Totals))
     if task.fork:
         failure = f"the process that recovers ends: {subject.tell(result)}"
-        return Answers(found, failure=failure)
-    return Answers(_with_death(found, result.exit_kind))
+        return Answers(answers, failure=failure)
+    return Answers(_with_death(answers, result.exit_kind))
 
 
-def _with_death(found: list[Message], exit_kind: str) -> list[Message]:
-    """Name the item that a process without children died of."""
-    last = found[-1] if found else None
+def _with_death(answers: list[Message], exit_kind: str) -> list[Message]:
+    """Add the recovery that a process without children died of."""
+    last = answers[-1] if answers else None
     if exit_kind == "ended" or not isinstance(last, Began):
-        return found
-    return [*found, Recovered(last.item, Recovery(exit_kind))]
+        return answers
+    return [*answers, Recovered(last.item, Recovery(exit_kind))]
 
 
 # ---- several ranks -------------------------------------------------------------------------------
@@ -108,44 +112,47 @@ class WorldAnswers:
     @property
     def controls(self) -> list[Learned]:
         """What undamaged loads gave, rank by rank."""
-        return [each for rank in self.by_rank for each in rank if isinstance(each, Learned)]
+        return [message for rank in self.by_rank for message in _of(Learned, rank)]
 
-    def known(self) -> list[dict[int, Learned]]:
-        """Give what each rank has from the whole steps that it was to learn, by version."""
+    def learned_by_rank(self) -> list[dict[int, Learned]]:
+        """Return, for each rank, what undamaged loads gave it, by version."""
         return [
-            {each.version: each for each in rank if isinstance(each, Learned)}
-            for rank in self.by_rank
+            {learned.version: learned for learned in _of(Learned, rank)} for rank in self.by_rank
         ]
 
     def recoveries(self) -> dict[int, Recovery]:
-        """Give the recoveries by item: those that a rank began.
+        """Return the recoveries that a rank began, by item.
 
-        Raises Unknown if a rank that did not die says nothing: then the harness failed.
+        Raises Unknown if a rank that did not die gave no answer: then the harness failed.
         """
-        begun = {each.item for rank in self.by_rank for each in rank if isinstance(each, Began)}
-        said = [
-            {each.item: each.recovery for each in rank if isinstance(each, Recovered)}
+        begun = {began.item for rank in self.by_rank for began in _of(Began, rank)}
+        recovered = [
+            {answer.item: answer.recovery for answer in _of(Recovered, rank)}
             for rank in self.by_rank
         ]
         return {
-            number: joined([of_rank.get(number) for of_rank in said], self.result)
-            for number in sorted(begun)
+            item: joined([of_rank.get(item) for of_rank in recovered], self.result)
+            for item in sorted(begun)
         }
 
 
 def held(learned: Mapping[int, Learned]) -> dict[int, Held]:
-    """Keep of what a rank learned the versions of which it got the wanted step."""
+    """Return what a rank got from the versions that gave the wanted step."""
     return {
-        number: Held(each.wanted, each.leaves or {})
-        for number, each in learned.items()
-        if not each.failed
+        version: Held(load.wanted, load.leaves or {})
+        for version, load in learned.items()
+        if not load.failed
     }
+
+
+def _of(kind: type[M], messages_of_rank: Sequence[Message]) -> list[M]:
+    return [message for message in messages_of_rank if isinstance(message, kind)]
 
 
 def recover_with_ranks(
     subject: Subject, layout: Mapping[str, int], task: Task, options: Options
 ) -> WorldAnswers:
-    """Do a task in one world."""
+    """Do a task in one world and read the answers of its ranks."""
     path, out = subject.folder / "task", subject.folder / "answers"
     files = [Path(f"{out}-{rank}") for rank in range(worlds.size_of(layout))]
     for file in files:
@@ -159,39 +166,44 @@ def recover_with_ranks(
         seed=OTHER_SEED,
         options=OpenedWith(keep_last=options.get("keep_last")),
         patience=ALONE if len(task.items) == 1 else BATCH,
-        deadline=worlds.DEADLINE + EACH * len(task.items),
+        deadline=worlds.DEADLINE + PER_ITEM * len(task.items),
     )
     return WorldAnswers([messages.read_messages(file) for file in files], result)
 
 
 def joined(by_rank: Sequence[Recovery | None], result: WorldResult) -> Recovery:
-    """Join what ranks say of one recovery; a rank that says nothing has died or hangs."""
-    said = [recovery for recovery in by_rank if recovery is not None]
+    """Join the ranks' answers on one recovery; a rank without one has died or hangs.
+
+    Raises Unknown where such a rank ended well: then the harness failed.
+    """
+    recoveries = [recovery for recovery in by_rank if recovery is not None]
     silent = [rank for rank, recovery in enumerate(by_rank) if recovery is None]
     ends = [result.ranks[rank].exit_kind for rank in silent]
     died = next((exit_kind for exit_kind in (*worlds.WORST, *ends) if exit_kind in ends), "ended")
-    memory = any(recovery.exit_kind == "memory" for recovery in said)
+    memory = any(recovery.exit_kind == "memory" for recovery in recoveries)
     exit_kind = died if died != "ended" else "memory" if memory else "ended"
-    alone = bool(said) and all(recovery.alone for recovery in said)
+    alone = bool(recoveries) and all(recovery.alone for recovery in recoveries)
     for rank, recovery in enumerate(by_rank):
         if recovery and recovery.error:
             error = replace(recovery.error, message=f"rank {rank}: {recovery.error.message}")
             return Recovery(exit_kind, error=error, alone=alone)
     if silent and exit_kind == "ended":
-        what = result.error.message if result.error else result.output[-200:]
-        msg = f"rank {silent[0]} gave no answer in a recovery: {what}"
+        reason = result.error.message if result.error else result.output[-200:]
+        msg = f"rank {silent[0]} gave no answer in a recovery: {reason}"
         raise Unknown(msg)
     if silent:
         return Recovery(exit_kind, alone=alone)
-    return _loaded(said, exit_kind, alone=alone)
+    return _loaded(recoveries, exit_kind, alone=alone)
 
 
-def _loaded(said: Sequence[Recovery], exit_kind: str, *, alone: bool) -> Recovery:
-    """Join what was loaded: a version only if every rank has its part of it."""
-    steps = [recovery.step for recovery in said]
-    versions = [set(recovery.versions) for recovery in said]
+def _loaded(recoveries: Sequence[Recovery], exit_kind: str, *, alone: bool) -> Recovery:
+    """Join what ranks loaded: it is a version only if every rank has its part of it."""
+    steps = [recovery.step for recovery in recoveries]
+    versions = [set(recovery.versions) for recovery in recoveries]
     same = tuple(sorted(versions[0].intersection(*versions[1:])))
-    differs = tuple(f"rank {n}: {what}" for n, each in enumerate(said) for what in each.differs)
+    differs = tuple(
+        f"rank {n}: {what}" for n, recovery in enumerate(recoveries) for what in recovery.differs
+    )
     if len(set(steps)) > 1:
         each_step = ", ".join(f"rank {rank}: step {step}" for rank, step in enumerate(steps))
         first = next(step for step in steps if step)
@@ -217,8 +229,8 @@ def recover_alone(
         return recovery
     steps = {legal.version: legal.step for legal in task.legal}
     for version in task.items[0].older:
-        asked = replace(task, ask=steps.get(version))
-        older = recover_with_ranks(subject, layout, asked, options).recoveries().get(0)
+        older_task = replace(task, ask=steps.get(version))
+        older = recover_with_ranks(subject, layout, older_task, options).recoveries().get(0)
         if version in steps and older and version in older.versions:
             return replace(recovery, older=(version,))
     return recovery

@@ -53,13 +53,16 @@ PATIENCE = 30.0  # seconds that a rank waits for the others between two states
 
 
 def recover_in_one_process(child: Child, task: str) -> object:
-    """Do the task in a file; answers go line by line to its `out`. Gives `Totals` as plain JSON."""
-    given = messages.read_task(Path(task))
-    private = mount_place(Path(given.root))
+    """Do the task in a file; answers go line by line to its `out`.
+
+    Returns `Totals` as plain JSON.
+    """
+    request = messages.read_task(Path(task))
+    private = mount_place(Path(request.root))
     begun = time.monotonic()
-    with Path(given.out).open("a") as out:
-        recoverer = Recoverer(child, given, lambda message: _write(out, message))
-        (recoverer.by_children if given.fork else recoverer.inline)()
+    with Path(request.out).open("a") as out:
+        recoverer = Recoverer(child, request, lambda message: _write(out, message))
+        (recoverer.by_children if request.fork else recoverer.inline)()
     seconds = time.monotonic() - begun
     return msgspec.to_builtins(Totals(private, seconds, recoverer.batch or seconds))
 
@@ -68,14 +71,14 @@ def recover_with_ranks(child: Child, task: str) -> object:
     """Do a rank's part of the task in a file; its answers go to a file of its own."""
     import torch.distributed as dist
 
-    given = messages.read_task(Path(task))
-    with Path(f"{given.out}-{dist.get_rank()}").open("a") as out:
-        RankRecoverer(child, given, lambda message: _write(out, message)).run()
+    request = messages.read_task(Path(task))
+    with Path(f"{request.out}-{dist.get_rank()}").open("a") as out:
+        RankRecoverer(child, request, lambda message: _write(out, message)).run()
     return {}
 
 
 def loads_per_second(child: Child, seconds: float) -> float:
-    """Load the newest step again and again for some seconds, to compare recoveries with."""
+    """Load the newest step again and again for some seconds: the baseline of recoveries."""
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
         child.close()
@@ -90,9 +93,9 @@ def _write(out: TextIO, message: Message) -> None:
 
 
 def in_child(work: Callable[[Say], None], deadline: float) -> Iterator[Message]:
-    """Do something in a forked child; give what it says, and `Ended` at last.
+    """Run `work` in a forked child; yield its messages, and `Ended` at last.
 
-    A child that says nothing for `deadline` seconds is killed.
+    A child that sends nothing for `deadline` seconds is killed.
     """
     kind: Any = Message
     for message in children.run(work, kind, deadline):
@@ -109,7 +112,7 @@ class Loaded:
     leaves: Leaves  # those that the manager saves; a rank's own part where there are several
 
     def to_recovery(self) -> Recovery:
-        """Give what is told of it where nothing is compared."""
+        """Return the recovery of a load that is not compared with any version."""
         return Recovery(self.exit_kind, self.step, error=self.error)
 
 
@@ -129,7 +132,7 @@ class Recoverer:
     # -- one recovery -----------------------------------------------------------------------
 
     def materialize(self, place: Place) -> None:
-        """Make the directory what a place says, and undo what the manager did there."""
+        """Make the directory what a place says; this undoes what the manager did there."""
         self.child.close()
         if isinstance(place, str):
             self.materializer = None
@@ -195,7 +198,7 @@ class Recoverer:
         )
 
     def gives(self, item: Item, version: int) -> bool:
-        """Tell whether an explicit load still gives a version."""
+        """Whether an explicit load of its step still gives a version."""
         held = self.legal.get(version)
         if held is None:
             return False
@@ -206,7 +209,10 @@ class Recoverer:
     # -- going on after a recovery ----------------------------------------------------------
 
     def _continue(self, place: Place, step: int, saves: tuple[int, int]) -> str:
-        """Resume, train, save both steps in one child, restart in another; say what went wrong."""
+        """Resume, train and save both steps in one child, restart in another.
+
+        Returns what went wrong; empty if nothing did.
+        """
         first, second = saves
 
         def train(say: Say) -> None:
@@ -216,24 +222,24 @@ class Recoverer:
 
         def restart(say: Say) -> None:
             loaded = self.load()
-            what = (loaded.error and loaded.error.message) or f"step {loaded.step}"
+            gave = (loaded.error and loaded.error.message) or f"step {loaded.step}"
             good = loaded.step == second
-            say(Continued("" if good else f"a restart after step {second} was saved gives: {what}"))
+            say(Continued("" if good else f"a restart after step {second} was saved gives: {gave}"))
 
-        for work in (train, restart):
-            error = self._error_of(work)
+        for function in (train, restart):
+            error = self._error_of(function)
             if error:
                 return error
         return ""
 
-    def _error_of(self, work: Callable[[Say], None]) -> str:
-        """Do a part of going on in a child; give what went wrong, its death too."""
-        answers = list(in_child(work, self.task.deadline))
-        said = next((each for each in answers if isinstance(each, Continued)), None)
-        return said.error if said else f"the job that goes on ends: {_exit_kind(answers)}"
+    def _error_of(self, function: Callable[[Say], None]) -> str:
+        """Run a part of going on in a child; return what went wrong, its death too."""
+        answers = list(in_child(function, self.task.deadline))
+        continued = next((answer for answer in answers if isinstance(answer, Continued)), None)
+        return continued.error if continued else f"the job that goes on ends: {_exit_kind(answers)}"
 
     def _train(self, step: int, first: int, second: int) -> str:
-        """Go on from a recovery; give the first error of what must not fail."""
+        """Go on from a recovery; return the first error of what must not fail."""
         child = self.child
         child.close()
         child.fresh()
@@ -282,9 +288,10 @@ class Recoverer:
             self.say(Continued(error, number))
 
     def _choose_onward(self, in_batch: dict[int, Recovery]) -> list[int]:
-        """Choose after what a job goes on: one of each kind, and the rarest and richest leftovers.
+        """Choose the items after whose recovery a job goes on.
 
-        A leftover is a name that no whole checkpoint has.
+        One of each kind; then those with the rarest leftovers, and those with the most. A leftover
+        is a name that no whole checkpoint has.
         """
         items = self.task.items
         fine = [n for n, r in in_batch.items() if items[n].saves_after and items[n].accepts(r)]
@@ -312,7 +319,7 @@ class Recoverer:
         return recoveries
 
     def _batch(self, numbers: Sequence[int], recoveries: dict[int, Recovery]) -> None:
-        def work(say: Say) -> None:
+        def function(say: Say) -> None:
             if not self.legal:
                 self.learn(say)
             for number in numbers:
@@ -320,7 +327,7 @@ class Recoverer:
                 say(self.recover(number))
 
         at = numbers[0]
-        for answer in in_child(work, self.task.deadline):
+        for answer in in_child(function, self.task.deadline):
             message = answer
             if isinstance(message, Began):
                 at = message.item
@@ -335,16 +342,16 @@ class Recoverer:
                 self.say(message)
 
     def _recover_alone(self, number: int) -> Recovered:
-        def work(say: Say) -> None:
+        def function(say: Say) -> None:
             self.materializer = None
             say(self.recover(number, alone=True))
 
-        answers = list(in_child(work, self.task.deadline))
-        recovered = next((each for each in answers if isinstance(each, Recovered)), None)
+        answers = list(in_child(function, self.task.deadline))
+        recovered = next((answer for answer in answers if isinstance(answer, Recovered)), None)
         return recovered or _died(number, _exit_kind(answers), alone=True)
 
     def _choose_again(self, in_batch: dict[int, Recovery]) -> list[int]:
-        """Choose what is judged alone: at least one that was fine, then suspects."""
+        """Choose which items are judged alone: at least one that was fine, then suspects."""
         chosen = recheck.choose(
             in_batch,
             lambda number: not self.task.items[number].accepts(in_batch[number]),
@@ -364,12 +371,12 @@ class Recoverer:
 
 
 def _exit_kind(answers: Sequence[Message]) -> str:
-    """Give how a child ended, by its last word."""
-    return next((each.exit_kind for each in answers if isinstance(each, Ended)), "crashed")
+    """Return how a child ended, by its last answer."""
+    return next((answer.exit_kind for answer in answers if isinstance(answer, Ended)), "crashed")
 
 
 def _died(number: int, exit_kind: str, *, alone: bool = False) -> Recovered:
-    """Give the answer of a recovery whose process did not give one; it must not have ended well."""
+    """Return the answer for a process that gave none; even one that ended well has crashed."""
     exit_kind = "crashed" if exit_kind == "ended" else exit_kind
     return Recovered(number, Recovery(exit_kind, alone=alone))
 
@@ -399,14 +406,14 @@ class RankRecoverer(Recoverer):
         self.dist: Any = dist
         self.rank: int = dist.get_rank()
         self.group: Any = dist.new_group(backend="gloo", timeout=dt.timedelta(seconds=PATIENCE))
-        if task.known:
-            self.legal = dict(task.known[self.rank])
+        if task.undamaged:
+            self.legal = dict(task.undamaged[self.rank])
 
-    def meet(self, said: object = None) -> list[Any]:
-        """Wait for every rank; give what each says."""
-        heard: list[Any] = [None] * self.dist.get_world_size()
-        self.dist.all_gather_object(heard, said, group=self.group)
-        return heard
+    def meet(self, value: object = None) -> list[Any]:
+        """Wait for every rank; return the values of all, by rank."""
+        values: list[Any] = [None] * self.dist.get_world_size()
+        self.dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def materialize(self, place: Place) -> None:
         """Make the directory what a place says, while no rank has anything open."""
@@ -462,14 +469,14 @@ class RankRecoverer(Recoverer):
             return
         if not all(failed):
             raise OutOfStepError
-        heard: list[Any] = [None] * len(failed)
-        self.dist.all_gather_object(heard, self.rank)  # what a load left undone shows here
-        if heard != list(range(len(failed))):
+        ranks: list[Any] = [None] * len(failed)
+        self.dist.all_gather_object(ranks, self.rank)  # what a load left undone shows here
+        if ranks != list(range(len(failed))):
             raise OutOfStepError
 
 
 def _digest(leaf: object) -> str:
-    """Give the digest of a box, and any other leaf as it is."""
+    """Return the digest of a box, and any other leaf as it is."""
     from ckpt_conformance.workload import digests  # it needs torch, which a child has
 
     return leaf if isinstance(leaf, str) else digests.digest(leaf)

@@ -116,12 +116,12 @@ if __name__ == "__main__":
 '''
 
 
-def render(template: str, record: ViolationRecord, who: str = "", **values: object) -> str:
+def render(template: str, record: ViolationRecord, saver: str = "", **values: object) -> str:
     """Fill in a template of a script, where `$name` stands for a value.
 
-    `$summary`, `$model` and `$where` come from the violation, of which `who` did the saving.
+    `$summary`, `$model` and `$where` come from the violation; `saver` is the adapter that saved.
     """
-    after = f"a crash of {who}" if who else "a crash"
+    after = f"a crash of {saver}" if saver else "a crash"
     return string.Template(template).substitute(
         summary=_plain(f"{record.outcome} after {after}: {record.summary}"),
         model=repr(record.model),

@@ -37,7 +37,7 @@ def reproduce(explorer: Explorer) -> None:
     if report is None or explorer.result.interrupted or explorer.recording.recorder != "seccomp":
         return
     for outcome, violation in report.worst.items():
-        if _left(explorer, violation):
+        if _is_left_by_kill(explorer, violation):
             state = violation.case.state
             explorer.result.left.add((violation.case.content, state.point))
             report.worst[outcome] = replace(violation, grade=BY_PROCESS)
@@ -60,11 +60,11 @@ def is_left_by_ranks(explorer: Explorer, state: State, tries: int = TRIES) -> bo
     Ranks that can't come to their stops are killed, too, when their time is over. A rank may do
     other things than it did when it was recorded, as it meets others sooner: hence the tries.
     """
-    done = [one for one in explorer.recording.operations if state.has(one)]
-    if all(one.kind is Kind.MARK for one in done):
+    issued = [op for op in explorer.recording.operations if state.has(op)]
+    if all(op.kind is Kind.MARK for op in issued):
         return False
     wanted = _wanted(explorer, state)
-    stops = [_stop(explorer, done, rank) for rank in range(explorer.recording.ranks)]
+    stops = [_stop(explorer, issued, rank) for rank in range(explorer.recording.ranks)]
     for _ in range(tries):
         result = workloads.stopped(explorer.subject, explorer.recorded, stops)
         if result.exit_kind is ExitKind.KILLED and _content(explorer.subject.root) == wanted:
@@ -72,26 +72,26 @@ def is_left_by_ranks(explorer: Explorer, state: State, tries: int = TRIES) -> bo
     return False
 
 
-def _stop(explorer: Explorer, done: Sequence[Operation], rank: int) -> Stop:
-    """Say how many operations a rank does, and which directories it makes."""
-    made = [one for one in explorer.recording.operations if one.kind is Kind.MKDIR]
-    count = sum(one.rank == rank and one.kind is not Kind.MARK for one in done)
-    return Stop(count, tuple(one.path for one in made if one.rank == rank))
+def _stop(explorer: Explorer, issued: Sequence[Operation], rank: int) -> Stop:
+    """Return how many operations a rank does, and which directories it makes."""
+    count = sum(op.rank == rank and op.kind is not Kind.MARK for op in issued)
+    made = [op for op in explorer.recording.operations if op.kind is Kind.MKDIR]
+    return Stop(count, tuple(op.path for op in made if op.rank == rank))
 
 
 def _wanted(explorer: Explorer, state: State) -> Tree:
-    """Lay a state out beside the run, and read it."""
+    """Put a state into a folder beside the run, and read that tree."""
     wanted = explorer.subject.folder / "wanted"
     trees.clear(wanted)
     Materializer(explorer.recording, wanted).apply(state)
     return _content(wanted)
 
 
-def _left(explorer: Explorer, violation: Violation) -> bool:
+def _is_left_by_kill(explorer: Explorer, violation: Violation) -> bool:
     state = violation.case.state
     whole = explorer.complete(state.point)
-    calls = [one for one in explorer.recording.operations if one.kind is not Kind.MARK]
-    done = sum(one.index < state.point for one in calls)
+    calls = [op for op in explorer.recording.operations if op.kind is not Kind.MARK]
+    done = sum(op.index < state.point for op in calls)
     if (state.names, state.contents) != (whole.names, whole.contents) or done == len(calls):
         return False  # a write that is cut, or a death after the last call
     # The process lives on to its next call: nothing may have been promised meanwhile.
@@ -103,7 +103,7 @@ def _left(explorer: Explorer, violation: Violation) -> bool:
 
 
 def _kill(explorer: Explorer, call: int) -> Tree | None:
-    """Kill the workload before a call; give what it left, None if it was not killed."""
+    """Kill the workload before a call; return what it left, None if it was not killed."""
     subject = explorer.subject
     fault = Fault(injector=INJECTOR, args={"at": call, "error": "kill"})
     result = workloads.again(subject, explorer.result.workload, [fault])
@@ -113,11 +113,11 @@ def _kill(explorer: Explorer, call: int) -> Tree | None:
 
 def _content(root: Path) -> Tree:
     """Read a tree: the bytes of files, the targets of links, None for directories."""
-    found: Tree = {}
+    tree: Tree = {}
     for path in root.rglob("*"):
         name = path.relative_to(root).as_posix()
         if path.is_symlink():
-            found[name] = str(path.readlink())
+            tree[name] = str(path.readlink())
         else:
-            found[name] = path.read_bytes() if path.is_file() else None
-    return found
+            tree[name] = path.read_bytes() if path.is_file() else None
+    return tree

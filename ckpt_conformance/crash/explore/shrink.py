@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from posixpath import dirname
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore.exploration import BY_MODEL, Case, Violation
@@ -25,22 +26,22 @@ EARLIER = 24  # untried states before the violating one that a round tries
 
 
 def missing(state: State, whole: State) -> tuple[list[str], list[int]]:
-    """Name what a state lacks of what had been issued: names, and files with other content."""
+    """Return what a state lacks of `whole`: names, and files (objects) with other content."""
     names = sorted(
         name
         for name in state.names.keys() | whole.names.keys()
         if state.names.get(name) != whole.names.get(name)
     )
     files = [
-        one
-        for one, content in state.contents.items()
-        if one in whole.contents and whole.contents[one] != content
+        number
+        for number, content in state.contents.items()
+        if number in whole.contents and whole.contents[number] != content
     ]
     return names, files
 
 
 def simplicity(explorer: BaseExplorer, case: Case) -> tuple[bool, int, int]:
-    """Order states: those that were observed, the earliest crash, the fewest missing pieces."""
+    """Return a sort key: states that were observed, the earliest crash, the fewest losses."""
     names, files = missing(case.state, explorer.complete(case.state.point))
     by_model = explorer.result.grade(case) == BY_MODEL
     return by_model, case.state.point, len(names) + len(files)
@@ -67,7 +68,7 @@ def shrink_all(explorer: BaseExplorer) -> None:
 
 
 def settle(explorer: BaseExplorer) -> None:
-    """Make the simplest state that was recovered from of each class the one that stands for it."""
+    """Let the simplest recovered state of each class stand for it."""
     result = explorer.result
     for report in result.models.values():
         for outcome, violation in report.worst.items():
@@ -86,14 +87,14 @@ def _ends_so(explorer: BaseExplorer, case: Case, outcome: str) -> bool:
     if recovery is None:
         return False
     facts = explorer.result.facts(case.state)
-    found = judge(recovery, facts)
-    return found == outcome and not is_fine(found, facts)
+    judged = judge(recovery, facts)
+    return judged == outcome and not is_fine(judged, facts)
 
 
 def simpler(explorer: BaseExplorer, violation: Violation) -> Iterator[Case]:
-    """Give states with one piece more than the violating one, and untried ones before it.
+    """Yield states with one piece more than the violating one, and untried ones before it.
 
-    None for what was observed on an image: only what a model allows can be made up.
+    Yields none for what was observed on an image: only what a model allows can be made up.
     """
     case, model = violation.case, MODELS.get(violation.case.model)
     if model is None:
@@ -103,9 +104,9 @@ def simpler(explorer: BaseExplorer, violation: Violation) -> Iterator[Case]:
         if not model.illegal(explorer.recording, state):
             yield Case(case.model, state, digest(explorer.recording, state))
     earlier = [
-        each
-        for each in explorer.cases[case.model]
-        if each.state.point < case.state.point and each.content not in explorer.result.recoveries
+        other
+        for other in explorer.cases[case.model]
+        if other.state.point < case.state.point and other.content not in explorer.result.recoveries
     ]
     step = max(1, len(earlier) // EARLIER)
     yield from earlier[::-1][: EARLIER // 2]
@@ -113,34 +114,30 @@ def simpler(explorer: BaseExplorer, violation: Violation) -> Iterator[Case]:
 
 
 def _restored(state: State, whole: State) -> Iterator[State]:
-    """Put one missing piece back at a time."""
+    """Yield states with one missing piece put back, a file or a name."""
     names, files = missing(state, whole)
-    for one in files:
+    for number in files:
         yield replace(
             state,
-            contents={**state.contents, one: whole.contents[one]},
+            contents={**state.contents, number: whole.contents[number]},
             why=f"{state.why}, without one loss",
         )
     for name in names:
-        found = dict(state.names)
-        found.pop(name, None)
+        restored = dict(state.names)
+        restored.pop(name, None)
         if name in whole.names:
-            found[name] = whole.names[name]
+            restored[name] = whole.names[name]
         contents = {**whole.contents, **state.contents}
-        kept = {one: contents[one] for one in found.values() if one in contents}
-        if all(_parent(each) in found or not _parent(each) for each in found):
-            yield replace(state, names=found, contents=kept)
-
-
-def _parent(name: str) -> str:
-    return name.rpartition("/")[0]
+        kept = {number: contents[number] for number in restored.values() if number in contents}
+        if all(dirname(path) in restored or not dirname(path) for path in restored):
+            yield replace(state, names=restored, contents=kept)
 
 
 # -- blame ------------------------------------------------------------------------------------
 
 
 def blame_all(explorer: BaseExplorer) -> None:
-    """Name the guilty operation of each violation, and the finding of the audit that fits."""
+    """Add to each violation its guilty operation, and the finding of the audit that fits."""
     for report in explorer.result.models.values():
         for outcome, violation in report.worst.items():
             finding = _finding(explorer, violation)
@@ -149,7 +146,7 @@ def blame_all(explorer: BaseExplorer) -> None:
 
 
 def _finding(explorer: BaseExplorer, violation: Violation) -> Finding | None:
-    """Choose the audit's finding about what the state lacks; about the last operation otherwise."""
+    """Return the audit's finding about what the state lacks; else about the last operation."""
     state = violation.case.state
     names, files = missing(state, explorer.complete(state.point))
     audit = explorer.result.audit
@@ -162,7 +159,10 @@ def _finding(explorer: BaseExplorer, violation: Violation) -> Finding | None:
 def guilty_of(
     explorer: BaseExplorer, violation: Violation, finding: Finding | None
 ) -> Operation | None:
-    """Give the operation to blame: the audit's, what was not kept, or the last that was issued."""
+    """Return the operation to blame.
+
+    It is the finding's, or the last one that was not kept, or the last one that was issued.
+    """
     recording, state = explorer.recording, violation.case.state
     if finding is not None and finding.operation >= 0:
         return recording.operations[finding.operation]

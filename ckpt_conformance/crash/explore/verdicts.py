@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.explore.engine import Explorer
     from ckpt_conformance.crash.explore.exploration import ModelReport
-    from ckpt_conformance.crash.explore.exploration import Violation as Found
+    from ckpt_conformance.crash.explore.exploration import Violation as FoundViolation
     from ckpt_conformance.subject.subject import Subject
 
 MODELS = ("kill", "ext4", "xfs", "btrfs")
@@ -37,13 +37,13 @@ TORN = ALL - LOST  # nothing whole is loaded
 
 
 def saves(subject: Subject) -> tuple[str, ...]:
-    """Give the workloads that save new steps."""
+    """Return the workloads of the subject's budget that save new steps."""
     return tuple(name for name in workloads.usual(subject) if name not in SAME)
 
 
 def explored(subject: Subject, name: str) -> Explorer:
     """Explore a workload under every model, once per subject; raises Unknown as it says."""
-    return known(subject, subject.once(EXPLORED, lambda: _explore(subject, name), name))
+    return require_usable(subject, subject.once(EXPLORED, lambda: _explore(subject, name), name))
 
 
 def _explore(subject: Subject, name: str) -> Explorer:
@@ -62,7 +62,9 @@ def _explore(subject: Subject, name: str) -> Explorer:
 def explored_of_ranks(subject: Subject, name: str) -> Explorer:
     """Explore a workload of two ranks, once per subject; raises Unknown as it says."""
     key = f"{name} of ranks"
-    return known(subject, subject.once(EXPLORED, lambda: _explore_with_ranks(subject, name), key))
+    return require_usable(
+        subject, subject.once(EXPLORED, lambda: _explore_with_ranks(subject, name), key)
+    )
 
 
 def _explore_with_ranks(subject: Subject, name: str) -> Explorer:
@@ -77,19 +79,22 @@ def _explore_with_ranks(subject: Subject, name: str) -> Explorer:
 
 
 def carry(subject: Subject, name: str, explorer: Explorer) -> None:
-    """Have the next outcome carry what was explored to the certificate."""
+    """Add the summary of an exploration to the next outcome, for the certificate."""
     subject.explored[name] = summary.of_exploration(explorer.result)
 
 
-def known(subject: Subject, found: Explorer) -> Explorer:
-    """Give an exploration that was made; raises Unknown as it says."""
-    if found.recording.remark:
-        subject.remarks.crash = found.recording.remark
-    if found.result.interrupted:
+def require_usable(subject: Subject, explorer: Explorer) -> Explorer:
+    """Return an exploration whose verdicts count.
+
+    Raises Unknown with its doubts, and KeyboardInterrupt if Ctrl-C cut it short.
+    """
+    if explorer.recording.remark:
+        subject.remarks.crash = explorer.recording.remark
+    if explorer.result.interrupted:
         raise KeyboardInterrupt
-    if found.result.doubts:
-        raise joined(found.result.doubts[:3])
-    return found
+    if explorer.result.doubts:
+        raise joined(explorer.result.doubts[:3])
+    return explorer
 
 
 def reports(
@@ -98,7 +103,7 @@ def reports(
     models: Sequence[str],
     explore: Callable[[Subject, str], Explorer] = explored,
 ) -> Iterator[tuple[Explorer, ModelReport]]:
-    """Give the reports of workloads that apply; raises NotApplicable if none does."""
+    """Yield the reports of the workloads that apply; raises NotApplicable if none does."""
     reasons: list[str] = []
     for name in names:
         try:
@@ -123,13 +128,13 @@ def require_clean(
 
     `bad_ones` are the outcomes that this check is about, `explore` is one of the two above.
     """
-    violations: list[tuple[Explorer, Found]] = []
+    violations: list[tuple[Explorer, FoundViolation]] = []
     bad = total = 0
     for explorer, report in reports(subject, names, models, explore):
         total += sum(report.outcomes.values())
-        worst_ones = [each for each in report.worst.values() if each.outcome in bad_ones]
-        bad += sum(violation.states for violation in worst_ones)
-        violations += [(explorer, violation) for violation in worst_ones]
+        of_check = [v for v in report.worst.values() if v.outcome in bad_ones]
+        bad += sum(violation.states for violation in of_check)
+        violations += [(explorer, violation) for violation in of_check]
     if violations:
         explorer, worst = min(violations, key=_order)
         others = sorted({f"{e.result.workload} {v.case.model} {v.outcome}" for e, v in violations})
@@ -141,23 +146,23 @@ def require_clean(
         )
 
 
-def _order(pair: tuple[Explorer, Found]) -> tuple[int, int, str]:
-    """Put the worst first; of those the one of the shortest trace."""
+def _order(pair: tuple[Explorer, FoundViolation]) -> tuple[int, int, str]:
+    """Return a sort key: the worst outcome first, then the earliest crash."""
     from ckpt_conformance.crash.explore.judging import RANK
 
     explorer, violation = pair
     return -RANK[violation.outcome], violation.case.state.point, explorer.result.workload
 
 
-def evidence(subject: Subject, explorer: Explorer, worst: Found) -> dict[str, object]:
-    """Collect what a reader needs, and lay the state itself where a bundle takes it from."""
+def evidence(subject: Subject, explorer: Explorer, worst: FoundViolation) -> dict[str, object]:
+    """Return what a reader needs; write the state itself to where a bundle takes it from."""
     path = bundles.write(subject.scratch, explorer, worst)
     path.rename(subject.scratch / bundle.CRASH)  # `bundle.write` takes it along
     record = msgspec.to_builtins(worst.record())
     wanted = ("outcome", "model", "point", "why", "operation", "source", "blame", "grade", "told")
     audit = [finding.summary for finding in explorer.result.audit[:8]]
-    some = {key: record[key] for key in wanted if record[key]}
-    return {**some, "differs": record["differs"][:4], "audit": audit}
+    fields = {key: record[key] for key in wanted if record[key]}
+    return {**fields, "differs": record["differs"][:4], "audit": audit}
 
 
 def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
@@ -166,12 +171,12 @@ def unusable(subject: Subject, models: Sequence[str]) -> list[str]:
     Raises NotApplicable where it goes wrong without a crash, too.
     """
     errors: list[str] = []
-    known = list(reports(subject, workloads.usual(subject), models))
-    if not any(explorer.result.control == "" for explorer, _ in known):
-        error = next((explorer.result.control for explorer, _ in known), None)
+    applicable = list(reports(subject, workloads.usual(subject), models))
+    if not any(explorer.result.control == "" for explorer, _ in applicable):
+        error = next((explorer.result.control for explorer, _ in applicable), None)
         without = f"without a crash, too, a job does not go on: {error}"
         raise NotApplicable(without if error else "the manager has threads, so none can fork")
-    for explorer, report in known:
+    for explorer, report in applicable:
         name = f"{explorer.result.workload}, {report.name}"
         errors += [f"{name}: {error}" for error in report.unusable]
     return errors

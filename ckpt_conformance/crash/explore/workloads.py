@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
-from ckpt_conformance.harness.messages import Close, Options, Run
+from ckpt_conformance.harness.messages import Close, ExitKind, Options, Run
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED, Slot
 from ckpt_conformance.trace import notify
@@ -50,8 +50,8 @@ class Workload:
 
 
 WORKLOADS = {
-    work.name: work
-    for work in (
+    workload.name: workload
+    for workload in (
         Workload("first", "the first save of all", (), ((2, (2,)),)),
         Workload("second", "a save, an older step is there", (2,), ((4, (4,)),)),
         Workload("same", "a save over the same step", (2, 4), ((4, (4,)),), seed=OTHER),
@@ -81,9 +81,9 @@ QUICK = ("first", "second", "same", "resumed", "rotated")
 
 
 def usual(subject: Subject) -> tuple[str, ...]:
-    """Give the workloads of the subject's budget: with little of it one of each kind.
+    """Return the names of the workloads that the subject's budget allows.
 
-    A save before a rotation is a second save, too.
+    The quick budget takes one of each kind; a save before a rotation is a second save, too.
     """
     if subject.budget == "full":
         return tuple(WORKLOADS)
@@ -92,7 +92,7 @@ def usual(subject: Subject) -> tuple[str, ...]:
 
 
 def of_ranks(subject: Subject) -> tuple[str, ...]:
-    """Give the workloads of several ranks: with little budget the richest that is declared."""
+    """Return the names of the workloads of several ranks; the quick budget takes one."""
     if subject.budget == "full":
         return ("first", "second", "rotated", "twice", "resumed")
     return ("rotated" if Capability.RETENTION in subject.info.capabilities else "second",)
@@ -104,35 +104,39 @@ def record(subject: Subject, name: str, layout: Mapping[str, int] | None = None)
     Raises NotApplicable where the manager does not declare what it needs or does not save a step
     twice, Unknown where a save that nothing disturbs fails.
     """
-    work = replace(WORKLOADS[name], layout=dict(layout or {}))
+    workload = replace(WORKLOADS[name], layout=dict(layout or {}))
     return subject.once(
-        RECORDED, lambda: _record(subject, work), name, *sorted(work.layout.items())
+        RECORDED, lambda: _record(subject, workload), name, *sorted(workload.layout.items())
     )
 
 
 def injected(subject: Subject, name: str, fault: Fault, step: int) -> Recorded:
     """Record a workload whose save of `step` meets a fault and goes on; Unknown if it fails."""
-    work = replace(WORKLOADS[name], name=f"{name}-injected")
-    return _record(subject, work, [fault], step)
+    workload = replace(WORKLOADS[name], name=f"{name}-injected")
+    return _record(subject, workload, [fault], step)
 
 
 def _record(
-    subject: Subject, work: Workload, faults: Sequence[Fault] = (), step: int | None = None
+    subject: Subject, workload: Workload, faults: Sequence[Fault] = (), step: int | None = None
 ) -> Recorded:
-    subject.need(*work.needs)
-    folder = subject.folder / "recorded" / (f"{work.name}-of-ranks" if work.layout else work.name)
+    subject.need(*workload.needs)
+    folder = (
+        subject.folder
+        / "recorded"
+        / (f"{workload.name}-of-ranks" if workload.layout else workload.name)
+    )
     trees.clear(folder)  # a recording that failed before may be tried again
-    before = _materialize(subject, work)
-    result = _live(subject, work, faults, step, record=str(folder))
+    before = _materialize(subject, workload)
+    result = _live(subject, workload, faults, step, record=str(folder))
     if not result.went_well:
         end = subject.tell(result)
         if faults:
             raise Unknown(f"a save that went on after a fault fails when it is recorded: {end}")
-        _give_up(work, end)
+        _give_up(workload, result, end)
     final = folder.with_name(f"{folder.name}-final")
     trees.materialize(subject.root, final)
     recording = Recording.read(folder)
-    return Recorded(work.name, recording, before, _options(work), final, work.layout)
+    return Recorded(workload.name, recording, before, _options(workload), final, workload.layout)
 
 
 def again(subject: Subject, name: str, faults: Sequence[Fault]) -> ProcessResult:
@@ -144,62 +148,78 @@ def again(subject: Subject, name: str, faults: Sequence[Fault]) -> ProcessResult
 
 def stopped(subject: Subject, recorded: Recorded, stops: Sequence[Stop]) -> Finished:
     """Run a workload of ranks once more; kill all when each has done so many operations."""
-    work = replace(WORKLOADS[recorded.name], layout=recorded.layout)
-    _materialize(subject, work)
+    workload = replace(WORKLOADS[recorded.name], layout=recorded.layout)
+    _materialize(subject, workload)
     given: dict[str, Any] = {
-        "seed": work.seed,
-        "options": Options(keep_last=work.keep or None),
+        "seed": workload.seed,
+        "options": Options(keep_last=workload.keep or None),
         "deadline": STOPPED,
     }
-    return worlds.recorded(subject, work.layout, *_ops(work), stops=stops, **given)
+    return worlds.recorded(subject, workload.layout, *_ops(workload), stops=stops, **given)
 
 
-def _materialize(subject: Subject, work: Workload) -> list[tuple[int, Path]]:
-    """Make the directory what the workload begins with; give the steps that are there, as trees."""
+def _materialize(subject: Subject, workload: Workload) -> list[tuple[int, Path]]:
+    """Make the directory what the workload begins with; return its steps and their trees."""
     golden: Golden | None = None
-    if work.before:
-        golden = worlds.golden(subject, work.layout) if work.layout else subject.golden()
+    if workload.before:
+        golden = worlds.golden(subject, workload.layout) if workload.layout else subject.golden()
     if golden is None:
         trees.clear(subject.root)
         return []
-    subject.materialize(golden, work.before[-1])
-    return [(step, golden.snapshot(step)) for step in work.before]
+    subject.materialize(golden, workload.before[-1])
+    return [(step, golden.snapshot(step)) for step in workload.before]
 
 
 def _live(
     subject: Subject,
-    work: Workload,
+    workload: Workload,
     faults: Sequence[Fault],
     step: int | None = None,
     record: str = "",
 ) -> Finished:
-    ops = _ops(work, faults, step)
-    given: dict[str, Any] = {"seed": work.seed, "options": Options(keep_last=work.keep or None)}
-    if work.layout:
-        return worlds.recorded(subject, work.layout, *ops, folder=Path(record), **given)
+    ops = _ops(workload, faults, step)
+    given: dict[str, Any] = {
+        "seed": workload.seed,
+        "options": Options(keep_last=workload.keep or None),
+    }
+    if workload.layout:
+        return worlds.recorded(subject, workload.layout, *ops, folder=Path(record), **given)
     return subject.execute(*ops, **given, **({"record": record} if record else {}))
 
 
-def _ops(work: Workload, faults: Sequence[Fault] = (), step: int | None = None) -> list[AnyOp]:
+def _ops(workload: Workload, faults: Sequence[Fault] = (), step: int | None = None) -> list[AnyOp]:
     runs = [
-        Run(until=until, save_at=saves, resume=work.resume, faults=tuple(faults), fault_step=step)
-        for until, saves in work.runs
+        Run(
+            until=until,
+            save_at=saves,
+            resume=workload.resume,
+            faults=tuple(faults),
+            fault_step=step,
+        )
+        for until, saves in workload.runs
     ]
     return [*runs, Close()]
 
 
-def _options(work: Workload) -> dict[str, int]:
-    return {"keep_last": work.keep} if work.keep else {}
+def _options(workload: Workload) -> dict[str, int]:
+    return {"keep_last": workload.keep} if workload.keep else {}
 
 
-def _give_up(work: Workload, end: str) -> None:
-    if notify.NotAvailableError.__name__ in end:  # and this child could not be patched
+def _give_up(workload: Workload, result: Finished, end: str) -> NoReturn:
+    """Raise why a recording that failed says nothing; `end` is how its child ended, in words."""
+    if _is_unsupervised(result):  # and this child could not be patched
         msg = f"this machine can't record this adapter: {end}"
         raise Unknown(msg, cause=Cause.MACHINE)
-    if set(work.before) & {step for _, saves in work.runs for step in saves}:
+    if set(workload.before) & {step for _, saves in workload.runs for step in saves}:
         msg = f"the manager saves no step that is there already (see CKC-DISC-008): {end}"
         raise NotApplicable(msg)
-    msg = f"the workload {work.name!r}, which nothing disturbs, ends: {end}"
-    if work.resume:
+    msg = f"the workload {workload.name!r}, which nothing disturbs, ends: {end}"
+    if workload.resume:
         raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
     raise control_failed(msg)
+
+
+def _is_unsupervised(result: Finished) -> bool:
+    """Whether the child ended because no supervisor can follow its system calls here."""
+    status = notify.NotAvailableError.EXIT_STATUS
+    return result.exit_kind is ExitKind.CRASHED and result.code == status

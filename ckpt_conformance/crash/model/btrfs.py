@@ -29,7 +29,7 @@ class Replay:
     whole: bool = False
 
     def slots_of(self, position: Position, number: int) -> set[Slot]:
-        """Give the names of an object."""
+        """Return the slots that hold an object at a position."""
         return {slot for slot, held in position.slots.items() if held == number}
 
     def file(self, number: int) -> None:
@@ -69,8 +69,8 @@ class BtrfsWalk(Walk):
         """Start with an empty log."""
         super().__post_init__()
         self.logged: dict[int, int] = {}  # by object: the latest sync that logged it
-        made = (one for one in self.recording.operations if one.kind is Kind.CREATE)
-        self.nameless = {one.object for one in made if not one.path}  # when they were made
+        made = (op for op in self.recording.operations if op.kind is Kind.CREATE)
+        self.nameless = {op.object for op in made if not op.path}  # when they were made
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation; a new name of what was logged goes into the log at once (seen)."""
@@ -105,9 +105,10 @@ class BtrfsWalk(Walk):
             self.logged |= dict.fromkeys(todo, sync.index)
             above = {slot[0] for slot, held in self.live.slots.items() if held in todo}
             todo = above - {ROOT}
-        self.kept = [one for one in self.kept if self._log(one, sync)]
+        self.kept = [position for position in self.kept if self._log(position, sync)]
 
     def _log(self, position: Position, sync: Operation) -> bool:
+        """Replay what a sync logged over an older position; False if it can't stand any more."""
         if position.index > sync.index:
             return True
         position.slots, position.files = dict(position.slots), dict(position.files)
@@ -119,7 +120,7 @@ class BtrfsWalk(Walk):
             safe = self.live.files[sync.object].safe
             position.files[sync.object] = Version(safe, safe, safe, safe)
         position.names = paths(position.slots, self.folders)
-        alive = {*position.slots.values(), *self.live.slots.values(), *self.nameless}
-        position.files = {each: one for each, one in position.files.items() if each in alive}
-        self.logged = {each: at for each, at in self.logged.items() if each in alive | {ROOT}}
+        named = {*position.slots.values(), *self.live.slots.values(), *self.nameless}
+        position.files = {n: version for n, version in position.files.items() if n in named}
+        self.logged = {n: index for n, index in self.logged.items() if n in named | {ROOT}}
         return not log.whole

@@ -67,7 +67,7 @@ class Version:
         return same // BLOCK * BLOCK, max(self.full.size, self.safe.size)
 
     def variants(self, rules: Rules) -> list[tuple[str, Content]]:
-        """Give what is between everything and only what must be there; simplest first."""
+        """List contents between everything and only what must be there; simplest first."""
         start, stop = self.span
         blocks = (stop - start + BLOCK - 1) // BLOCK
         choices = [("without the data of", self.safe)]
@@ -87,7 +87,7 @@ class Version:
         return choices
 
     def drawn(self, rng: random.Random, *, holes: bool) -> Content:
-        """Choose one at random."""
+        """Choose a content at random."""
         start, stop = self.span
         at = start + rng.randrange((stop - start) // BLOCK + 1) * BLOCK
         end = at + rng.randint(1, 8) * BLOCK
@@ -145,10 +145,10 @@ class Walk:
         slots = replay.initial_slots(self.recording)
         contents = replay.initial_contents(self.recording)
         modes = {entry.object: entry.mode for entry in self.recording.initial if entry.mode}
-        files = {each: Version(one, one, one, one) for each, one in contents.items()}
+        files = {number: Version(c, c, c, c) for number, c in contents.items()}
         self.live = Position(0, slots, replay.paths(slots, self.folders), files, modes, {})
         self.base = dict(contents)
-        self.pending: dict[int, list[Pending]] = {each: [] for each in contents}
+        self.pending: dict[int, list[Pending]] = {number: [] for number in contents}
         self.touched: dict[int, list[int]] = {}  # by object: its latest changes of any kind
         self.sized: dict[int, list[int]] = {}  # and those that fdatasync commits
 
@@ -170,7 +170,8 @@ class Walk:
             self.apply(operation)
 
     def _settle_returned(self) -> None:
-        for sync in [one for one in self.waiting if self.returned[one.index] <= self.point]:
+        done = [sync for sync in self.waiting if self.returned[sync.index] <= self.point]
+        for sync in done:
             self.waiting.remove(sync)
             self.settle(sync)
 
@@ -273,13 +274,13 @@ class Walk:
 
     def _write_in_place(self, operation: Operation) -> None:
         """Let blocks that a file has already show a write, whatever the names are."""
-        cuts = [one.operation.index for one in self.pending[operation.object]]
-        sizes = [one for one in cuts if self.recording.operations[one].kind is not Kind.WRITE]
+        unsettled = [entry.operation for entry in self.pending[operation.object]]
+        resizes = [op.index for op in unsettled if op.kind is not Kind.WRITE]
         for position in self.kept:
             version = position.files.get(operation.object)
             if version is None or operation.stop > version.safe.size:
                 continue
-            if not sizes or sizes[-1] < position.index:
+            if not resizes or resizes[-1] < position.index:
                 full = replay.written(version.full, operation)
                 position.files[operation.object] = replace(version, full=full)
 
@@ -306,12 +307,12 @@ class Walk:
 
     def _flush(self, number: int, sync: Operation) -> None:
         for entry in self.pending.get(number, ()):
-            mine = (
+            covered = (
                 entry.operation is sync
                 if sync.kind is Kind.WRITE
                 else entry.operation.precedes(sync)
             )
-            entry.durable = entry.durable or (mine and not entry.doomed)
+            entry.durable = entry.durable or (covered and not entry.doomed)
         before = self.live.files.get(number)
         self._refresh(number)
         if sync.kind is not Kind.RENAME and before is not None:
@@ -323,14 +324,14 @@ class Walk:
             ]
 
     def _carry(self, position: Position, number: int, before: Version) -> bool:
-        """Give an older position the durable data; False if it can't stand any more."""
+        """Let an older position have the durable data; False if it can't stand any more."""
         if number not in position.files:
             return True
-        orders = any(
-            one.operation.kind is not Kind.WRITE and one.operation.index >= position.index
-            for one in self.pending[number]
+        is_resized = any(
+            entry.operation.kind is not Kind.WRITE and entry.operation.index >= position.index
+            for entry in self.pending[number]
         )
-        if position.files[number] is not before and orders:
+        if position.files[number] is not before and is_resized:
             return False
         position.files[number] = self.live.files[number]
         return True
@@ -357,7 +358,7 @@ class Walk:
         self.live.files[number] = Version(full, sure, safe, bare)
 
     def raise_floor(self, sync: Operation) -> None:
-        """Say which operations on metadata a sync commits: those of its inode and all before."""
+        """Raise the floor by what a sync commits: metadata of its inode, and all before that."""
         if sync.kind is Kind.SYNC:
             candidates = list(range(max(0, sync.index - 64), sync.index))
         else:
@@ -366,26 +367,26 @@ class Walk:
         operations = self.recording.operations
         if sync.kind is Kind.WRITE:  # growth by others is logged with the blocks that it flushes
             grown = [i for i in candidates if operations[i].kind is not Kind.WRITE]
-            waiting = [one for one in self.pending.get(sync.object, ()) if one.grows_what(sync)]
+            pending = [p for p in self.pending.get(sync.object, ()) if p.grows_what(sync)]
             candidates = [i for i in candidates if i == sync.index]
-            candidates += [*grown, *(one.operation.index for one in waiting)]
+            candidates += [*grown, *(p.operation.index for p in pending)]
         covered = [i for i in candidates if i == sync.index or operations[i].precedes(sync)]
         self.floor = max([self.floor, *(index + 1 for index in covered)])
-        self.kept = [one for one in self.kept if one.index >= self.floor]
+        self.kept = [position for position in self.kept if position.index >= self.floor]
 
     # ---- states of one point ----
 
     def positions(self) -> list[tuple[str, Position]]:
-        """Give what the names may be, newest first."""
-        older = [(f"names as before operation {one.index}", one) for one in reversed(self.kept)]
+        """List what the names may be, newest first, each with a reason in words."""
+        older = [(f"names as before operation {p.index}", p) for p in reversed(self.kept)]
         return [("", self.live), *older]
 
     def choices(self, position: Position) -> Iterator[tuple[str, dict[int, Content]]]:
-        """Give what differs from "everything is there" at a position; simplest first."""
+        """Yield what differs from "everything is there" at a position; simplest first."""
         named = set(position.names.values())
         files = position.files.items()
-        loose = {number: one for number, one in files if one.loose and number in named}
-        safe = {number: one.safe for number, one in loose.items()}
+        loose = {number: v for number, v in files if v.loose and number in named}
+        safe = {number: version.safe for number, version in loose.items()}
         yield "everything", {}
         if not loose:
             return
@@ -398,7 +399,7 @@ class Walk:
                 yield f"only {label[number]}", {k: v for k, v in safe.items() if k != number}
 
     def systematic(self) -> Iterator[Choice]:
-        """Give the choices of this crash point, simplest first."""
+        """Yield the choices of this crash point, simplest first."""
         for where, position in self.positions():
             for why, differs in self.choices(position):
                 yield f"{why}; {where}" if where else why, position, differs
@@ -407,19 +408,19 @@ class Walk:
         """Choose a position and the contents at random."""
         why, position = rng.choice(self.positions())
         chosen = {
-            each: one.drawn(rng, holes=self.rules.holes)
-            for each, one in position.files.items()
-            if one.loose
+            number: version.drawn(rng, holes=self.rules.holes)
+            for number, version in position.files.items()
+            if version.loose
         }
         return f"random subset {why}".strip(), position, chosen
 
     def state(self, position: Position, differs: Mapping[int, Content], why: str) -> State:
-        """Make a state."""
+        """Return the state of a position where some contents differ from the full ones."""
         files = position.files
         contents = {
-            each: differs.get(each, files[each].full)
-            for each in position.names.values()
-            if each in files
+            number: differs.get(number, files[number].full)
+            for number in position.names.values()
+            if number in files
         }
         return State(self.point, position.names, contents, position.changed, position.modes, why)
 
@@ -428,7 +429,7 @@ class Walk:
 
 
 class Seen:
-    """What was given since the last mark; contents and names are numbered, so keys are short."""
+    """The states since the last mark; contents and names are numbered, so keys are short."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -443,45 +444,46 @@ class Seen:
         self._by_id.clear()
 
     def is_new(self, state: State) -> bool:
-        """Whether this state was not given yet; notes it."""
-        contents = (self._number(state.contents[each]) for each in sorted(state.contents))
-        key = (self._name(state), *contents)
+        """Whether this state was not seen yet; from now on it was."""
+        contents = (self._number_of(state.contents[n]) for n in sorted(state.contents))
+        key = (self._number_of_names(state), *contents)
         if key in self._keys:
             return False
         self._keys.add(key)
         return True
 
-    def _number(self, content: Content) -> int:
-        known = self._by_id.get(id(content))
-        if known is None:
+    def _number_of(self, content: Content) -> int:
+        numbered = self._by_id.get(id(content))
+        if numbered is None:
             number = self._contents.setdefault(content, len(self._contents))
-            known = self._by_id[id(content)] = (content, number)
-        return known[1]
+            numbered = self._by_id[id(content)] = (content, number)
+        return numbered[1]
 
-    def _name(self, state: State) -> int:
-        known = self._by_id.get(id(state.names))
-        if known is None:
+    def _number_of_names(self, state: State) -> int:
+        numbered = self._by_id.get(id(state.names))
+        if numbered is None:
             number = self._names.setdefault(tuple(state.names.items()), len(self._names))
-            known = self._by_id[id(state.names)] = (state.names, number)
-        return known[1]
+            numbered = self._by_id[id(state.names)] = (state.names, number)
+        return numbered[1]
 
 
 def explore(walk: Walk, rng: random.Random, budget: int) -> Iterator[State]:
-    """Give at most `budget` states: each crash point has its share, and what others left over."""
-    seen, given = Seen(), 0
+    """Yield at most `budget` states: each crash point has its share, and what others left over."""
+    seen, yielded = Seen(), 0
     operations = walk.recording.operations
     for count in range(len(operations) + 1):
         if count:
             walk.step(operations[count - 1])
             if operations[count - 1].kind is Kind.MARK:
                 seen.forget()
-        share = budget * (count + 1) // (len(operations) + 1) - given
+        share = budget * (count + 1) // (len(operations) + 1) - yielded
         for state in _at_point(walk, rng, seen, share):
-            given += 1
+            yielded += 1
             yield state
 
 
 def _at_point(walk: Walk, rng: random.Random, seen: Seen, share: int) -> Iterator[State]:
+    """Yield at most `share` new states of one crash point: systematic ones, then drawn ones."""
     choices = list(walk.systematic())
     if len(choices) > share:  # the simplest two, and a sample of the rest, in order
         rest = range(2, len(choices))

@@ -24,12 +24,12 @@ CUTS = 4  # of one write, in its systematic states
 
 
 def cuts_of(operation: Operation) -> list[int]:
-    """Give where a WRITE can be cut: its first, last and some middle page boundaries."""
+    """Return offsets in the file where a WRITE can be cut: page boundaries, at most `CUTS`."""
     first = (operation.offset // BLOCK + 1) * BLOCK
     cuts = range(first, operation.stop, BLOCK)
     if len(cuts) <= CUTS:
         return list(cuts)
-    return [cuts[len(cuts) * each // CUTS] for each in range(CUTS - 1)] + [cuts[-1]]
+    return [cuts[len(cuts) * part // CUTS] for part in range(CUTS - 1)] + [cuts[-1]]
 
 
 class KillWalk(Walk):
@@ -41,7 +41,7 @@ class KillWalk(Walk):
         self.latest: deque[Position] = deque(maxlen=2 * RECENT)
         operations = self.recording.operations
         self.overlaps = any(
-            self.returned[one.index] > one.index + (2 if one.sync else 1) for one in operations
+            self.returned[op.index] > op.index + (2 if op.sync else 1) for op in operations
         )
         self.torn: Content | None = None  # the file before the last write
 
@@ -59,7 +59,7 @@ class KillWalk(Walk):
         super().step(operation)
 
     def systematic(self) -> Iterator[Choice]:
-        """Give the choices of this crash point, simplest first."""
+        """Yield the choices of this crash point, simplest first."""
         yield "everything", self.live, {}
         last = self.recording.operations[self.point - 1] if self.point else None
         if last is not None and self.torn is not None:
@@ -70,7 +70,7 @@ class KillWalk(Walk):
             yield from self._unordered()
 
     def _unordered(self) -> Iterator[Choice]:
-        """Give the states in which operations that overlap the last one are not there yet."""
+        """Yield the choices in which operations that overlap the last one are not there yet."""
         operations = self.recording.operations
         for place in self.latest:
             operation = operations[place.index]
@@ -85,6 +85,7 @@ class KillWalk(Walk):
                 yield why, self._rebuilt(place, missing), {}
 
     def _rebuilt(self, place: Position, missing: Collection[int]) -> Position:
+        """Return an earlier position with all operations since then but the missing ones."""
         slots, contents = dict(place.slots), {k: v.full for k, v in place.files.items()}
         for operation in self.recording.operations[place.index : self.point]:
             if operation.index in missing:
@@ -94,7 +95,7 @@ class KillWalk(Walk):
             elif operation.kind is Kind.CREATE:
                 contents[operation.object] = EMPTY
             replay.put(slots, replay.slot_events(operation))
-        files = {each: Version(now, now, now, now) for each, now in contents.items()}
+        files = {number: Version(c, c, c, c) for number, c in contents.items()}
         names = replay.paths(slots, self.folders)
         return Position(place.index, slots, names, files, self.live.modes, self.live.changed)
 

@@ -64,66 +64,63 @@ class Limits:
 class Bytes:
     """One content of one file, held against the operations on it."""
 
-    each: int
+    number: int
     content: Content
     limits: Limits
     data: list[Operation]  # on this file
     before: int  # its size before the first operation, in bytes
     low: int = 0  # the sizes that are possible
     high: int = 0
-    seen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    segments: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
 
     def __post_init__(self) -> None:
         """Find the operations that matter, newest first, and the possible sizes."""
-        status = self.limits.status
-        self.ones = [
-            (operation, status(operation)) for operation in self.data if status(operation) != NOT
-        ]
+        with_status = ((operation, self.limits.status(operation)) for operation in self.data)
+        self.statuses = [(operation, status) for operation, status in with_status if status != NOT]
         self.low = self.high = self.before
-        for operation, what in self.ones:
-            if what == LATE:
+        for operation, presence in self.statuses:
+            if presence == LATE:
                 continue
             low, high = operation.stop, max(self.high, operation.stop)
             if operation.kind is Kind.TRUNCATE:
                 low = operation.size
-                high = low if what == MUST else max(self.high, low)
-                self.low = low if what == MUST else min(self.low, low)
-            elif what == MUST:
+                high = low if presence == MUST else max(self.high, low)
+                self.low = low if presence == MUST else min(self.low, low)
+            elif presence == MUST:
                 self.low = max(self.low, low)
             self.high = high
-        self.ones.reverse()
+        self.statuses.reverse()
 
     def wrong(self) -> str:
-        """Say what is wrong; empty if nothing is."""
+        """Return what is wrong with the content; empty if nothing is."""
         size = self.content.size
         if not self.low <= size <= self.high:
-            return f"file {self.each}: size {size}, not within {self.low} and {self.high}"
+            return f"file {self.number}: size {size}, not within {self.low} and {self.high}"
         edges = self._edges()
         if self.limits.aligned:
-            cuts = {size} | {edge for one in self.content.extents for edge in _ends(one)}
+            cuts = {size} | {edge for extent in self.content.extents for edge in _ends(extent)}
             off = [cut for cut in cuts if cut % PAGE and cut not in edges]
             if off:
-                return f"file {self.each}: cut inside of a page, at {min(off)}"
-        self.seen = list(self._segments(edges))
-        for start, stop, source in self.seen:
+                return f"file {self.number}: cut inside of a page, at {min(off)}"
+        self.segments = list(self._divide(edges))
+        for start, stop, source in self.segments:
             allowed = self._sources(start, stop)
             if self._zeroed(start, stop):
                 allowed.add(ZEROS)
             if source not in allowed:
                 return (
-                    f"file {self.each}: bytes {start} to {stop} come from {_word(source)}, "
-                    f"not from {' or '.join(_word(one) for one in sorted(allowed))}"
+                    f"file {self.number}: bytes {start} to {stop} come from {_word(source)}, "
+                    f"not from {' or '.join(_word(origin) for origin in sorted(allowed))}"
                 )
         return self._gap() or self._tear()
 
     def _edges(self) -> set[int]:
-        ones = self.data
         edges = {0, self.before}
-        edges |= {one.offset for one in ones if one.kind is not Kind.TRUNCATE}
-        return edges | {one.size if one.kind is Kind.TRUNCATE else one.stop for one in ones}
+        edges |= {op.offset for op in self.data if op.kind is not Kind.TRUNCATE}
+        return edges | {_end(operation) for operation in self.data}
 
-    def _segments(self, edges: set[int]) -> Iterator[tuple[int, int, int]]:
-        """Give [start, stop) and source of each stretch that nothing divides."""
+    def _divide(self, edges: set[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield [start, stop) and the source of each stretch that nothing divides."""
         size = self.content.size
         cuts = edges | {edge for one in self.content.extents for edge in _ends(one)} | {size}
         ordered = sorted(cut for cut in cuts if cut <= size)
@@ -135,10 +132,10 @@ class Bytes:
             yield start, stop, extents[0].source if inside else ZEROS
 
     def _sources(self, start: int, stop: int) -> set[int]:
-        """Give where the bytes of one stretch may come from."""
+        """Return where the bytes of one stretch may come from."""
         sources: set[int] = set()
-        for operation, what in self.ones:
-            if what == LATE and stop > self.limits.reach(operation):
+        for operation, presence in self.statuses:
+            if presence == LATE and stop > self.limits.reach(operation):
                 continue
             if (
                 operation.kind is Kind.WRITE
@@ -155,19 +152,19 @@ class Bytes:
                     continue
             else:
                 continue
-            if what == MUST:
+            if presence == MUST:
                 return sources
         return sources | {BEFORE if stop <= self.before else ZEROS}
 
     def _gap(self) -> str:
-        """Say where zeros stand before data that was written later, in a part that is new."""
+        """Return where zeros stand before data that was written later, in a part that is new."""
         if not self.limits.prefix:
             return ""
-        ends = [one.size if one.kind is Kind.TRUNCATE else one.stop for one in self._resizes()]
+        ends = [_end(op) for op, _ in self.statuses if op.kind is not Kind.WRITE]
         least = max([self.low, *(end for end in ends if end <= self.content.size)])
-        synced = {one.index for one, _ in self.ones if one.sync}  # flushed alone, wherever it is
+        synced = {op.index for op, _ in self.statuses if op.sync}  # flushed alone, wherever it is
         earliest = NEVER  # of the writes that are there, from here to the end of the file
-        for start, stop, source in reversed(self.seen):
+        for start, stop, source in reversed(self.segments):
             if source in synced:
                 return ""
             if source >= 0:
@@ -175,15 +172,15 @@ class Bytes:
             fine = self._begun(start, stop) or self._zeroed(start, stop)
             if source != ZEROS or start < least or fine:
                 continue
-            ones = [one for one, what in self.ones if what != LATE]
-            covering = [one.index for one in ones if _covers(one, start, stop)]
-            missed = [index for index in covering if index not in self.limits.excused]
+            missed = self._missed(start, stop)
             if missed and min(missed) <= earliest:
-                return f"file {self.each}: zeros at {start} inside of new data"
+                return f"file {self.number}: zeros at {start} inside of new data"
         return ""
 
-    def _resizes(self) -> list[Operation]:
-        return [one for one, _ in self.ones if one.kind is not Kind.WRITE]
+    def _missed(self, start: int, stop: int) -> list[int]:
+        """List the writes to a stretch that may not be missing where later data is there."""
+        writes = [op for op, status in self.statuses if status != LATE and _covers(op, start, stop)]
+        return [op.index for op in writes if op.index not in self.limits.excused]
 
     def _zeroed(self, start: int, stop: int) -> bool:
         return any(low <= start and stop <= high for low, high in self.limits.zeroed)
@@ -191,27 +188,34 @@ class Bytes:
     def _begun(self, start: int, stop: int) -> bool:
         """Whether zeros are the rest of a block that the file had before."""
         same = start % PAGE != 0 and (stop - 1) // PAGE == start // PAGE
-        there = any(
+        has_data = any(
             end <= start and (end - 1) // PAGE == start // PAGE and source != ZEROS
-            for _, end, source in self.seen
+            for _, end, source in self.segments
         )
-        mine = stop <= -(-self.low // PAGE) * PAGE
-        return self.limits.in_block and ((same and there) or mine)
+        in_last_block = stop <= -(-self.low // PAGE) * PAGE
+        return self.limits.in_block and ((same and has_data) or in_last_block)
 
     def _tear(self) -> str:
-        """Say where the write that was cut goes on behind the cut."""
-        torn = next((one for one, _ in self.ones if one.index == self.limits.torn), None)
+        """Return where the write that was cut goes on behind the cut."""
+        torn = next((op for op, _ in self.statuses if op.index == self.limits.torn), None)
         missing = False
-        for start, stop, source in self.seen if torn else []:
+        for start, stop, source in self.segments if torn else []:
             if torn and _covers(torn, start, stop):
                 if source == torn.index and missing:
-                    return f"file {self.each}: write {torn.index} goes on behind its cut at {start}"
+                    return (
+                        f"file {self.number}: write {torn.index} goes on behind its cut at {start}"
+                    )
                 missing = missing or source != torn.index
         return ""
 
 
 def _ends(extent: Extent) -> tuple[int, int]:
     return extent.offset, extent.offset + extent.size
+
+
+def _end(operation: Operation) -> int:
+    """Return the size that an operation on data gives its file, if that was not longer."""
+    return operation.size if operation.kind is Kind.TRUNCATE else operation.stop
 
 
 def _covers(operation: Operation, start: int, stop: int) -> bool:
@@ -231,7 +235,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _effects(operation: Operation) -> list[tuple[Name, int]]:
-    """Give the names that an operation changes, and the object that each holds afterwards."""
+    """Return the names that an operation changes, and the object that each holds afterwards."""
     source: Name = (operation.parent, _split(operation.path)[1])
     target: Name = (operation.new_parent, _split(operation.target)[1])
     makes = {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK}
@@ -249,7 +253,7 @@ def _effects(operation: Operation) -> list[tuple[Name, int]]:
 class History:
     """A recording, sorted by name and by file."""
 
-    _known: ClassVar[dict[int, tuple[weakref.ref[Recording], History]]] = {}
+    _cached: ClassVar[dict[int, tuple[weakref.ref[Recording], History]]] = {}
 
     def __init__(self, recording: Recording) -> None:
         """Sort it."""
@@ -257,40 +261,41 @@ class History:
         self.returned = returned_at(recording.operations)
         self.names: dict[Name, list[tuple[int, int]]] = {}
         self.data: dict[int, list[Operation]] = defaultdict(list)
-        self.before = {one.object: one.size for one in recording.initial if one.kind == "file"}
-        self.folders = {ROOT} | {one.object for one in recording.initial if one.kind == "dir"}
+        initial = recording.initial
+        self.before = {entry.object: entry.size for entry in initial if entry.kind == "file"}
+        self.folders = {ROOT} | {entry.object for entry in initial if entry.kind == "dir"}
         self.touching: dict[int, list[int]] = defaultdict(list)
-        self.syncs = [one for one in self.operations if one.kind in SYNCING]
+        self.syncs = [op for op in self.operations if op.kind in SYNCING]
         self._sort_names(recording)
         self._sort_data()
         self.durable_from = {
-            one.index: self._durable_from(one) for ones in self.data.values() for one in ones
+            op.index: self._durable_from(op) for of_file in self.data.values() for op in of_file
         }
 
     def _filling(self) -> set[int]:
-        """Give the writes to pages that their file had no bytes in: they need new blocks."""
-        pages = {each: set(range(-(-size // PAGE))) for each, size in self.before.items()}
+        """Return the writes to pages that their file had no bytes in: they need new blocks."""
+        pages = {number: set(range(-(-size // PAGE))) for number, size in self.before.items()}
         filling: set[int] = set()
         for operation in self.operations:
             had = pages.setdefault(operation.object, set())
             if operation.kind is Kind.TRUNCATE:
                 had -= {page for page in had if page * PAGE >= operation.size}
             elif operation.kind in {Kind.WRITE, Kind.ALLOCATE} and operation.size:
-                mine = set(range(operation.offset // PAGE, -(-operation.stop // PAGE)))
-                if mine - had:
+                pages_written = set(range(operation.offset // PAGE, -(-operation.stop // PAGE)))
+                if pages_written - had:
                     filling.add(operation.index)
-                had |= mine
+                had |= pages_written
         return filling
 
     @classmethod
     def of(cls, recording: Recording) -> History:
-        """Give the history of a recording; it is made once."""
-        known = cls._known.get(id(recording))
-        if known is None or known[0]() is not recording:
+        """Return the history of a recording; it is made once."""
+        cached = cls._cached.get(id(recording))
+        if cached is None or cached[0]() is not recording:
             history = cls(recording)
-            known = cls._known[id(recording)] = (weakref.ref(recording), history)
-            weakref.finalize(recording, cls._known.pop, id(recording), None)
-        return known[1]
+            cached = cls._cached[id(recording)] = (weakref.ref(recording), history)
+            weakref.finalize(recording, cls._cached.pop, id(recording), None)
+        return cached[1]
 
     def _sort_names(self, recording: Recording) -> None:
         at = {entry.path: entry.object for entry in recording.initial} | {"": ROOT}
@@ -313,24 +318,32 @@ class History:
         for operation in self.operations:
             size = sizes.get(operation.object, 0)
             if operation.kind in DATA:
-                self.data[operation.object].append(operation)
-                self.size_before[operation.index] = size
-                grown = max(size, operation.stop)
-                is_set = operation.kind is Kind.TRUNCATE
-                sizes[operation.object] = operation.size if is_set else grown
-                if operation.kind is not Kind.WRITE and sizes[operation.object] == size:
-                    self.idle.add(operation.index)
-            if operation.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE} or (
-                operation.kind is Kind.WRITE and operation.stop > size
-            ):
+                sizes[operation.object] = self._add_data(operation, size)
+            longer = operation.kind is Kind.WRITE and operation.stop > size
+            if longer or operation.kind in {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CREATE}:
                 self.grows.add(operation.index)
-            if operation.kind in SYNCING | SILENT:
-                continue
-            if operation.kind is not Kind.WRITE or operation.index in self.grows:
-                more = (operation.parent, operation.new_parent, operation.replaced)
-                others = more if operation.kind in NAMING else ()
-                for number in {operation.object, *others} - {0}:
-                    self.touching[number].append(operation.index)
+            self._add_touched(operation)
+
+    def _add_data(self, operation: Operation, size: int) -> int:
+        """Note an operation on the data of a file of this size; return its size afterwards."""
+        self.data[operation.object].append(operation)
+        self.size_before[operation.index] = size
+        is_set = operation.kind is Kind.TRUNCATE
+        size_after = operation.size if is_set else max(size, operation.stop)
+        if operation.kind is not Kind.WRITE and size_after == size:
+            self.idle.add(operation.index)
+        return size_after
+
+    def _add_touched(self, operation: Operation) -> None:
+        """Note the inodes that an operation changes; a write changes one only if it grows."""
+        if operation.kind in SYNCING | SILENT:
+            return
+        if operation.kind is Kind.WRITE and operation.index not in self.grows:
+            return
+        related = (operation.parent, operation.new_parent, operation.replaced)
+        others = related if operation.kind in NAMING else ()
+        for number in {operation.object, *others} - {0}:
+            self.touching[number].append(operation.index)
 
     # ---- what is durable ----
 
@@ -338,7 +351,7 @@ class History:
         return sync.kind is Kind.SYNC or sync.object == number
 
     def _durable_from(self, operation: Operation) -> int:
-        """Give the first crash point at which an operation on data is durable."""
+        """Return the first crash point at which an operation on data is durable, or NEVER."""
         syncs = [
             s for s in self.syncs if self._covers(s, operation.object) and operation.precedes(s)
         ]
@@ -362,27 +375,27 @@ class History:
         )
 
     def stale(self, number: int, point: int) -> frozenset[int]:
-        """Give the truncates of a file that no fsync of it has settled: their zeros are data."""
+        """Return the truncates of a file that no fsync of it has settled: their zeros are data."""
         return frozenset(
-            one.index
-            for one in self.data.get(number, [])
-            if one.kind is Kind.TRUNCATE and self.durable_from[one.index] > point
+            op.index
+            for op in self.data.get(number, [])
+            if op.kind is Kind.TRUNCATE and self.durable_from[op.index] > point
         )
 
     def not_returned(self, point: int) -> frozenset[int]:
-        """Give the operations that may not have happened, because a later one overlaps them."""
+        """Return the operations that may not have happened, because a later one overlaps them."""
         low = max(0, point - 256)
         return frozenset(i for i in range(low, point) if self.returned[i] > point)
 
     def committing(self, point: int) -> Iterator[Operation]:
-        """Give the syncs, and writes through O_SYNC, that had returned without an error."""
+        """Yield the syncs, and writes through O_SYNC, that had returned without an error."""
         for operation in self.operations[:point]:
             sync = operation.kind in SYNCING or (operation.kind is Kind.WRITE and operation.sync)
             if sync and not operation.error and self.returned[operation.index] <= point:
                 yield operation
 
     def floor(self, point: int) -> int:
-        """Give how many operations on metadata a journal holds for certain."""
+        """Return a point: a journal holds all metadata before it for certain."""
         settled = [
             index + 1
             for sync in self.committing(point)
@@ -392,17 +405,17 @@ class History:
         return max(settled, default=0)
 
     def _settled(self, sync: Operation) -> Iterable[int]:
-        """Give the operations whose transaction a sync commits, if they came before it."""
+        """Return the operations whose transaction a sync commits, if they came before it."""
         touched = self.touching.get(sync.object, [])
         if sync.kind is Kind.SYNC:
             return range(sync.index)
         if sync.kind is Kind.FSYNC or sync.object in self.folders:
             return touched
-        ones = [self.operations[i] for i in touched if i in self.grows]
-        mine = [one for one in ones if one.object == sync.object]
+        growing = [self.operations[i] for i in touched if i in self.grows]
+        settled = [op for op in growing if op.object == sync.object]
         if sync.kind is Kind.WRITE:  # it flushes its own pages: growth in other pages may wait
-            mine = [one for one in mine if one.kind is not Kind.WRITE or self._flushed(one, sync)]
-        return [one.index for one in mine]
+            settled = [op for op in settled if op.kind is not Kind.WRITE or self._flushed(op, sync)]
+        return [op.index for op in settled]
 
     def _flushed(self, write: Operation, sync: Operation) -> bool:
         """Whether a write made its file longer within the pages of a write through O_SYNC.
@@ -417,12 +430,15 @@ class History:
     # ---- names ----
 
     def value(self, name: Name, count: int) -> int:
-        """Give the object that a name held after the first `count` operations."""
+        """Return the object that a name held after the first `count` operations; 0: none."""
         events = self.names.get(name, [(-1, 0)])
         return events[bisect_left(events, (count, -1)) - 1][1]
 
     def values(self, name: Name, count: int, loose: Callable[[int], bool]) -> set[int]:
-        """Give the objects that it may hold when the operations that are `loose` may be missing."""
+        """Return the objects that a name may hold after the first `count` operations.
+
+        Those for which `loose` is true may be missing.
+        """
         possible: set[int] = set()
         for index, held in reversed(self.names[name]):
             if index < count:
@@ -432,7 +448,7 @@ class History:
         return possible
 
     def wrong_names(self, state: State, allowed: Callable[[Name], set[int]]) -> str:
-        """Say which name holds what it can't hold."""
+        """Return which name holds what it can't hold; empty if none does."""
         held: dict[Name, int] = {}
         for path, number in state.names.items():
             above, name = _split(path)
@@ -455,7 +471,7 @@ class History:
     # ---- contents ----
 
     def wrong_content(self, number: int, content: Content, limits: Limits) -> str:
-        """Say which bytes of a file, or which size, can't be there."""
+        """Return which bytes of a file, or which size, can't be there; empty if all can."""
         before = self.before.get(number, 0)
         return Bytes(number, content, limits, self.data.get(number, []), before).wrong()
 
@@ -464,7 +480,7 @@ class History:
 
 
 def moments(history: History, floor: int, point: int, *, log: bool = False) -> Iterator[int]:
-    """Give how many operations on metadata may be there: up to the point, or to one of them."""
+    """Yield up to where metadata may be there: to the crash point, or to one operation on it."""
     yield point
     for operation in reversed(history.operations[floor:point]):
         sync = operation.kind in SYNCING or operation.sync
@@ -498,55 +514,84 @@ def journalled(
 def _ordered(
     history: History, number: int, point: int, moment: int, *, replace_flushes: bool
 ) -> Limits:
-    """Give the limits of one file when the metadata before `moment` is there."""
-    loose = history.not_returned(point)
-    ones = [one for one in history.data.get(number, []) if one.index < point]
-    lost = [one.index for one in ones if one.kind is not Kind.WRITE and one.index >= moment]
-    flushes = [
-        one
-        for one in history.operations[:moment]
-        if one.kind is Kind.RENAME and one.object == number and one.replaced and replace_flushes
-    ]
-
-    def status(operation: Operation) -> str:
-        if operation.index >= point:
-            return NOT
-        if operation.kind is not Kind.WRITE:
-            if operation.index >= moment:
-                return NOT
-            return MAY if operation.index in loose | history.idle else MUST
-        flushed = [r for r in flushes if operation.precedes(r) and r.index not in loose]
-        # Only data without blocks is sure to be flushed.
-        flushes_it = operation.index in history.fills
-        if history.durable_from[operation.index] <= point or any(
-            flushes_it and not history.doomed(operation, r.index) for r in flushed
-        ):
-            return MUST
-        return LATE if operation.index >= moment else MAY
-
-    def reach(operation: Operation) -> int:
-        ends = [one.size for one in ones if one.index in lost and one.index < operation.index]
-        return -(-min(ends, default=NEVER) // PAGE) * PAGE
-
-    # A rename begins the flush. A commit that comes before its end has the size, and reads zeros.
-    begun = [
-        (one.offset, one.stop)
-        for one in ones
-        if one.kind is Kind.WRITE
-        and one.index in history.fills
-        and history.durable_from[one.index] > point
-        and any(one.precedes(rename) for rename in flushes)
-    ]
-    excused = frozenset(one.index for one in ones if history.doomed(one, point))
-    ends = [one.size for one in ones if one.kind is Kind.TRUNCATE and one.index >= moment]
+    """Return the limits of one file when the metadata before `moment` is there."""
+    file = JournalledFile(history, number, point, moment, replace_flushes=replace_flushes)
     return Limits(
-        status,
-        excused=excused,
-        reach=reach,
-        zeroed=(*((end, -(-end // PAGE) * PAGE) for end in ends), *begun),
+        file.status,
+        excused=frozenset(op.index for op in file.data if history.doomed(op, point)),
+        reach=file.reach,
+        zeroed=(*file.cut_tails(), *file.begun_flushes()),
         stale=history.stale(number, point),
         in_block=replace_flushes,
     )
+
+
+class JournalledFile:
+    """The operations on one file up to a crash point, when the metadata before a moment is there.
+
+    With `replace_flushes` a rename over another file flushes the data of this one.
+    """
+
+    def __init__(
+        self, history: History, number: int, point: int, moment: int, *, replace_flushes: bool
+    ) -> None:
+        """Find them, and the renames that flush them."""
+        self.history, self.point, self.moment = history, point, moment
+        self.unreturned = history.not_returned(point)
+        self.data = [op for op in history.data.get(number, []) if op.index < point]
+        renames = [op for op in history.operations[:moment] if op.kind is Kind.RENAME]
+        self.flushes = [
+            op for op in renames if op.object == number and op.replaced and replace_flushes
+        ]
+
+    def status(self, operation: Operation) -> str:
+        """Return whether an operation on data must, may or can't be there."""
+        if operation.index >= self.point:
+            return NOT
+        if operation.kind is not Kind.WRITE:
+            if operation.index >= self.moment:
+                return NOT
+            return MAY if operation.index in self.unreturned | self.history.idle else MUST
+        durable = self.history.durable_from[operation.index] <= self.point
+        if durable or self._is_flushed(operation):
+            return MUST
+        return LATE if operation.index >= self.moment else MAY
+
+    def _is_flushed(self, write: Operation) -> bool:
+        """Whether a rename has flushed a write: only data without blocks is sure to be flushed."""
+        return write.index in self.history.fills and any(
+            write.precedes(rename)
+            and rename.index not in self.unreturned
+            and not self.history.doomed(write, rename.index)
+            for rename in self.flushes
+        )
+
+    def reach(self, write: Operation) -> int:
+        """Return the offset where a LATE write ends: at a size that it did not grow yet."""
+        sizes = [op.size for op in self._lost_resizes() if op.index < write.index]
+        return -(-min(sizes, default=NEVER) // PAGE) * PAGE
+
+    def _lost_resizes(self) -> list[Operation]:
+        return [op for op in self.data if op.kind is not Kind.WRITE and op.index >= self.moment]
+
+    def cut_tails(self) -> list[tuple[int, int]]:
+        """List the [start, stop) that truncates which are lost may have made zeros."""
+        sizes = [op.size for op in self._lost_resizes() if op.kind is Kind.TRUNCATE]
+        return [(size, -(-size // PAGE) * PAGE) for size in sizes]
+
+    def begun_flushes(self) -> list[tuple[int, int]]:
+        """List the [start, stop) of writes whose flush a rename has begun.
+
+        A commit that comes before the end of the flush has the size, and reads zeros.
+        """
+        return [
+            (op.offset, op.stop)
+            for op in self.data
+            if op.kind is Kind.WRITE
+            and op.index in self.history.fills
+            and self.history.durable_from[op.index] > self.point
+            and any(op.precedes(rename) for rename in self.flushes)
+        ]
 
 
 # ---- logs: a transaction, and over it what was logged since then ---------------------------------
@@ -555,8 +600,8 @@ def _ordered(
 def logged(recording: Recording, state: State) -> str:
     """Judge a state; empty if it is legal."""
     history, point = History.of(recording), state.point
-    whole = [one for one in history.committing(point) if one.kind is Kind.SYNC]
-    floor = max((1 + _latest_before(history, one) for one in whole), default=0)
+    whole = [sync for sync in history.committing(point) if sync.kind is Kind.SYNC]
+    floor = max((1 + _latest_before(history, sync) for sync in whole), default=0)
     reason = ""
     for moment in moments(history, floor, point, log=True):
         log = Log(history, moment, point)
@@ -571,7 +616,7 @@ def logged(recording: Recording, state: State) -> str:
 
 
 def _latest_before(history: History, sync: Operation) -> int:
-    before = (one.index for one in history.operations[: sync.index] if one.precedes(sync))
+    before = (op.index for op in history.operations[: sync.index] if op.precedes(sync))
     return max(before, default=-1)
 
 
@@ -582,15 +627,15 @@ class Log:
         """Find them."""
         self.history, self.moment, self.point = history, moment, point
         self.loose = history.not_returned(point)
-        self.returned = {one.index for one in history.committing(point)}
+        self.returned = {sync.index for sync in history.committing(point)}
         self.syncs = {  # also those that may not have returned: they may have done their work
-            one.index: one
-            for one in history.operations[moment:point]
-            if not one.error and (one.kind in SYNCING or one.sync)
+            op.index: op
+            for op in history.operations[moment:point]
+            if not op.error and (op.kind in SYNCING or op.sync)
         }
 
     def values(self, name: Name) -> set[int]:
-        """Give the objects that a name may hold."""
+        """Return the objects that a name may hold."""
         possible: set[int] = set()
         events = {index for index, _ in self.history.names.get(name, ())}
         for index in reversed(range(self.moment, self.point)):
@@ -624,9 +669,9 @@ class Log:
         )
 
     def _entries(self, sync: Operation) -> set[int]:
-        """Give what a directory held when it was synced."""
-        mine = [name for name in self.history.names if name[0] == sync.object]
-        return {self.history.value(name, sync.index) for name in mine}
+        """Return the objects that a directory held when it was synced."""
+        names = [name for name in self.history.names if name[0] == sync.object]
+        return {self.history.value(name, sync.index) for name in names}
 
     def _must(self, name: Name, held: int, sync: Operation) -> bool:
         """Whether an fsync logs this name for certain."""
@@ -636,7 +681,7 @@ class Log:
         return held != 0 and held in self._above(sync.object, sync.index)
 
     def _above(self, number: int, count: int) -> set[int]:
-        """Give the directories over an object after the first `count` operations."""
+        """Return the directories over an object after the first `count` operations."""
         above: set[int] = set()
         todo = [number]
         while todo:
@@ -649,13 +694,13 @@ class Log:
         return above
 
     def limits(self, number: int) -> Limits:
-        """Give the limits of one file."""
-        tries = [
-            one.index
-            for one in self.history.operations[: self.point]
-            if one.object == number and (one.kind in SYNCING or one.sync)
+        """Return the limits of one file."""
+        syncs = [
+            op.index
+            for op in self.history.operations[: self.point]
+            if op.object == number and (op.kind in SYNCING or op.sync)
         ]
-        until = max([self.moment, *(index + 1 for index in tries)])
+        until = max([self.moment, *(index + 1 for index in syncs)])
 
         def status(operation: Operation) -> str:
             if operation.index >= self.point:
@@ -681,7 +726,7 @@ def killed(recording: Recording, state: State) -> str:
     wrong = history.wrong_names(
         state, lambda name: history.values(name, point, lambda index: index in loose)
     )
-    limits = Limits(lambda one: _status_of_kill(one, point, loose), torn=last)
+    limits = Limits(lambda operation: _status_of_kill(operation, point, loose), torn=last)
     for number, content in state.contents.items():
         wrong = wrong or history.wrong_content(number, content, limits)
     return wrong
@@ -702,7 +747,7 @@ def unordered(recording: Recording, state: State) -> str:
         return history.values(name, point, lambda index: not _settled(history, name, index, point))
 
     wrong = history.wrong_names(state, allowed)
-    limits = Limits(lambda one: _status_of_posix(history, one, point), aligned=False, prefix=False)
+    limits = Limits(lambda op: _status_of_posix(history, op, point), aligned=False, prefix=False)
     for number, content in state.contents.items():
         wrong = wrong or history.wrong_content(number, content, limits)
     return wrong

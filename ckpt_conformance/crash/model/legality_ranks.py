@@ -43,11 +43,11 @@ class Stopped:
         self.state, self.ranks = state, recording.ranks
         self.history = History.of(recording)
         self.all = recording.operations
-        self.issued = [one for one in self.all if state.has(one)]
-        self.last = {one.rank: one.index for one in self.issued}
+        self.issued = [operation for operation in self.all if state.has(operation)]
+        self.last = {operation.rank: operation.index for operation in self.issued}
 
     def inconsistent(self) -> str:
-        """Say which operation had been issued before what it waited for."""
+        """Return which rank stopped before what another waited for; empty if none did."""
         cut = self.state.cut
         if cut and (len(cut) != self.ranks or max(cut) != self.state.point):
             return f"the cut {cut} is none of {self.ranks} ranks up to {self.state.point}"
@@ -62,12 +62,12 @@ class Stopped:
         return ""
 
     def wrong_names(self) -> str:
-        """Say which name holds what it can't hold."""
+        """Return which name holds what it can't hold; empty if none does."""
 
         def allowed(name: Name) -> set[int]:
             events = self.history.names[name]
-            there = [held for index, held in events if index < 0 or self._has(index)]
-            return {there[-1] if there else 0}
+            held_in_order = [held for index, held in events if index < 0 or self._has(index)]
+            return {held_in_order[-1] if held_in_order else 0}
 
         return self.history.wrong_names(self.state, allowed)
 
@@ -75,11 +75,12 @@ class Stopped:
         return self.state.has(self.all[index])
 
     def wrong_contents(self, lost: int = -1) -> str:
-        """Say what of a file can't be there when the node of a rank is lost; -1: of none."""
+        """Return what of a file can't be there when the node of rank `lost` is lost; -1: none."""
         status: Callable[[Operation], str] = partial(self._status, lost=lost)
         for number, content in self.state.contents.items():
-            mine = [one.index for one in self.history.data.get(number, []) if self._torn(one)]
-            limits = Limits(status, prefix=lost < 0, torn=mine[-1] if mine and lost < 0 else -1)
+            data = self.history.data.get(number, []) if lost < 0 else []
+            torn = [operation.index for operation in data if self._torn(operation)]
+            limits = Limits(status, prefix=lost < 0, torn=torn[-1] if torn else -1)
             if wrong := self.history.wrong_content(number, content, limits):
                 return wrong
         return ""
@@ -106,8 +107,8 @@ class Stopped:
         if operation.sync:
             return not self._torn(operation)
         for sync in self.issued:
-            mine = sync.rank == operation.rank and operation.precedes(sync)
-            if mine and (_syncs(sync, operation) or (self.closing and _closes(sync, operation))):
+            follows = sync.rank == operation.rank and operation.precedes(sync)
+            if follows and (_syncs(sync, operation) or (self.closing and _closes(sync, operation))):
                 return not sync.error
         return False
 

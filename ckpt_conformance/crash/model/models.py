@@ -45,11 +45,11 @@ class PersistenceModel:
         return self.rules.name
 
     def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
-        """Give legal states of every crash point, simplest first at each; at most `budget`."""
+        """Yield legal states of every crash point, simplest first at each; at most `budget`."""
         return explore(self.walk(recording, self.rules), rng, budget)
 
     def illegal(self, recording: Recording, state: State) -> str:
-        """Say which constraint a state breaks; empty if it is legal."""
+        """Return which constraint a state breaks; empty if it is legal."""
         return self.predicate(recording, state)
 
 

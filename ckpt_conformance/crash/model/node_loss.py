@@ -37,7 +37,7 @@ class NodeLossWalk(CutWalk):
         super().__post_init__()
         self.initial = replay.initial_contents(self.recording)
         self.data: dict[int, list[Operation]] = {}
-        self.known: dict[tuple[int, int], dict[int, list[int]]] = {}
+        self._loose_by_stop: dict[tuple[int, int], dict[int, list[int]]] = {}
 
     def step(self, operation: Operation) -> None:
         """Issue one operation."""
@@ -46,10 +46,10 @@ class NodeLossWalk(CutWalk):
             self.data.setdefault(operation.object, []).append(operation)
 
     def loose(self, rank: int, bound: int) -> dict[int, list[int]]:
-        """Give the writes of a rank that it had not synced when it stopped, by file."""
-        if (rank, bound) not in self.known:
-            self.known[rank, bound] = self._loose(rank, bound)
-        return self.known[rank, bound]
+        """Return the writes of a rank that it had not synced when it stopped, by file."""
+        if (rank, bound) not in self._loose_by_stop:
+            self._loose_by_stop[rank, bound] = self._loose(rank, bound)
+        return self._loose_by_stop[rank, bound]
 
     def _loose(self, rank: int, bound: int) -> dict[int, list[int]]:
         waiting: dict[int, list[int]] = {}
@@ -72,11 +72,11 @@ class NodeLossWalk(CutWalk):
     # ---- states ----
 
     def systematic(self) -> Iterator[Choice]:
-        """Give the choices of this crash point, simplest first."""
+        """Yield the choices of this crash point, simplest first."""
         yield from super().systematic()
         for why, cut in self.cuts():
             for rank, bound in enumerate(cut):
-                lost = [at for found in self.loose(rank, bound).values() for at in found]
+                lost = [at for writes in self.loose(rank, bound).values() for at in writes]
                 if lost:
                     reason = f"{why}; node {rank} is lost with what it had not synced"
                     yield reason, stop_at(cut, lost=lost), {}
@@ -89,13 +89,13 @@ class NodeLossWalk(CutWalk):
             for why, content in self._version(number, lost).variants(RULES):
                 reason = f"node {rank} is lost: {why} file {number}"
                 yield reason, stop_at(self.cut), {number: content}
-            rest = [at for other, found in loose.items() if other != number for at in found]
+            rest = [at for other, writes in loose.items() if other != number for at in writes]
             if rest:
                 reason = f"node {rank} is lost with all but file {number}"
                 yield reason, stop_at(self.cut, lost=rest), {}
 
     def _version(self, number: int, lost: list[int]) -> Version:
-        """Give a file as it is, and without some writes."""
+        """Return the version of a file: as it is, and without some writes."""
         full = safe = self.initial.get(number, EMPTY)
         for operation in self.data.get(number, []):
             full = replay.changed(full, operation)
@@ -108,9 +108,9 @@ class NodeLossWalk(CutWalk):
         loose = self.loose(rank, self.cut[rank])
         if not loose or not rng.randrange(3):
             return super().drawn(rng)
-        versions = {each: self._version(each, lost) for each, lost in loose.items()}
         chosen: dict[int, Content] = {
-            each: one.drawn(rng, holes=True) for each, one in versions.items()
+            number: self._version(number, lost).drawn(rng, holes=True)
+            for number, lost in loose.items()
         }
         return f"random part of the data of node {rank}", stop_at(self.cut), chosen
 
@@ -118,8 +118,8 @@ class NodeLossWalk(CutWalk):
 def is_for(sync: Operation, write: Operation) -> bool:
     """Whether a sync or a close was for a write that had returned before."""
     of_process = sync.kind is Kind.CLOSE and not sync.object and sync.process == write.process
-    every = sync.kind is Kind.SYNC or of_process
-    return (every or sync.object == write.object) and write.precedes(sync)
+    of_all_files = sync.kind is Kind.SYNC or of_process
+    return (of_all_files or sync.object == write.object) and write.precedes(sync)
 
 
 class NfsWalk(NodeLossWalk):

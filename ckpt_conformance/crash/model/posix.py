@@ -61,11 +61,9 @@ class PosixWalk(Walk):
             return
         for naming in self.naming:
             if naming.operation.precedes(sync):
-                every = sync.kind is Kind.SYNC or naming.operation.object in self.folders
-                mine = [event for event in naming.events if event[0][0] == sync.object]
-                mine = naming.events if every and (mine or sync.kind is Kind.SYNC) else mine
-                replay.put(self.settled, mine)
-                naming.events = [event for event in naming.events if event not in mine]
+                events = self._settled_by(sync, naming)
+                replay.put(self.settled, events)
+                naming.events = [event for event in naming.events if event not in events]
         self.naming = [naming for naming in self.naming if naming.events]
         self.folded = dict(self.settled)
         for naming in self.naming[:-RECENT]:
@@ -73,6 +71,17 @@ class PosixWalk(Walk):
         loose = {held for naming in self.naming for _, held in naming.events}
         named = loose.union(self.live.slots.values(), self.settled.values(), self.folded.values())
         self.drop(set(self.live.changed) - named - {ROOT})
+
+    def _settled_by(self, sync: Operation, naming: Naming) -> list[tuple[replay.Slot, int]]:
+        """Return the events in the directory that was synced; after sync(2) all.
+
+        A directory is renamed as a whole: what settles one of its two names settles both.
+        """
+        if sync.kind is Kind.SYNC:
+            return naming.events
+        in_directory = [event for event in naming.events if event[0][0] == sync.object]
+        is_whole = naming.operation.object in self.folders
+        return naming.events if in_directory and is_whole else in_directory
 
     def _place(self, slots: dict[replay.Slot, int]) -> Position:
         names = replay.paths(slots, self.folders)
@@ -85,14 +94,14 @@ class PosixWalk(Walk):
         return self._place(slots)
 
     def positions(self) -> list[tuple[str, Position]]:
-        """Give what the names may be: all, prefixes, all but one, only what was synced."""
+        """List what the names may be: all, prefixes, all but one, only what was synced."""
         recent = self.naming[-RECENT:]
         places = [("", self.live)]
         for count in reversed(range(len(recent))):
             index = recent[count].operation.index
             places.append((f"names as before operation {index}", self._chosen(recent[:count])))
         for naming in recent[:-1]:
-            rest = [each for each in recent if each is not naming]
+            rest = [other for other in recent if other is not naming]
             places.append((f"without operation {naming.operation.index}", self._chosen(rest)))
         if recent:
             places.append(("only the names that were synced", self._place(self.settled)))
@@ -100,7 +109,7 @@ class PosixWalk(Walk):
 
     def drawn(self, rng: random.Random) -> tuple[str, Position, dict[int, Content]]:
         """Choose names and contents at random."""
-        kept = [one for one in self.naming[-RECENT:] if rng.random() < 0.5]  # noqa: PLR2004
-        loose = {each: one for each, one in self.live.files.items() if one.loose}
-        chosen = {each: one.drawn(rng, holes=True) for each, one in loose.items()}
+        kept = [naming for naming in self.naming[-RECENT:] if rng.random() < 0.5]  # noqa: PLR2004
+        loose = {n: version for n, version in self.live.files.items() if version.loose}
+        chosen = {number: version.drawn(rng, holes=True) for number, version in loose.items()}
         return "random subset", self._chosen(kept), chosen

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.crash.model.states import Content, State
 
-EVERY = 32  # operations between two places that are kept
+KEEP_EVERY = 32  # operations between two places that are kept
 Cut = tuple[int, ...]
 
 
@@ -63,65 +63,63 @@ class CutWalk(Walk):
         self.cut = (*self.cut[:rank], self.point, *self.cut[rank + 1 :])
         _apply(self.live, operation)
         self.live.index = self.point
-        if self.point % EVERY == 0:
+        if self.point % KEEP_EVERY == 0:
             self.places.append(_copy(self.live))
 
     # ---- cuts ----
 
     def cuts(self) -> Iterator[tuple[str, Cut]]:
-        """Give the cuts in which the last operation was issued; simplest first."""
+        """Yield the cuts in which the last operation was issued, with a reason; simplest first."""
         yield "everything", self.cut
         if not self.point:
             return
         last = self.recording.operations[self.point - 1]
         least = self._least(last)
-        given = {self.cut, least}
+        listed = {self.cut, least}
         if least != self.cut:
             yield f"only rank {last.rank} went on", least
         for rank in range(self.size):
             for at in self._lags(rank, least[rank]):
                 cut = self.lowered(rank, at)
-                if cut not in given:
-                    given.add(cut)
-                    yield f"rank {rank} stopped before operation {self._next(rank, at)}", cut
+                if cut not in listed:
+                    listed.add(cut)
+                    before = self._first_missing(rank, at)
+                    yield f"rank {rank} stopped before operation {before}", cut
 
     def _least(self, last: Operation) -> Cut:
-        """Give the least consistent cut with an operation in it."""
+        """Return the least consistent cut with an operation in it."""
         bounds = list(last.after) or [0]
         bounds[last.rank] = self.point
         return tuple(self._rounded(rank, at) for rank, at in enumerate(bounds))
 
     def _rounded(self, rank: int, bound: int) -> int:
-        """Give the bound of the last operation of a rank that is below a bound."""
+        """Return the greatest useful bound: just behind a rank's last operation before `bound`."""
         lane = self.lanes[rank]
         below = bisect_left(lane, bound)
         return lane[below - 1] + 1 if below else 0
 
     def _lags(self, rank: int, least: int) -> list[int]:
-        """Give earlier bounds of a rank: the last few, the first, and some between."""
+        """Return earlier bounds of a rank: the last few, the first, and some between."""
         bounds = [0, *(at + 1 for at in self.lanes[rank])]
         bounds = [at for at in bounds if least <= at < self.cut[rank]]
         step = max(1, len(bounds) // RECENT)
         chosen = {*bounds[:1], *bounds[::step], *bounds[-RECENT:]}
         return sorted(chosen, reverse=True)
 
-    def _next(self, rank: int, at: int) -> int:
-        return self._first_missing(rank, at)
-
     def lowered(self, rank: int, at: int) -> Cut:
         """Let a rank stop earlier, and with it whoever waited for what is missing then."""
-        cut = [at if each == rank else now for each, now in enumerate(self.cut)]
+        cut = [at if other == rank else now for other, now in enumerate(self.cut)]
         operations, again = self.recording.operations, True
         while again:
             again = False
-            for each in range(self.size):
-                while cut[each] and not _stands(operations[cut[each] - 1], cut, self.lanes):
-                    cut[each] = self._rounded(each, cut[each] - 1)
+            for other in range(self.size):
+                while cut[other] and not _stands(operations[cut[other] - 1], cut, self.lanes):
+                    cut[other] = self._rounded(other, cut[other] - 1)
                     again = True
         return tuple(cut)
 
     def tearable(self, cut: Cut) -> Iterator[Operation]:
-        """Give the last writes that a kill may have cut: nobody went on because of them."""
+        """Yield the last writes that a kill may have cut: nobody went on because of them."""
         last = [self.recording.operations[at - 1] for at in cut if at]
         for operation in last:
             seen = (
@@ -138,7 +136,7 @@ class CutWalk(Walk):
         """Make the names and files that are there when the ranks have stopped."""
         first = min(self._first_missing(rank, at) for rank, at in enumerate(stop.cut))
         first = min([first, *stop.tears, *stop.lost])
-        position = _copy(self.places[min(first // EVERY, len(self.places) - 1)])
+        position = _copy(self.places[min(first // KEEP_EVERY, len(self.places) - 1)])
         for operation in self.recording.operations[position.index : self.point]:
             if operation.index >= stop.cut[operation.rank] or operation.index in stop.lost:
                 continue
@@ -152,6 +150,7 @@ class CutWalk(Walk):
         return position
 
     def _first_missing(self, rank: int, at: int) -> int:
+        """Return the first operation of a rank that a bound leaves out; else the crash point."""
         lane = self.lanes[rank]
         later = bisect_left(lane, at)
         return lane[later] if later < len(lane) else self.point
@@ -159,7 +158,7 @@ class CutWalk(Walk):
     # ---- states ----
 
     def systematic(self) -> Iterator[Choice]:
-        """Give the choices of this crash point, simplest first."""
+        """Yield the choices of this crash point, simplest first."""
         for why, cut in self.cuts():
             yield why, stop_at(cut), {}
             for write in self.tearable(cut):
@@ -170,8 +169,9 @@ class CutWalk(Walk):
     def drawn(self, rng: random.Random) -> Choice:
         """Let a rank lag, and cut some of the last writes, at random."""
         _, cut = rng.choice(list(self.cuts()))
-        torn = [one for one in self.tearable(cut) if cuts_of(one) and rng.randrange(2)]
-        return "random cut", stop_at(cut, {one.index: rng.choice(cuts_of(one)) for one in torn}), {}
+        torn = [write for write in self.tearable(cut) if cuts_of(write) and rng.randrange(2)]
+        tears = {write.index: rng.choice(cuts_of(write)) for write in torn}
+        return "random cut", stop_at(cut, tears), {}
 
     def state(self, position: Position, differs: Mapping[int, Content], why: str) -> State:
         """Make a state that knows its cut."""

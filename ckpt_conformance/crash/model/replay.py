@@ -26,7 +26,7 @@ Slot = tuple[int, str]
 
 
 def clip(content: Content, start: int, stop: int) -> tuple[Extent, ...]:
-    """Give the extents of [start, stop), cut to it."""
+    """Return the extents of [start, stop), cut to it."""
     extents = content.extents
     if not extents or start >= stop:
         return ()
@@ -70,13 +70,13 @@ def changed(content: Content, operation: Operation) -> Content:
 
 
 def cut(under: Content, over: Content, at: int) -> Content:
-    """Give `over` before the offset `at` and `under` from there on."""
+    """Return `over` before the offset `at` and `under` from there on."""
     size = max(under.size, min(over.size, at))
     return Content(size, clip(over, 0, at) + clip(under, at, size))
 
 
 def without(under: Content, over: Content, start: int, stop: int) -> Content:
-    """Give `over`, but `under` in [start, stop)."""
+    """Return `over`, but `under` in [start, stop)."""
     middle = clip(under, start, min(stop, over.size))
     return Content(over.size, clip(over, 0, start) + middle + clip(over, stop, over.size))
 
@@ -85,7 +85,7 @@ def without(under: Content, over: Content, start: int, stop: int) -> Content:
 
 
 def slot_events(operation: Operation) -> list[tuple[Slot, int]]:
-    """Give what an operation does to slots: (slot, the object that it holds then; 0: none)."""
+    """Return what an operation does to slots: (slot, the object that it holds then; 0: none)."""
     old = (operation.parent, basename(operation.path))
     new = (operation.new_parent, basename(operation.target))
     match operation.kind:
@@ -113,16 +113,16 @@ def put(slots: dict[Slot, int], events: Iterable[tuple[Slot, int]]) -> None:
 
 
 def initial_slots(recording: Recording) -> dict[Slot, int]:
-    """Give the slots before the first operation."""
-    known = {entry.path: entry.object for entry in recording.initial} | {"": ROOT}
+    """Return the slots before the first operation."""
+    objects = {entry.path: entry.object for entry in recording.initial} | {"": ROOT}
     return {
-        (known[dirname(entry.path)], basename(entry.path)): entry.object
+        (objects[dirname(entry.path)], basename(entry.path)): entry.object
         for entry in recording.initial
     }
 
 
 def initial_contents(recording: Recording) -> dict[int, Content]:
-    """Give the regular files before the first operation."""
+    """Return the contents of regular files before the first operation, by object."""
     return {
         entry.object: Content(entry.size, (Extent(0, entry.size, BEFORE),) if entry.size else ())
         for entry in recording.initial
@@ -131,14 +131,14 @@ def initial_contents(recording: Recording) -> dict[int, Content]:
 
 
 def directories(recording: Recording) -> frozenset[int]:
-    """Give the objects that are directories."""
+    """Return the objects that are directories, at any time of the recording."""
     before = {entry.object for entry in recording.initial if entry.kind == "dir"}
-    made = {one.object for one in recording.operations if one.kind is Kind.MKDIR}
+    made = {op.object for op in recording.operations if op.kind is Kind.MKDIR}
     return frozenset(before | made | {ROOT})
 
 
 def paths(slots: Mapping[Slot, int], folders: frozenset[int]) -> dict[str, int]:
-    """Give the path of every object that can be reached from the root, in order of the paths.
+    """Return the objects that can be reached from the root, by path and in order of the paths.
 
     A directory stands at one path only, the first: a disk can't hold it twice.
     """
@@ -164,22 +164,22 @@ def paths(slots: Mapping[Slot, int], folders: frozenset[int]) -> dict[str, int]:
 
 
 def inodes(operation: Operation) -> tuple[int, ...]:
-    """Give the objects whose inode an operation changes: times, links, size or entries."""
-    one = operation
-    match one.kind:
+    """Return the objects whose inode an operation changes: times, links, size or entries."""
+    number, parent, new_parent = operation.object, operation.parent, operation.new_parent
+    match operation.kind:
         case Kind.CREATE | Kind.MKDIR | Kind.SYMLINK | Kind.UNLINK | Kind.RMDIR:
-            return (one.object, one.parent) if one.parent else (one.object,)
+            return (number, parent) if parent else (number,)
         case Kind.LINK:
-            return (one.object, one.new_parent)
+            return (number, new_parent)
         case Kind.RENAME | Kind.EXCHANGE:
-            return tuple({one.object, one.replaced, one.parent, one.new_parent} - {0})
+            return tuple({number, operation.replaced, parent, new_parent} - {0})
         case Kind.WRITE | Kind.TRUNCATE | Kind.ALLOCATE | Kind.CHMOD | Kind.UTIME:
-            return (one.object,)
+            return (number,)
         case _:
             return ()
 
 
 def is_metadata(operation: Operation) -> bool:
     """Whether a journal keeps the order of this operation; data of WRITE comes when it comes."""
-    others = {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CHMOD, Kind.UTIME}
-    return operation.kind in NAMING or operation.kind in others
+    on_inodes = {Kind.TRUNCATE, Kind.ALLOCATE, Kind.CHMOD, Kind.UTIME}
+    return operation.kind in NAMING or operation.kind in on_inodes

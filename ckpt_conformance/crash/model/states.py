@@ -58,7 +58,7 @@ class State:
     cut: tuple[int, ...] = ()
 
     def has(self, operation: Operation) -> bool:
-        """Tell whether an operation had been issued."""
+        """Whether an operation had been issued."""
         return operation.index < (self.cut[operation.rank] if self.cut else self.point)
 
 
@@ -71,9 +71,9 @@ class Model(Protocol):
         ...
 
     def states(self, recording: Recording, rng: random.Random, budget: int) -> Iterator[State]:
-        """Give legal states of every crash point, simplest first at each; at most `budget`."""
+        """Yield legal states of every crash point, simplest first at each; at most `budget`."""
         ...
 
     def illegal(self, recording: Recording, state: State) -> str:
-        """Say which constraint a state breaks; empty if it is legal."""
+        """Return which constraint a state breaks; empty if it is legal."""
         ...
