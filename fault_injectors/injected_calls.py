@@ -37,11 +37,11 @@ from ckpt_conformance.fault_injectors.advancing import (
     digest_of,
 )
 from ckpt_conformance.harness import messages
+from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
-from ckpt_conformance.trace import supervised
 from ckpt_conformance.trace.faults import SYNCING
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def read(out: Path, result: ProcessResult) -> list[TrialResult]:
 def why_not(subject: Subject, result: ProcessResult) -> Unknown:
     """Make the Unknown of a child that tried no faults: the machine's, or a failed control."""
     end = subject.tell(result)
-    if any(event["event"] == supervised.UNAVAILABLE for event in result.events):
+    if is_unsupervised(result):
         return Unknown(f"this machine can't make system calls fail: {end}", cause=Cause.MACHINE)
     return control_failed(f"the child that makes system calls fail ends: {end}")
 

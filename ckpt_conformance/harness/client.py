@@ -20,6 +20,7 @@ from ckpt_conformance.contract import journal
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
 from ckpt_conformance.processes import lifecycle
+from ckpt_conformance.trace import notify
 from ckpt_conformance.workload import devices
 
 if TYPE_CHECKING:
@@ -88,6 +89,12 @@ class Finished(Protocol):
     def reached(self, kind: type[Result]) -> bool:
         """Return whether an operation with such a result was reached."""
         ...
+
+
+def is_unsupervised(result: Finished) -> bool:
+    """Return whether a child ended because no supervisor can follow its system calls here."""
+    status = notify.NotAvailableError.EXIT_STATUS
+    return result.exit_kind is ExitKind.CRASHED and result.code == status
 
 
 @dataclass(frozen=True)

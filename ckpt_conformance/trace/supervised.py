@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract.journal import ChildJournal
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import notify, syscall_faults, vector_clocks
 from ckpt_conformance.trace.patched import PatchedRecorder
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.trace.supervisor import Supervisor
     from ckpt_conformance.trace.vector_clocks import Stop
 
-UNAVAILABLE = "supervisor-unavailable"  # an event: no child here can have a supervisor, and why
 
 _PATCHED: list[PatchedRecorder] = []
 
@@ -90,12 +88,8 @@ def leave() -> None:
 
 
 def _fall_back(supervision: Supervision, error: notify.NotAvailableError) -> None:
-    """Record by patched entry points here; a fault at a system call has no such way out.
-
-    Where there is none the journal says so, and NotAvailableError is raised.
-    """
+    """Record by patched entry points here; a fault at a system call has no such way out."""
     if supervision.injects or not supervision.may_patch or supervision.folder is None:
-        ChildJournal(supervision.journal).note(UNAVAILABLE, reason=str(error))
         raise error
     print(f"{error} Recorded by patched entry points instead.", file=sys.stderr)  # noqa: T201
     shutil.rmtree(supervision.folder)  # what the recorder that could not begin left there

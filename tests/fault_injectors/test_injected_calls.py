@@ -21,7 +21,7 @@ from ckpt_conformance.fault_injectors.advancing import (
 from ckpt_conformance.fault_injectors.injected_calls import OPERATIONS, Trial
 from ckpt_conformance.harness.client import ProcessResult
 from ckpt_conformance.harness.messages import ExitKind, SeenCall, UnsupportedCall
-from ckpt_conformance.trace import supervised
+from ckpt_conformance.trace.notify import NotAvailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,8 +120,8 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
 
 def test_where_nothing_can_be_hit_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
-    events = [{"event": supervised.UNAVAILABLE, "reason": "not allowed here"}]
-    refused = ProcessResult(ExitKind.CRASHED, (), events, output, quick.program(), code=70)
+    status = NotAvailableError.EXIT_STATUS
+    refused = ProcessResult(ExitKind.CRASHED, (), [], output, quick.program(), code=status)
     why = injected_calls.why_not(quick, refused)
     assert why.cause is Cause.MACHINE
     assert str(why).startswith("this machine can't make system calls fail")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from ckpt_conformance.contract import Capability, trees
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, control_failed
 from ckpt_conformance.crash.explore.engine import Recorded
-from ckpt_conformance.harness.messages import Close, ExitKind, Options, Run
+from ckpt_conformance.harness.client import is_unsupervised
+from ckpt_conformance.harness.messages import Close, Options, Run
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import JOB_SEED, Slot
-from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _options(workload: Workload) -> dict[str, int]:
 
 def _give_up(workload: Workload, result: Finished, end: str) -> NoReturn:
     """Raise why a recording that failed says nothing; `end` is how its child ended, in words."""
-    if _is_unsupervised(result):  # and this child could not be patched
+    if is_unsupervised(result):  # and this child could not be patched
         msg = f"this machine can't record this adapter: {end}"
         raise Unknown(msg, cause=Cause.MACHINE)
     if set(workload.before) & {step for _, saves in workload.runs for step in saves}:
@@ -217,9 +217,3 @@ def _give_up(workload: Workload, result: Finished, end: str) -> NoReturn:
     if workload.resume:
         raise NotApplicable(f"{msg} (see CKC-ATOM-003)")
     raise control_failed(msg)
-
-
-def _is_unsupervised(result: Finished) -> bool:
-    """Whether the child ended because no supervisor can follow its system calls here."""
-    status = notify.NotAvailableError.EXIT_STATUS
-    return result.exit_kind is ExitKind.CRASHED and result.code == status
