@@ -46,7 +46,7 @@ def _adapter(name: str) -> registry.AdapterInfo | str:
     except registry.AdapterError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  an installed package's: it must not hide the others
-        return registry.refusal(name, f"{type(error).__name__}: {error}")
+        return registry.Refusal.of_error(error).about(name)
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,9 @@ import pkgutil
 import sys
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, Self
+
+from msgspec import Struct
 
 from ckpt_conformance.contract import EVERYTHING, POLICIES, Capability
 from ckpt_conformance.contract.catalogue import load_catalogue
@@ -37,7 +39,29 @@ BUNDLED: dict[str, tuple[str, str]] = {
 
 
 class AdapterError(ValueError):
-    """An adapter's name or object is not usable; the message says what to do."""
+    """An adapter's name or object is not usable; the message names it and says what to do."""
+
+
+class Refusal(Struct, frozen=True):
+    """Why an adapter can't be used, as the process that tried to make it says it."""
+
+    message: str
+    type: str = ""  # the class of the exception that was raised; empty if none was
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> Self:
+        """Describe an exception that making the adapter raised."""
+        return cls(str(error), type(error).__name__)
+
+    def __str__(self) -> str:
+        """Write the exception as a traceback ends with it."""
+        return f"{self.type}: {self.message}" if self.type else self.message
+
+    def about(self, name: str) -> str:
+        """Write the sentence about the adapter `name`; our own messages name it already."""
+        if self.type in {"", AdapterError.__name__}:
+            return self.message
+        return f"adapter {name!r} cannot be made: {self}"
 
 
 @dataclass(frozen=True)
@@ -143,12 +167,6 @@ def entry_points() -> dict[str, str]:
         if entry.name not in BUNDLED:
             registered.setdefault(entry.name, f"{entry.module}:{entry.attr}")
     return registered
-
-
-def refusal(name: str, reason: str) -> str:
-    """Say why an adapter can't be used; what its own module raised gets the adapter's name."""
-    told = reason.removeprefix("AdapterError: ")
-    return told if told.startswith("adapter ") else f"adapter {name!r} cannot be made: {told}"
 
 
 def _load(name: str, module: str, attribute: str) -> Any:  # noqa: ANN401

@@ -171,7 +171,7 @@ class Server:
             said = answer.error if answer else self.log.read()[-2000:]
             self.close()
             raise ServerError(f"the fork server did not start: {said or 'it ended without a word'}")
-        self.refused = answer.refused  # adapter -> why it can't be used
+        self.refused = answer.refused  # by adapter, those that can't be used
 
     def close(self) -> None:
         """Stop it and remove its folder."""

@@ -80,7 +80,8 @@ def adapter(name: str) -> Any:  # noqa: ANN401  an Adapter
     """Give the adapter of a mutant; raises AdapterError for an unknown id."""
     found = all_mutants().get(name)
     if found is None:
-        msg = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
+        why = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
+        msg = f"adapter 'mutant:{name}' cannot be made: {why}"
         raise AdapterError(msg)
     if found.base == "reference-trainer":
         from ckpt_conformance.adapters import reference_trainer
