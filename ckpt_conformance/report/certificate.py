@@ -37,7 +37,6 @@ from ckpt_conformance.report.result import (
     Adapter,
     Asked,
     CheckResult,
-    CrashStates,
     Environment,
     InvariantResult,
     Json,
@@ -123,7 +122,6 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
     invariants = {one.id: _invariant(one, grouped[one.id], info, run) for one in chosen}
     profiles = _profiles(invariants, run)
     options = run.options
-    explored = summary.of_outcomes(one.crash for one in every)
     return Result(
         suite=Suite(version=__version__, commit=run.commit, catalogue=_version(run)),
         created=run.created,
@@ -138,7 +136,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         profile_details=profiles,
         invariants=invariants,
         harness=[_check(one) for one in _strays(grouped, run.catalogue)],
-        crash=msgspec.convert(explored, dict[str, CrashStates]),
+        crash=summary.of_outcomes(outcome.crash for outcome in every),
         waivers=list(run.waivers),
     )
 

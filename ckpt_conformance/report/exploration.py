@@ -29,6 +29,7 @@ from ckpt_conformance.report import certificate, environment, files, map_geometr
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpt_conformance.contract.verdicts import CrashSummary
     from ckpt_conformance.crash.explore.exploration import BaseExplorer
     from ckpt_conformance.report.certificate import Json
 
@@ -62,15 +63,18 @@ class Findings:
     notes: list[str] = field(default_factory=list[str])  # what is compared, and by what it is told
     wrong: list[str] = field(default_factory=list[str])  # violations that need no crash
     interrupted: bool = False
+    summaries: list[CrashSummary] = field(default_factory=list["CrashSummary"])  # of `explored`
 
     def add(self, explorer: BaseExplorer, bundles: Mapping[str, str]) -> None:
         """Take one exploration; `bundles` gives the folder of each class of violation."""
         result = explorer.result
         work = WORKLOADS.get(result.workload)
         content = result.to_json() | {"told": work.description if work else ""}
-        content["crash"] = summary.of_exploration(result)
+        crash = summary.of_exploration(result)
+        content["crash"] = msgspec.to_builtins(crash)
         content["map"] = msgspec.to_builtins(crashmap.map_of(explorer, bundles))
         self.explored.append(certificate.plain(content))
+        self.summaries.append(crash)
 
     @property
     def verdict(self) -> Verdict:
@@ -95,7 +99,7 @@ class Findings:
             "budget": asked.pop("budget"),
             "asked": asked,
             "verdict": str(self.verdict),
-            "crash": summary.merge(one["crash"] for one in self.explored),
+            "crash": msgspec.to_builtins(summary.merge(self.summaries)),
             "hygiene": _hygiene(self.explored),
             "not_applicable": self.aside,
             "unknown": self.unknown,
