@@ -146,9 +146,9 @@ class Remarks:
 
     def as_evidence(self) -> dict[str, str]:
         """Write them as entries of the evidence, for people."""
-        points = {f"I/O points of {what}": told for what, told in self.io_points.items()}
+        points = {f"I/O points of {what}": remark for what, remark in self.io_points.items()}
         others = {"crash": self.crash, "ranks": self.ranks}
-        return points | {name: told for name, told in others.items() if told}
+        return points | {name: remark for name, remark in others.items() if remark}
 
     def add(self, other: Remarks) -> None:
         """Take over what another check says; of two that differ the later one counts."""
