@@ -46,7 +46,7 @@ def empty(root: Path) -> None:
             path.unlink()
 
 
-Fingerprint = tuple[int, ...]  # of what stands at a path
+Fingerprint = tuple[int, ...]  # of a file or folder, by lstat: see `_fingerprints`
 
 
 class Restorer:
@@ -69,11 +69,11 @@ class Restorer:
             self._mend(self.fingerprints)
         fingerprints = _fingerprints(self.target)
         shared = any(stat.S_ISREG(mode) and links > 1 for mode, links, *_ in fingerprints.values())
-        self.fingerprints = (
-            None if shared else fingerprints
-        )  # files of several names are copied all at once
+        # Files of several names are copied all at once.
+        self.fingerprints = None if shared else fingerprints
 
     def _mend(self, then: dict[str, Fingerprint]) -> None:
+        """Undo what changed since the fingerprints `then`."""
         now = _fingerprints(self.target)
         strange = [name for name, fingerprint in now.items() if then.get(name) != fingerprint]
         for name in sorted(strange, reverse=True):  # what is in a folder before the folder
@@ -96,7 +96,7 @@ class Restorer:
 
 
 def _fingerprints(root: Path) -> dict[str, Fingerprint]:
-    """Describe what stands at each path: mode and links; of what is no directory more."""
+    """Map each path below to its mode; of a file also its links, inode, size and mtime in ns."""
     fingerprints: dict[str, Fingerprint] = {}
     for base, folders, names in os.walk(root):
         prefix = os.path.relpath(base, root) + "/"
