@@ -103,7 +103,7 @@ def prepare_files(
 
 
 def folders_of(options: SessionOptions) -> dict[str, Path]:
-    """Give the folder of each adapter's files."""
+    """Return the folder of the files by adapter."""
     return environment.output_folders(options.out or Path(), options.adapters)
 
 
@@ -129,7 +129,7 @@ def deliver(
     old: baseline.Baseline | None,
     write: Path | None,
 ) -> int:
-    """Write and print the results; give the exit status."""
+    """Write and print the results; return the exit status."""
     if not results:  # stopped before the adapters had said what they are
         files.say(f"Stopped before anything ran.{_no_baseline(write)}")
         return INTERRUPTED
@@ -162,7 +162,7 @@ def deliver(
 
 
 def _closing(results: Sequence[Result], status: int, old: baseline.Baseline | None) -> str:
-    """Say what the exit status means here: where nothing was judged, nothing is certified."""
+    """Write what the exit status means here: where nothing was judged, nothing is certified."""
     if status:
         return MEANINGS[status]
     if old:
@@ -172,7 +172,7 @@ def _closing(results: Sequence[Result], status: int, old: baseline.Baseline | No
 
 
 def _no_baseline(path: Path | None) -> str:
-    """Say that a baseline was not written: half a run would forget what it did not judge."""
+    """Write that a baseline was not written: half a run would forget what it did not judge."""
     return f" {path} was not written: run it again to the end." if path else ""
 
 

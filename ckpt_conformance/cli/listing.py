@@ -25,7 +25,7 @@ def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> None
 
 
 def entries(what: Listed) -> Mapping[str, object]:
-    """Give what there is by name; mutants and faults are imported only where they are listed."""
+    """Return what there is, by name; mutants and faults are imported only to be listed."""
     if what is Listed.MUTANTS:
         from ckpt_conformance.mutants import all_mutants
 

@@ -32,8 +32,8 @@ class Progress(cli_progress.Progress):
         """Take one step of the session."""
         if outcome is not None:
             self.outcomes.append(outcome)
-        bad = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
-        self.update(done, total, terminal.count(bad, "violation") if bad else "")
+        violations = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
+        self.update(done, total, terminal.count(violations, "violation") if violations else "")
 
 
 @dataclass
@@ -62,6 +62,6 @@ def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Ra
                 outcomes = run_session(replace(options, server=server))
         except KeyboardInterrupt:
             outcomes, ran.interrupted = progress.outcomes, True
-    for one in outcomes:
-        ran.outcomes[one.adapter].append(one)
+    for outcome in outcomes:
+        ran.outcomes[outcome.adapter].append(outcome)
     return ran
