@@ -18,7 +18,7 @@ from ckpt_conformance.cli.options import (
     Spending,
     whole,
 )
-from ckpt_conformance.cli.sessions import INTERRUPTED, Ran, run
+from ckpt_conformance.cli.sessions import INTERRUPTED, Session, run
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.report import baseline, certificate, environment, files
 
@@ -85,8 +85,8 @@ def certify(  # noqa: PLR0913  one parameter for each option
     )
     certificate.check_request(options, load_catalogue(), PROFILES)
     old = prepare_files(options, known, write_baseline)
-    ran = run(options, "certify", options.adapters)
-    results = build_results(ran, options)
+    session = run(options, "certify", options.adapters)
+    results = build_results(session, options)
     raise typer.Exit(deliver(results, options, old, write_baseline))
 
 
@@ -107,7 +107,7 @@ def folders_of(options: SessionOptions) -> dict[str, Path]:
     return environment.output_folders(options.out or Path(), options.adapters)
 
 
-def build_results(ran: Ran, options: SessionOptions) -> list[Result]:
+def build_results(session: Session, options: SessionOptions) -> list[Result]:
     """Merge the outcomes into one result for each adapter."""
     facts = certificate.RunFacts(
         options=options,
@@ -115,11 +115,11 @@ def build_results(ran: Ran, options: SessionOptions) -> list[Result]:
         profiles=PROFILES,
         environment=environment.describe_environment(Path(tempfile.gettempdir())),
         commit=environment.suite_commit(),
-        interrupted=ran.interrupted,
+        interrupted=session.interrupted,
     )
     return [
-        certificate.build_result(info, ran.outcomes.get(name, ()), facts)
-        for name, info in ran.infos.items()
+        certificate.build_result(info, session.outcomes.get(name, ()), facts)
+        for name, info in session.infos.items()
     ]
 
 

@@ -125,14 +125,14 @@ def explore(  # noqa: PLR0913  one parameter for each option
         preload=tuple(preload or ()),
         deadline=float(deadline),
     )
-    every = budget is Budget.FULL
+    is_full = budget is Budget.FULL
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
     script = scripts.script_of(what, with_command, workload, out)
     exploration.prepare(out)
-    limits = engine.FULL if every else engine.QUICK_COMMAND
-    chosen = [] if script else _workloads(workload or (), every=every)
+    limits = engine.FULL if is_full else engine.QUICK_COMMAND
+    chosen = [] if script else _workloads(workload or (), every=is_full)
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
     run.ranks = ranks
