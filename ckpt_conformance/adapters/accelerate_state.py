@@ -26,7 +26,7 @@ class Step:
         self.job, self.loaded = job, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Give the step."""
+        """Return the step."""
         return {"step": self.job.step}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

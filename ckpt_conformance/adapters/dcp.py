@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizers
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
 
-from ckpt_conformance.adapters.recipes import ONE, PER_STEP, Recipe, numbers
+from ckpt_conformance.adapters.recipes import OVERWRITING, PER_STEP, Recipe, numbers
 from ckpt_conformance.contract import Capability
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Optimizers:
     job: TrainingJob
 
     def state_dict(self) -> OptimizerStateType:
-        """Give the state; DCP reads into its tensors."""
+        """Return the state; DCP reads into its tensors."""
         return get_optimizers(self.job.model, list(self.job.optimizers.values()))
 
     def load_state_dict(self, state_dict: OptimizerStateType) -> None:
@@ -63,7 +63,7 @@ class Directories:
         return self.root / (f"step-{step}" if self.per_step else "checkpoint")
 
     def parts(self, job: TrainingJob, step: int) -> dict[str, Stateful | int]:
-        """Give what is saved: the optimizers wrapped, the other components as they are."""
+        """Return what is saved, by name: the optimizers wrapped, other components as they are."""
         rest = {name: part for name, part in job.components.items() if name not in job.optimizers}
         return {"optim": Optimizers(job), **rest, "step": step}
 
@@ -132,7 +132,7 @@ background = recipe(
 )
 overwrite = recipe(
     name="dcp-overwrite",
-    capabilities=ONE | RANKS,
+    capabilities=OVERWRITING | RANKS,
     recipe=f"dcp.save, one directory saved over and over ({TUTORIAL})",
     manager=partial(Directories, per_step=False),
 )

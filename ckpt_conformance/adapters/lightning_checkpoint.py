@@ -58,7 +58,7 @@ class LightningTrainer:
         trainer.fit(parts.Module(job), job.loader, ckpt_path=self.path(resume))
 
     def path(self, resume: bool | int | Path) -> Path | str | None:  # noqa: FBT001  as above
-        """Give what `ckpt_path` asks for: nothing, the last, the file of a step, a path."""
+        """Return `ckpt_path` for `fit`: None, "last", the file of a step, or a path."""
         if isinstance(resume, bool):
             return "last" if resume else None
         return resume if isinstance(resume, Path) else self.root / f"global_step={resume}.ckpt"

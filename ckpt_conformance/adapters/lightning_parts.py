@@ -31,7 +31,7 @@ class Module(lightning.LightningModule):  # type: ignore[misc]  # known at run t
         self.automatic_optimization = len(job.optimizers) == 1
 
     def configure_optimizers(self) -> object:
-        """Give optimizers and schedulers, which step with every batch."""
+        """Return optimizers and schedulers, which step with every batch."""
         schedules = self.job.schedulers.values()
         every_step = [{"scheduler": schedule, "interval": "step"} for schedule in schedules]
         return list(self.job.optimizers.values()), every_step

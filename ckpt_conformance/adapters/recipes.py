@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract import Manager, OpenOptions
 
-ONE = frozenset({Capability.STEPS})  # one checkpoint, saved over and over
-PER_STEP = ONE | {Capability.EXPLICIT_STEP}
+OVERWRITING = frozenset({Capability.STEPS})  # one checkpoint, saved over and over
+PER_STEP = OVERWRITING | {Capability.EXPLICIT_STEP}
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class Recipe(AdapterBase):
 
 
 def numbers(paths: Iterable[Path], pattern: str) -> list[int]:
-    """Give the steps in the names that match a pattern whole, ascending."""
-    found = (re.fullmatch(pattern, path.name) for path in paths)
-    return sorted(int(match[1]) for match in found if match)
+    """Return the steps in the names that match a pattern whole, ascending."""
+    matches = (re.fullmatch(pattern, path.name) for path in paths)
+    return sorted(int(match[1]) for match in matches if match)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ckpt_conformance.adapters.recipes import ONE, PER_STEP, Recipe, numbers
+from ckpt_conformance.adapters.recipes import OVERWRITING, PER_STEP, Recipe, numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,13 +65,13 @@ class SingleFile:
 recipe = partial(Recipe, version=torch.__version__, library="torch")
 inplace = recipe(
     name="torch-save-inplace",
-    capabilities=ONE,
+    capabilities=OVERWRITING,
     recipe="torch.save over one file",
     manager=SingleFile,
 )
 atomic_fixed_name = recipe(
     name="torch-save-atomic-fixed-name",
-    capabilities=ONE,
+    capabilities=OVERWRITING,
     recipe="torch.save to a temporary name, os.replace",
     manager=partial(SingleFile, atomic=True),
 )

@@ -18,7 +18,7 @@ from ckpt_conformance.cli.options import (
     Spending,
     whole,
 )
-from ckpt_conformance.cli.sessions import INTERRUPTED, Ran, run
+from ckpt_conformance.cli.sessions import INTERRUPTED, Session, run
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.report import baseline, certificate, environment, files
 
@@ -85,8 +85,8 @@ def certify(  # noqa: PLR0913  one parameter for each option
     )
     certificate.check_request(options, load_catalogue(), PROFILES)
     old = prepare_files(options, known, write_baseline)
-    ran = run(options, "certify", options.adapters)
-    results = build_results(ran, options)
+    session = run(options, "certify", options.adapters)
+    results = build_results(session, options)
     raise typer.Exit(deliver(results, options, old, write_baseline))
 
 
@@ -103,11 +103,11 @@ def prepare_files(
 
 
 def folders_of(options: SessionOptions) -> dict[str, Path]:
-    """Give the folder of each adapter's files."""
+    """Return the folder of the files by adapter."""
     return environment.output_folders(options.out or Path(), options.adapters)
 
 
-def build_results(ran: Ran, options: SessionOptions) -> list[Result]:
+def build_results(session: Session, options: SessionOptions) -> list[Result]:
     """Merge the outcomes into one result for each adapter."""
     facts = certificate.RunFacts(
         options=options,
@@ -115,11 +115,11 @@ def build_results(ran: Ran, options: SessionOptions) -> list[Result]:
         profiles=PROFILES,
         environment=environment.describe_environment(Path(tempfile.gettempdir())),
         commit=environment.suite_commit(),
-        interrupted=ran.interrupted,
+        interrupted=session.interrupted,
     )
     return [
-        certificate.build_result(info, ran.outcomes.get(name, ()), facts)
-        for name, info in ran.infos.items()
+        certificate.build_result(info, session.outcomes.get(name, ()), facts)
+        for name, info in session.infos.items()
     ]
 
 
@@ -129,7 +129,7 @@ def deliver(
     old: baseline.Baseline | None,
     write: Path | None,
 ) -> int:
-    """Write and print the results; give the exit status."""
+    """Write and print the results; return the exit status."""
     if not results:  # stopped before the adapters had said what they are
         files.say(f"Stopped before anything ran.{_no_baseline(write)}")
         return INTERRUPTED
@@ -162,7 +162,7 @@ def deliver(
 
 
 def _closing(results: Sequence[Result], status: int, old: baseline.Baseline | None) -> str:
-    """Say what the exit status means here: where nothing was judged, nothing is certified."""
+    """Write what the exit status means here: where nothing was judged, nothing is certified."""
     if status:
         return MEANINGS[status]
     if old:
@@ -172,7 +172,7 @@ def _closing(results: Sequence[Result], status: int, old: baseline.Baseline | No
 
 
 def _no_baseline(path: Path | None) -> str:
-    """Say that a baseline was not written: half a run would forget what it did not judge."""
+    """Write that a baseline was not written: half a run would forget what it did not judge."""
     return f" {path} was not written: run it again to the end." if path else ""
 
 

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from ckpt_conformance.cli import (
-    progress as cli_progress,
-)
-from ckpt_conformance.cli import (
-    scripts,
-)
+from ckpt_conformance.cli import progress as cli_progress
+from ckpt_conformance.cli import scripts
 from ckpt_conformance.cli.options import Budget, Jobs, Names, Seed
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
@@ -59,7 +55,7 @@ class Progress(cli_progress.Progress):
 
 @contextlib.contextmanager
 def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subject]:
-    """Start a server with one adapter and give its subject, in a folder that goes away."""
+    """Start a server with one adapter and yield its subject, in a folder that is removed."""
     from ckpt_conformance.harness import facts
     from ckpt_conformance.harness.client import Client
     from ckpt_conformance.subject.subject import Subject
@@ -129,20 +125,20 @@ def explore(  # noqa: PLR0913  one parameter for each option
         preload=tuple(preload or ()),
         deadline=float(deadline),
     )
-    every = budget is Budget.FULL
+    is_full = budget is Budget.FULL
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
     script = scripts.script_of(what, with_command, workload, out)
     exploration.prepare(out)
-    limits = engine.FULL if every else engine.QUICK_COMMAND
-    chosen = [] if script else _workloads(workload or (), every=every)
+    limits = engine.FULL if is_full else engine.QUICK_COMMAND
+    chosen = [] if script else _workloads(workload or (), every=is_full)
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
     run.ranks = ranks
     about: Json = {}
     try:
-        about = scripts.explore(run, script) if script else run.adapter(what[0], chosen)
+        about = scripts.explore(run, script) if script else run.explore_adapter(what[0], chosen)
     except KeyboardInterrupt:  # while it started
         run.findings.interrupted = True
     raise typer.Exit(run.finish(about))
@@ -193,21 +189,21 @@ class Run:
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
-    def adapter(self, name: str, workloads: Sequence[str]) -> Json:
-        """Explore an adapter; gives what stands of it in result.json."""
+    def explore_adapter(self, name: str, workloads: Sequence[str]) -> Json:
+        """Explore an adapter; return what `result.json` says of it."""
         with subject_of(name, self.asked.seed, self.asked.budget) as subject:
-            self.all(subject, workloads)
+            self._explore_all(subject, workloads)
             return {"adapter": subject.info.to_json()}
 
-    def all(self, subject: Subject, names: Sequence[str]) -> None:
+    def _explore_all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
         with Progress(subject.info.name) as progress:
             for name in names:
                 progress.begin(f"{subject.info.name} {name}", "recording")
                 try:
-                    self.one(subject, name, progress)
+                    self._explore_workload(subject, name, progress)
                 except NotApplicable as error:
-                    self.findings.aside.append(f"{name}: {error}")
+                    self.findings.not_applicable.append(f"{name}: {error}")
                 except Unknown as error:
                     self.findings.unknown.append(f"{name}: {error}")
                 except KeyboardInterrupt:
@@ -215,12 +211,12 @@ class Run:
                 if self.findings.interrupted:
                     break
 
-    def one(self, subject: Subject, name: str, progress: Progress) -> None:
+    def _explore_workload(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
         from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
 
         if self.ranks > 1:
-            self._of_ranks(subject, name, progress)
+            self._explore_on_ranks(subject, name, progress)
             return
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, progress)
@@ -228,7 +224,7 @@ class Run:
         reproduced.reproduce(explorer)
         self.take(explorer, bundles.write)
 
-    def _of_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
+    def _explore_on_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload of several ranks."""
         from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
 
@@ -255,7 +251,7 @@ class Run:
             _keep(explorer.recording.folder, self.out / "recordings" / result.workload)
 
     def finish(self, about: Json) -> int:
-        """Write result.json and report.html, print what was found, give the exit status.
+        """Write result.json and report.html, print what was found, return the exit status.
 
         `about` says what was explored; empty if it was stopped before that was known.
         """
@@ -265,11 +261,11 @@ class Run:
         for at, result in enumerate(self.explorations):
             for line in lines_of(result, self.bundles.get(at, {})):
                 files.say(line)
-        for line in findings.wrong:
+        for line in findings.without_a_crash:
             files.say(f"{files.WORDS[Verdict.VIOLATION].glyph} without a crash  {line}")
         for line in findings.notes:
             files.say(f"  note  {line}")
-        for line in findings.aside:
+        for line in findings.not_applicable:
             files.say(f"  not applicable  {line}")
         for line in findings.unknown:
             files.say(f"? unknown  {line}")
@@ -298,7 +294,7 @@ def _keep(recording: Path, target: Path) -> None:
 
 
 def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
-    """Tell an exploration in lines: models, violations with their replay command, the audit."""
+    """Yield the lines of an exploration: models, violations with their commands, the audit."""
     rate = result.recovered / result.batch_seconds if result.batch_seconds else 0
     count = len(result.recording.operations)
     yield f"{result.workload}: {count} operations, {result.recovered} states visited, {rate:.0f}/s"
@@ -310,12 +306,18 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
         good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # a part only
         sign = files.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in report.outcomes.most_common())
-        seen = f"{report.candidates} candidates, {report.distinct} distinct"
-        yield f"  {sign} {name:<{width}} {seen}, {report.recovered} visited: {ends}"
+        states = f"{report.candidates} candidates, {report.distinct} distinct"
+        yield f"  {sign} {name:<{width}} {states}, {report.recovered} visited: {ends}"
         for error in report.unusable:
             yield f"      after the recovery: {error}"
+    yield from _violation_lines(result, kept)
+    yield from _audit_lines(result)
+
+
+def _violation_lines(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of each class of violation; `kept` are the bundles by class."""
     for key, group in result.classes().items():
-        violation, models = group[0], ", ".join(each.case.model for each in group)
+        violation, models = group[0], ", ".join(one.case.model for one in group)
         grades = "; ".join(result.grades(group))
         yield f"    {models}: {violation.outcome}: {violation.recovery.summary}"
         yield f"      {violation.where}; {violation.states} states so; {grades}"
@@ -323,11 +325,10 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
             yield f"      audit: {violation.blame.summary}"
         if key in kept:
             yield f"      replay: ckpt-conformance replay {kept[key]}"
-    yield from _audit_lines(result)
 
 
 def _audit_lines(result: Exploration) -> Iterator[str]:
-    """Tell each habit once; what shows it again is counted."""
+    """Yield each finding of the audit once; further paths with the same one are counted."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in result.audit:
         groups.setdefault((finding.rule, finding.source), []).append(finding)
@@ -376,14 +377,14 @@ def _replay(content: Json) -> int:
             seed=int(outcome["seed"]),
             server=server,
         )
-        again = [one for one in run_session(options) if one.check == outcome["check"]]
-    for one in again:
-        files.say(f"{one.invariant} {one.verdict}: {one.reason}")
-    bad = {Verdict.VIOLATION, Verdict.NOT_MET}
-    if any(one.verdict in bad for one in again):
+        replayed = [one for one in run_session(options) if one.check == outcome["check"]]
+    for now in replayed:
+        files.say(f"{now.invariant} {now.verdict}: {now.reason}")
+    verdicts = [now.verdict for now in replayed]
+    if {Verdict.VIOLATION, Verdict.NOT_MET}.intersection(verdicts):
         return certificate.VIOLATED
-    good = again and all(one.verdict is Verdict.PASS for one in again)
-    return certificate.CERTIFIED if good else certificate.UNDECIDED
+    is_kept = set(verdicts) == {Verdict.PASS}
+    return certificate.CERTIFIED if is_kept else certificate.UNDECIDED
 
 
 def register(app: typer.Typer) -> None:

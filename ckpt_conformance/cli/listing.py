@@ -25,7 +25,7 @@ def list_(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> None
 
 
 def entries(what: Listed) -> Mapping[str, object]:
-    """Give what there is by name; mutants and faults are imported only where they are listed."""
+    """Return what there is, by name; mutants and faults are imported only to be listed."""
     if what is Listed.MUTANTS:
         from ckpt_conformance.mutants import all_mutants
 
@@ -46,7 +46,7 @@ def _adapter(name: str) -> registry.AdapterInfo | str:
     except registry.AdapterError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  an installed package's: it must not hide the others
-        return registry.refusal(name, f"{type(error).__name__}: {error}")
+        return registry.Refusal.of_error(error).about(name)
 
 
 def register(app: typer.Typer) -> None:

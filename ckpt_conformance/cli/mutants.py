@@ -43,16 +43,16 @@ def mutants(
         seed=seed,
         jobs=jobs or environment.usable_cpus(),
     )
-    ran = run(options, "mutants")
-    if not ran.interrupted:
+    session = run(options, "mutants")
+    if not session.interrupted:
         # A control without any outcome was not shown to be clean.
-        ran.outcomes |= {name: ran.outcomes.get(name, []) for name in options.adapters}
-    matrix = kill_matrix.kill_matrix(chosen, ran.outcomes, interrupted=ran.interrupted)
+        session.outcomes |= {name: session.outcomes.get(name, []) for name in options.adapters}
+    matrix = kill_matrix.kill_matrix(chosen, session.outcomes, interrupted=session.interrupted)
     if as_json:
         typer.echo(json.dumps(encode(matrix), indent=2))
     else:
         files.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, (*controls, *chosen))))
-    raise typer.Exit(INTERRUPTED if ran.interrupted else int(not matrix.exact))
+    raise typer.Exit(INTERRUPTED if session.interrupted else int(not matrix.exact))
 
 
 def register(app: typer.Typer) -> None:

@@ -147,7 +147,7 @@ def script_of(
 
 
 def explore(run: Run, script: Script) -> Json:
-    """Explore a script; gives what stands of it in result.json."""
+    """Explore a script; return what `result.json` says of it."""
     from ckpt_conformance.cli.explore import Progress
 
     about: Json = {"script": _content(script)}
@@ -175,8 +175,8 @@ def _rehearse(
     from ckpt_conformance.processes import memory
 
     work, place = folder / "work", folder / "run"
-    for each in (work, place, place / memory.TEMPORARY):
-        each.mkdir()
+    for path in (work, place, place / memory.TEMPORARY):
+        path.mkdir()
     stage = rehearsal.Stage(
         script=script.at(str(place / "out")),
         folder=work,
@@ -188,7 +188,7 @@ def _rehearse(
 
 
 def _about(rehearsal: Rehearsal, run: Run) -> Json:
-    """Say what is compared, and what was promised."""
+    """Note what is compared; return what `result.json` says of the script and its promises."""
     meter = rehearsal.meter
     result = (
         "what --result-cmd prints" if rehearsal.script.result_cmd else rehearsal.script.result_file
@@ -198,7 +198,7 @@ def _about(rehearsal: Rehearsal, run: Run) -> Json:
     ]
     notes = run.findings.notes
     notes += rehearsal.notes
-    run.findings.wrong += rehearsal.inexact
+    run.findings.without_a_crash += rehearsal.inexact
     if meter.tells_nothing:
         notes.append(
             "LOST_STEP and COLD_START can't be told: the script prints no steps; give --step-regex "
@@ -206,16 +206,16 @@ def _about(rehearsal: Rehearsal, run: Run) -> Json:
         )
     else:
         words = {"lines": "the steps that it prints", "numbers": "the steps that it prints"}
-        by = words.get(meter.measure.by, "its checkpoints")
-        by = "the step it resumes from" if meter.measure.resumes else by
-        notes.append(f"where a resume begins is told by {by}; promised: {len(promised)} times")
+        source = words.get(meter.measure.by, "its checkpoints")
+        source = "the step it resumes from" if meter.measure.resumes else source
+        notes.append(f"where a resume begins is told by {source}; promised: {len(promised)} times")
     notes.append(f"compared: {result or 'nothing'}")
     more = {"promised": promised, "forks": rehearsal.forks}
     return {"script": {**_content(rehearsal.script), **more}}
 
 
 def _content(script: Script) -> Json:
-    """Give what stands of a script in result.json."""
+    """Return what `result.json` says of a script before it ran."""
     fields_of: Json = msgspec.to_builtins(script)
     return {"name": script.name, **fields_of}
 
@@ -246,7 +246,7 @@ def replay(folder: Path, content: Json) -> int:
 
 
 def replayed(content: Json, replay: Callable[[], Replayed]) -> int:
-    """Replay, tell what it came to, and give the exit status."""
+    """Replay, print the outcome, and return the exit status."""
     try:
         now = replay()
     except Unknown as error:

@@ -32,36 +32,36 @@ class Progress(cli_progress.Progress):
         """Take one step of the session."""
         if outcome is not None:
             self.outcomes.append(outcome)
-        bad = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
-        self.update(done, total, terminal.count(bad, "violation") if bad else "")
+        violations = sum(one.verdict is Verdict.VIOLATION for one in self.outcomes)
+        self.update(done, total, terminal.count(violations, "violation") if violations else "")
 
 
 @dataclass
-class Ran:
-    """What came of a session: facts of the adapters, their outcomes, whether it was stopped."""
+class Session:
+    """What a session gave: facts of the adapters, their outcomes, whether it was stopped."""
 
     infos: dict[str, AdapterInfo]
     outcomes: dict[str, list[CheckOutcome]]
     interrupted: bool
 
 
-def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Ran:
-    """Start the server, run a session; the facts of the `described` adapters come with it.
+def run(options: SessionOptions, what: str, described: Sequence[str] = ()) -> Session:
+    """Start the server and run a session; return its outcomes, and facts of `described` adapters.
 
     Raises AdapterError for an adapter that can't be made.
     """
     from ckpt_conformance.harness import facts
     from ckpt_conformance.plugin.session import run_session, scratch_folder  # they load pytest
 
-    ran = Ran({}, defaultdict(list), interrupted=False)
+    session = Session({}, defaultdict(list), interrupted=False)
     with Progress(what) as progress, scratch_folder() as scratch:
         options = replace(options, on_progress=progress, scratch=Path(scratch))
         try:
             served = facts.serve(options.adapters, described, options.device)
-            with served as (server, ran.infos):
+            with served as (server, session.infos):
                 outcomes = run_session(replace(options, server=server))
         except KeyboardInterrupt:
-            outcomes, ran.interrupted = progress.outcomes, True
-    for one in outcomes:
-        ran.outcomes[one.adapter].append(one)
-    return ran
+            outcomes, session.interrupted = progress.outcomes, True
+    for outcome in outcomes:
+        session.outcomes[outcome.adapter].append(outcome)
+    return session

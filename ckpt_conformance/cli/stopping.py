@@ -35,15 +35,15 @@ class Stop:
 
     def __enter__(self) -> Self:
         """Take the signals."""
-        for one in SIGNALS:
-            if signal.getsignal(one) is not signal.SIG_IGN:
-                self._before[one] = signal.signal(one, self._take)
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give them back."""
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        """Restore the handlers that were there."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -53,5 +53,5 @@ class Stop:
 
     @property
     def status(self) -> int | None:
-        """Give the exit status of a stopped command: 130 Ctrl-C, 143 SIGTERM, 129 a hang-up."""
+        """Exit status of a stopped command: 130 Ctrl-C, 143 SIGTERM, 129 a hang-up; else None."""
         return SHELL + self.signal if self.signal else None

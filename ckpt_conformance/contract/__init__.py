@@ -37,7 +37,7 @@ class Stateful(Protocol):
     """What torch calls Stateful."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the state."""
+        """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:  # noqa: ANN401  torch's own signature
@@ -89,7 +89,7 @@ class TrainingJob(Protocol):
         ...
 
     def digest(self) -> Mapping[str, str]:
-        """Give one digest per component, bit for bit."""
+        """Return by component a digest of its state, bit for bit."""
         ...
 
 
@@ -121,11 +121,11 @@ class Manager(Protocol):
         ...
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
-        """Load in place and give the step; None is the latest; raise to refuse."""
+        """Load in place and return the step; None is the latest; raise to refuse."""
         ...
 
     def steps(self) -> Sequence[int]:
-        """Give what discovery advertises, ascending."""
+        """Return the steps that discovery advertises, ascending."""
         ...
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ def is_chosen(
     claims: Collection[str],
     budget: str,
 ) -> bool:
-    """Tell whether a run judges an invariant: by id, by profile, or because nothing was named."""
+    """Return whether a run judges an invariant: by id, by profile, or where nothing was named."""
     if only and invariant.id not in only:
         return False
     if profiles:

@@ -10,7 +10,9 @@ import pkgutil
 import sys
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, Self
+
+from msgspec import Struct
 
 from ckpt_conformance.contract import EVERYTHING, POLICIES, Capability
 from ckpt_conformance.contract.catalogue import load_catalogue
@@ -37,7 +39,29 @@ BUNDLED: dict[str, tuple[str, str]] = {
 
 
 class AdapterError(ValueError):
-    """An adapter's name or object is not usable; the message says what to do."""
+    """An adapter's name or object is not usable; the message names it and says what to do."""
+
+
+class Refusal(Struct, frozen=True):
+    """Why an adapter can't be used, as the process that tried to make it says it."""
+
+    message: str
+    type: str = ""  # the class of the exception that was raised; empty if none was
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> Self:
+        """Describe an exception that making the adapter raised."""
+        return cls(str(error), type(error).__name__)
+
+    def __str__(self) -> str:
+        """Write the exception as a traceback ends with it."""
+        return f"{self.type}: {self.message}" if self.type else self.message
+
+    def about(self, name: str) -> str:
+        """Write the sentence about the adapter `name`; our own messages name it already."""
+        if self.type in {"", AdapterError.__name__}:
+            return self.message
+        return f"adapter {name!r} cannot be made: {self}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +99,7 @@ class AdapterInfo:
 
 
 def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
-    """Import and give the adapter of a name.
+    """Import and return the adapter of a name.
 
     Raises AdapterError for an unknown name, a module that does not import, a missing attribute, or
     an object that is no adapter.
@@ -145,30 +169,25 @@ def entry_points() -> dict[str, str]:
     return registered
 
 
-def refusal(name: str, reason: str) -> str:
-    """Say why an adapter can't be used; what its own module raised gets the adapter's name."""
-    told = reason.removeprefix("AdapterError: ")
-    return told if told.startswith("adapter ") else f"adapter {name!r} cannot be made: {told}"
-
-
 def _load(name: str, module: str, attribute: str) -> Any:  # noqa: ANN401
+    """Import a module and return its attribute, which may be dotted."""
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except ImportError as error:
         hint = _why_not(name, module, error)
         msg = f"adapter {name!r}: module {module!r} does not import ({error}); {hint}"
         raise AdapterError(msg) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [key for key in dir(found) if not key.startswith("_")]
+        if not hasattr(value, part):
+            public = [key for key in dir(value) if not key.startswith("_")]
             near = nearest(part, public) or f"it has {', '.join(public[:5])}"
             raise AdapterError(f"adapter {name!r}: module {module!r} has no {attribute!r}; {near}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _why_not(name: str, module: str, error: ImportError) -> str:
-    """Say what to do about a module that does not import."""
+    """Write what to do about a module that does not import."""
     if name in BUNDLED:
         extra = name if name in {"accelerate", "lightning"} else "reference"
         return f"install it with: pip install 'ckpt-conformance[{extra}]'"
@@ -185,32 +204,20 @@ def _nearest_module(missing: str) -> str:
     paths = sys.modules[package].__path__ if package in sys.modules else None
     if dot and paths is None:
         return ""
-    beside = {one.name for one in pkgutil.iter_modules(paths)}
-    return nearest(last, sorted(beside - sys.stdlib_module_names), 0.75)
+    siblings = {module.name for module in pkgutil.iter_modules(paths)}
+    return nearest(last, sorted(siblings - sys.stdlib_module_names), 0.75)
 
 
-def _check(name: str, found: Any) -> Any:  # noqa: ANN401
-    """Make the adapter if a factory was named, and look at its fields."""
-    try:
-        adapter = found() if isinstance(found, type) or not hasattr(found, "open") else found
-    except ImportError as error:
-        msg = f"adapter {name!r} needs a package that is not installed: {error}"
-        raise AdapterError(msg) from error
-    except TypeError as error:
-        called = getattr(found, "__qualname__", repr(found))
-        if error.__traceback__ and error.__traceback__.tb_next:
-            msg = f"adapter {name!r}: {called}() raised TypeError: {error}"
-        else:
-            what = f"{called} is neither an adapter nor a factory without arguments"
-            msg = f"adapter {name!r}: {what} ({error})"
-        raise AdapterError(msg) from error
+def _check(name: str, named: Any) -> Any:  # noqa: ANN401
+    """Return the adapter, made if a factory was named; AdapterError for a field that is wrong."""
+    adapter = _made(name, named)
     for needed in ("name", "version", "shape", "capabilities", "holds", "isolation", "open"):
         if not hasattr(adapter, needed):
             lacks = f"{type(adapter).__name__} lacks {needed!r}"
             msg = f"adapter {name!r}: {lacks}; see docs/adapter-guide.md"
             raise AdapterError(msg)
-    for field_name, given, allowed in _fields(adapter):
-        for value in given:
+    for field_name, values, allowed in _fields(adapter):
+        for value in values:
             if value not in allowed:
                 choice = ", ".join(map(repr, allowed))
                 msg = f"adapter {name!r}: {field_name} has {value!r}; it may be {choice}"
@@ -218,8 +225,25 @@ def _check(name: str, found: Any) -> Any:  # noqa: ANN401
     return adapter
 
 
+def _made(name: str, named: Any) -> Any:  # noqa: ANN401
+    """Return what was named, or what it makes where it is a class or a factory."""
+    try:
+        return named() if isinstance(named, type) or not hasattr(named, "open") else named
+    except ImportError as error:
+        msg = f"adapter {name!r} needs a package that is not installed: {error}"
+        raise AdapterError(msg) from error
+    except TypeError as error:
+        called = getattr(named, "__qualname__", repr(named))
+        if error.__traceback__ and error.__traceback__.tb_next:
+            msg = f"adapter {name!r}: {called}() raised TypeError: {error}"
+        else:
+            what = f"{called} is neither an adapter nor a factory without arguments"
+            msg = f"adapter {name!r}: {what} ({error})"
+        raise AdapterError(msg) from error
+
+
 def _fields(adapter: Any) -> list[tuple[str, list[str], list[str]]]:  # noqa: ANN401
-    """Give the fields whose values are known: name, what the adapter says, what it may say."""
+    """Return the fields with known values: name, values of the adapter, values that are allowed."""
     policies = {f"{part}={way}" for part, ways in POLICIES.items() for way in ways}
     resharding = getattr(adapter, "resharding", {})
     return [
@@ -233,7 +257,7 @@ def _fields(adapter: Any) -> list[tuple[str, list[str], list[str]]]:  # noqa: AN
 
 
 def describe(name: str) -> AdapterInfo:
-    """Give an adapter's plain facts; raises AdapterError as `get` does."""
+    """Return an adapter's plain facts; raises AdapterError as `get` does."""
     adapter = get(name)
     recipe = str(getattr(adapter, "recipe", ""))
     return AdapterInfo(

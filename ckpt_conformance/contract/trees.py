@@ -46,7 +46,7 @@ def empty(root: Path) -> None:
             path.unlink()
 
 
-Print = tuple[int, ...]  # of what stands at a path
+Fingerprint = tuple[int, ...]  # of a file or folder, by lstat: see `_fingerprints`
 
 
 class Restorer:
@@ -58,22 +58,24 @@ class Restorer:
     def __init__(self, source: Path, target: Path) -> None:
         """Nothing is there yet; the tree stays as it is from now on."""
         self.source, self.target = source, target
-        self.prints: dict[str, Print] | None = None
+        self.fingerprints: dict[str, Fingerprint] | None = None
 
     def restore(self) -> None:
         """Remove what is new or changed, and copy what is missing."""
-        if self.prints is None:
+        if self.fingerprints is None:
             empty(self.target)
             copy(self.source, self.target, into=True)
         else:
-            self._mend(self.prints)
-        found = _prints(self.target)
-        shared = any(stat.S_ISREG(mode) and links > 1 for mode, links, *_ in found.values())
-        self.prints = None if shared else found  # files of several names are copied all at once
+            self._mend(self.fingerprints)
+        fingerprints = _fingerprints(self.target)
+        shared = any(stat.S_ISREG(mode) and links > 1 for mode, links, *_ in fingerprints.values())
+        # Files of several names are copied all at once.
+        self.fingerprints = None if shared else fingerprints
 
-    def _mend(self, then: dict[str, Print]) -> None:
-        now = _prints(self.target)
-        strange = [name for name, found in now.items() if then.get(name) != found]
+    def _mend(self, then: dict[str, Fingerprint]) -> None:
+        """Undo what changed since the fingerprints `then`."""
+        now = _fingerprints(self.target)
+        strange = [name for name, fingerprint in now.items() if then.get(name) != fingerprint]
         for name in sorted(strange, reverse=True):  # what is in a folder before the folder
             path = self.target / name
             if not stat.S_ISDIR(now.pop(name)[0]):
@@ -93,18 +95,18 @@ class Restorer:
                 shutil.copystat(self.source / name, self.target / name)
 
 
-def _prints(root: Path) -> dict[str, Print]:
-    """Describe what stands at each path: mode and links; of what is no directory more."""
-    found: dict[str, Print] = {}
+def _fingerprints(root: Path) -> dict[str, Fingerprint]:
+    """Map each path below to its mode; of a file also its links, inode, size and mtime in ns."""
+    fingerprints: dict[str, Fingerprint] = {}
     for base, folders, names in os.walk(root):
         prefix = os.path.relpath(base, root) + "/"
         for name in (*folders, *names):
             info = os.lstat(f"{base}/{name}")
             more = (info.st_ino, info.st_size, info.st_mtime_ns)
             is_folder = stat.S_ISDIR(info.st_mode)
-            told = (info.st_mode, 0) if is_folder else (info.st_mode, info.st_nlink, *more)
-            found[f"{prefix}{name}".removeprefix("./")] = told
-    return found
+            fingerprint = (info.st_mode, 0) if is_folder else (info.st_mode, info.st_nlink, *more)
+            fingerprints[f"{prefix}{name}".removeprefix("./")] = fingerprint
+    return fingerprints
 
 
 def materialize(snapshot: Path, root: Path) -> None:
@@ -116,18 +118,18 @@ def materialize(snapshot: Path, root: Path) -> None:
 
 def files(root: Path) -> list[Path]:
     """List regular files below `root`, sorted; symlinks are not followed."""
-    found = (Path(base) / name for base, _, names in os.walk(root) for name in names)
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+    paths = (Path(base) / name for base, _, names in os.walk(root) for name in names)
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
 
 def listing(root: Path) -> dict[str, tuple[str, int, int]]:
     """Map each relative name to (type, size, inode), for comparisons of a tree with itself."""
-    found: dict[str, tuple[str, int, int]] = {}
+    entries: dict[str, tuple[str, int, int]] = {}
     for base, folders, names in os.walk(root):
         for name in [*folders, *names]:
             path = Path(base) / name
             info = path.lstat()
             kind = "link" if path.is_symlink() else "dir" if path.is_dir() else "file"
             size = 0 if kind == "dir" else info.st_size
-            found[path.relative_to(root).as_posix()] = (kind, size, info.st_ino)
-    return found
+            entries[path.relative_to(root).as_posix()] = (kind, size, info.st_ino)
+    return entries

@@ -6,11 +6,13 @@ fault of the harness and becomes UNKNOWN, never a pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -144,15 +146,47 @@ class Remarks:
 
     def as_evidence(self) -> dict[str, str]:
         """Write them as entries of the evidence, for people."""
-        points = {f"I/O points of {what}": told for what, told in self.io_points.items()}
+        points = {f"I/O points of {what}": remark for what, remark in self.io_points.items()}
         others = {"crash": self.crash, "ranks": self.ranks}
-        return points | {name: told for name, told in others.items() if told}
+        return points | {name: remark for name, remark in others.items() if remark}
 
     def add(self, other: Remarks) -> None:
         """Take over what another check says; of two that differ the later one counts."""
         self.io_points |= other.io_points
         self.crash = other.crash or self.crash
         self.ranks = other.ranks or self.ranks
+
+
+class CrashStates(Struct, frozen=True, kw_only=True):
+    """How many crash states of one persistence model were explored, and how recoveries ended.
+
+    `states` are those that the model gave, `unique` their distinct contents, `visited` how many of
+    these were recovered from, `points` the crash points of those. `outcomes` and `violating` count
+    the states with one of these contents, `grades` the classes of violation by their evidence.
+    """
+
+    states: int
+    unique: int
+    visited: int = 0
+    points: int = 0
+    violating: int = 0
+    outcomes: dict[str, int]
+    grades: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+
+    def __add__(self, other: CrashStates) -> CrashStates:
+        """Add up what was explored of two workloads."""
+        return CrashStates(
+            states=self.states + other.states,
+            unique=self.unique + other.unique,
+            visited=self.visited + other.visited,
+            points=self.points + other.points,
+            violating=self.violating + other.violating,
+            outcomes=dict(Counter(self.outcomes) + Counter(other.outcomes)),
+            grades=dict(Counter(self.grades) + Counter(other.grades)),
+        )
+
+
+CrashSummary = dict[str, CrashStates]  # by persistence model
 
 
 @dataclass(frozen=True)
@@ -168,8 +202,7 @@ class CheckOutcome:
     rate: tuple[int, int] | None = None
     seconds: float = 0.0
     seed: int = 0
-    # What was explored for it, see `crash/explore/summary.py`: {workload: {model: numbers}}.
-    crash: dict[str, Any] = field(default_factory=dict[str, Any])
+    crash: dict[str, CrashSummary] = field(default_factory=dict[str, CrashSummary])  # by workload
     cause: Cause | None = None  # of an UNKNOWN
     see: str = ""  # id of the invariant that says why it is UNKNOWN
     remarks: Remarks = field(default_factory=Remarks)
@@ -182,7 +215,8 @@ class CheckOutcome:
     def to_message(self) -> dict[str, Any]:
         """Turn all of it into plain types, as a worker sends it to the process that collects."""
         cause = None if self.cause is None else str(self.cause)
-        return asdict(self) | {"verdict": str(self.verdict), "cause": cause}
+        crash = msgspec.to_builtins(self.crash)
+        return asdict(self) | {"verdict": str(self.verdict), "crash": crash, "cause": cause}
 
     @classmethod
     def from_message(cls, message: object) -> CheckOutcome:

@@ -31,8 +31,8 @@ def serve(
     for name in names:
         registry.check_name(name)
     with Server(tuple(names)) as server:
-        for name, reason in server.refused.items():
-            raise registry.AdapterError(registry.refusal(name, reason))
+        for name, refusal in server.refused.items():
+            raise registry.AdapterError(refusal.about(name))
         with contextlib.closing(Client(server.socket)) as client:
             infos = {name: _describe(client, name, server.folder) for name in described}
         for name in names[:1]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from ckpt_conformance.contract import StepRecord
+from ckpt_conformance.contract.registry import Refusal
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import vector_clocks
 from ckpt_conformance.workload import values
@@ -464,7 +465,7 @@ class Report(Message, frozen=True):
 class Ready(Message, frozen=True, tag_field="server"):
     """The server listens; why each adapter that can't be used is refused."""
 
-    refused: dict[str, str]
+    refused: dict[str, Refusal]
 
 
 class NotReady(Message, frozen=True, tag_field="server"):

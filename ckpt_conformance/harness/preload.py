@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import registry
+from ckpt_conformance.contract.registry import Refusal
 from ckpt_conformance.harness import messages
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.processes.lifecycle import Waited
@@ -25,18 +27,17 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import Program
 
 PATIENCE = 60.0  # seconds for an import
-LATER = "later"  # instead of a reason: it declares its threads, so every child imports it anew
+LATER = Refusal("starts threads and says so: every child imports it anew")  # no reason to refuse
 
 
-def preload(adapters: Sequence[str]) -> dict[str, str]:
-    """Import torch and the adapters; return why each adapter that can't be used is refused."""
+def preload(adapters: Sequence[str]) -> dict[str, Refusal]:
+    """Import torch and the adapters; return by name why an adapter can't be used."""
     warm_up()
-    all_load = try_out(adapters) is None
-    reasons = {} if all_load else {name: try_out([name]) for name in adapters}
+    refusals = {} if try_out(adapters) is None else {name: try_out([name]) for name in adapters}
     for name in adapters:
-        if reasons.get(name) is None:
+        if refusals.get(name) is None:
             load(name)
-    return {name: reason for name, reason in reasons.items() if reason and reason != LATER}
+    return {name: why for name, why in refusals.items() if why is not None and why != LATER}
 
 
 def warm_up() -> None:
@@ -72,10 +73,8 @@ def import_named(program: Program) -> None:
                 importlib.import_module(module)
 
 
-def load(name: str) -> str | None:
-    """Import an adapter and what it asks for; return why it can't stay in this process, or None."""
-    from ckpt_conformance.contract import registry
-
+def load(name: str) -> Refusal | None:
+    """Import an adapter and what it asks for; return why it can't stay in this process."""
     adapter = registry.get(name)
     getattr(adapter, "preload", lambda: None)()
     threads = len(list(Path("/proc/self/task").iterdir())) - 1
@@ -83,33 +82,36 @@ def load(name: str) -> str | None:
         return None
     if adapter.isolation == "spawn":
         return LATER
-    return f"adapter {name!r} starts {threads} thread(s) when imported; declare isolation = 'spawn'"
+    what = f"adapter {name!r} starts {threads} thread(s) when imported"
+    return Refusal(f"{what}; declare isolation = 'spawn'")
 
 
-def try_out(names: Sequence[str]) -> str | None:
-    """Load adapters in a child; return why the first one that fails does, or None."""
+def try_out(names: Sequence[str]) -> Refusal | None:
+    """Load adapters in a child; return why the first that fails can't be used."""
     with tempfile.TemporaryDirectory(prefix="try-") as folder:
-        note = Path(folder) / "reason"
+        note = Path(folder) / "refusal"
         pid = lifecycle.fork(lambda: _child(names, note, Path(folder) / "output"))
         waited = lifecycle.wait(pid, PATIENCE)
         lifecycle.kill_group(pid)  # with what it started
         code = lifecycle.reap(pid).code
         if note.exists():
-            return note.read_text() or None
+            line = note.read_bytes()
+            return messages.decode(line, Refusal) if line else None
         end = f"ends the process (exit status {code})"
         if waited is Waited.DEADLINE:
             end = f"takes over {PATIENCE:.0f} s"
-        return f"adapter {', '.join(names)}: its import {end}"
+        return Refusal(f"adapter {', '.join(names)}: its import {end}")
 
 
 def _child(names: Sequence[str], note: Path, output: Path) -> None:
     """Load the adapters and leave a note, unless an import ends the process; never returns."""
     os.setsid()
     lifecycle.redirect_output(output)
-    reason = ""
     try:
-        reason = next(filter(None, map(load, names)), "")
+        refusal = next(filter(None, map(load, names)), None)
     except BaseException as error:  # noqa: BLE001  a child must never return into the server
-        reason = f"{type(error).__name__}: {error}"
-    note.write_text(reason)
+        refusal = Refusal.of_error(error)
+    draft = note.with_suffix(".draft")
+    draft.write_bytes(messages.encode(refusal) if refusal else b"")
+    draft.rename(note)  # whole, or not there
     os._exit(0)

@@ -17,7 +17,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
@@ -26,6 +26,11 @@ from ckpt_conformance.processes import hugepages, lifecycle, orphans
 from ckpt_conformance.trace import notify, supervised
 from ckpt_conformance.trace.supervised import Supervision
 from ckpt_conformance.workload import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.contract.registry import Refusal
 
 SYSTEM_CALLS = "ckpt_conformance.fault_injectors.system_call:SystemCall"  # hit by a supervisor
 MANY = 40  # children after which huge pages are worth half a second of the server's time
@@ -45,7 +50,7 @@ class Running:
 class Server:
     """Serves children to any number of clients from one thread."""
 
-    def __init__(self, path: str, refused: dict[str, str]) -> None:
+    def __init__(self, path: str, refused: Mapping[str, Refusal]) -> None:
         """Listen on a Unix socket; a child of a refused adapter ends with the reason."""
         self.refused = refused
         self.selector = selectors.DefaultSelector()
@@ -112,8 +117,8 @@ class Server:
             lifecycle.die_with_parent()  # however the server ends
             lifecycle.redirect_output(program.output)
             self.listener.close()
-            if reason := self.refused.get(program.adapter):
-                sys.exit(reason)
+            if refusal := self.refused.get(program.adapter):
+                sys.exit(str(refusal))
             if supervision := supervision_of(program):
                 supervised.enter(supervision)  # goes on in a child of this process
             if program.device == devices.CUDA:

@@ -77,18 +77,19 @@ def all_mutants() -> Mapping[str, MutantInfo]:
 
 
 def adapter(name: str) -> Any:  # noqa: ANN401  an Adapter
-    """Give the adapter of a mutant; raises AdapterError for an unknown id."""
-    found = all_mutants().get(name)
-    if found is None:
-        msg = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
+    """Return the adapter of a mutant; raises AdapterError for an unknown id."""
+    info = all_mutants().get(name)
+    if info is None:
+        why = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
+        msg = f"adapter 'mutant:{name}' cannot be made: {why}"
         raise AdapterError(msg)
-    if found.base == "reference-trainer":
+    if info.base == "reference-trainer":
         from ckpt_conformance.adapters import reference_trainer
 
-        return reference_trainer.make(f"mutant:{name}", trainer=found.broken)
+        return reference_trainer.make(f"mutant:{name}", trainer=info.broken)
     from ckpt_conformance.adapters import reference
 
     made = reference.make(
-        f"mutant:{name}", use_dcp=found.base == "reference-dcp", manager=found.broken
+        f"mutant:{name}", use_dcp=info.base == "reference-dcp", manager=info.broken
     )
-    return made if found.spans_ranks else replace(made, capabilities=made.capabilities - OF_RANKS)
+    return made if info.spans_ranks else replace(made, capabilities=made.capabilities - OF_RANKS)

@@ -143,15 +143,15 @@ class PointerBeforeData(CheckpointManager):
         require_kind: Any = None,  # noqa: ANN401
     ) -> list[CheckpointReference]:
         """What the pointer names must be there, unless something else is asked for."""
-        found = super().candidates(reference, step, require_kind)
+        candidates = super().candidates(reference, step, require_kind)
         latest = resolve.read_latest(self.root)
         named = layout.flat_manifest_step(latest or "")
         is_asked = (reference, step, require_kind) != (None, None, None)
-        if found and not is_asked and named is not None and named > found[0].step:
+        if candidates and not is_asked and named is not None and named > candidates[0].step:
             raise CheckpointNotFound(
                 f"{self.root / layout.LATEST} names {latest}, which is not there"
             )
-        return found
+        return candidates
 
 
 @mutant(
@@ -181,8 +181,8 @@ class StepsByName(CheckpointManager):
     def steps(self) -> list[int]:
         """Every number in a name."""
         names = [path.name for path in self.root.glob("model_*.pt")]
-        found = {layout.flat_data_step(name) for name in names} | set(super().steps())
-        return sorted(step for step in found if step is not None)
+        steps = {layout.flat_data_step(name) for name in names} | set(super().steps())
+        return sorted(step for step in steps if step is not None)
 
 
 @mutant(

@@ -75,18 +75,18 @@ class DigestOfTheDirectory(Trusting):
 
     def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
         """Note the digest of each archive's directory too."""
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for name in files if not self.use_dcp else ():
             with self.staged(name, save_id).open("rb") as file:
-                found[name] = directory_digest(file)
-        made = super().make_manifest(state, save_id, files, tensors)
-        return replace(made, config={**made.config, "directories": found})
+                digests[name] = directory_digest(file)
+        manifest = super().make_manifest(state, save_id, files, tensors)
+        return replace(manifest, config={**manifest.config, "directories": digests})
 
     def read_manifest(self, reference: CheckpointReference) -> Manifest:
         """Remember the digests of the directories."""
-        found = super().read_manifest(reference)
-        self.directories: dict[str, str] = dict(found.config.get("directories", {}))
-        return found
+        manifest = super().read_manifest(reference)
+        self.directories: dict[str, str] = dict(manifest.config.get("directories", {}))
+        return manifest
 
     def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
         """Compare the size and the directory only."""
@@ -178,10 +178,10 @@ class RaisesAtTheFirst(CheckpointManager):
         refused: list[Refusal],
     ) -> tuple[OpenCheckpoint, LoadPlan] | None:
         """Open, or raise."""
-        found = super().try_open(candidate, job, allowed, refused)
-        if found is None:
+        planned = super().try_open(candidate, job, allowed, refused)
+        if planned is None:
             raise CheckpointDamaged(refused[-1].reason)
-        return found
+        return planned
 
 
 @mutant(
@@ -206,15 +206,15 @@ class FillsBeforeItKnows(CheckpointManager):
         refused: list[Refusal],
     ) -> tuple[OpenCheckpoint, LoadPlan] | None:
         """Open and fill at once."""
-        found = super().try_open(candidate, job, allowed, refused)
-        if found is None:
+        planned = super().try_open(candidate, job, allowed, refused)
+        if planned is None:
             return None
         try:
-            self.fill(*found)
+            self.fill(*planned)
         except CheckpointDamaged as error:
             refused.append(layout.Refusal(candidate, str(error)))
             return None
-        return found
+        return planned
 
 
 @mutant(

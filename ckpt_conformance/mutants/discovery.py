@@ -33,7 +33,7 @@ def is_latest(given: tuple[object, ...], named: Mapping[str, object]) -> bool:
 
 
 def cold(root: Path) -> LoadResult:
-    """Give what a load returns that has found nothing to resume from."""
+    """Return the result of a load without a checkpoint to resume from."""
     return LoadResult(0, 0, {}, CheckpointReference(root, 0, "model"), [], [])
 
 
@@ -48,8 +48,8 @@ class NewestByText(CheckpointManager):
 
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
         """Newest first, as text."""
-        found = super().candidates(*given, **named)
-        return sorted(found, key=lambda one: str(one.step), reverse=True)
+        candidates = super().candidates(*given, **named)
+        return sorted(candidates, key=lambda candidate: str(candidate.step), reverse=True)
 
 
 @mutant(
@@ -77,8 +77,8 @@ class WeakFallback(CheckpointManager):
 
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
         """All with a pointer, the newest without."""
-        found = super().candidates(*given, **named)
-        return found if resolve.read_latest(self.root) else found[:1]
+        candidates = super().candidates(*given, **named)
+        return candidates if resolve.read_latest(self.root) else candidates[:1]
 
 
 @mutant(
@@ -139,10 +139,10 @@ class PointerDecides(CheckpointManager):
     """Trusts the pointer more than the directory."""
 
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
-        """The one that the pointer names first."""
+        """The candidate that the pointer names first."""
         latest = resolve.read_latest(self.root)
-        found = super().candidates(*given, **named)
-        return sorted(found, key=lambda one: one.commit_name != latest)
+        candidates = super().candidates(*given, **named)
+        return sorted(candidates, key=lambda candidate: candidate.commit_name != latest)
 
 
 class RecordsItsPlace(CheckpointManager):
@@ -231,14 +231,14 @@ class NewestByTime(CheckpointManager):
 
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
         """Last modified first."""
-        found = super().candidates(*given, **named)
+        candidates = super().candidates(*given, **named)
 
-        def modified(one: CheckpointReference) -> int:
+        def modified(candidate: CheckpointReference) -> int:
             with suppress(OSError):
-                return one.manifest_path.stat().st_mtime_ns
+                return candidate.manifest_path.stat().st_mtime_ns
             return 0
 
-        return sorted(found, key=modified, reverse=True)
+        return sorted(candidates, key=modified, reverse=True)
 
 
 @mutant(
@@ -269,9 +269,9 @@ class FirstSaveWins(CheckpointManager):
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Save unless the step is there."""
-        for one in resolve.scan(self.root):
-            if one.complete and one.reference.step == state.step:
-                return one.reference
+        for candidate in resolve.scan(self.root):
+            if candidate.complete and candidate.reference.step == state.step:
+                return candidate.reference
         return super().save_snapshot(state)
 
 
@@ -298,8 +298,8 @@ class TwoRules(CheckpointManager):
     def steps(self) -> list[int]:
         """The step in the pointer."""
         latest = resolve.read_latest(self.root) or ""
-        found = (layout.flat_manifest_step(latest), layout.directory_step(latest))
-        return [step for step in found if step is not None]
+        steps = (layout.flat_manifest_step(latest), layout.directory_step(latest))
+        return [step for step in steps if step is not None]
 
 
 @mutant(
@@ -327,8 +327,8 @@ class AdvertisesNames(CheckpointManager):
 
     def steps(self) -> list[int]:
         """Every number among the names."""
-        found = resolve.names_in(self.root)
-        steps = (layout.flat_data_step(name) or layout.flat_manifest_step(name) for name in found)
+        names = resolve.names_in(self.root)
+        steps = (layout.flat_data_step(name) or layout.flat_manifest_step(name) for name in names)
         return sorted({step for step in steps if step is not None})
 
 
@@ -366,5 +366,6 @@ class FirstPage(CheckpointManager):
     def steps(self) -> list[int]:
         """The steps that are committed by a name on the first page."""
         page = set(resolve.names_in(self.root)[:100])
-        found = [one.reference for one in resolve.scan(self.root) if one.complete]
-        return sorted({one.step for one in found if one.commit_name in page})
+        candidates = (one for one in resolve.scan(self.root) if one.complete)
+        references = [candidate.reference for candidate in candidates]
+        return sorted({reference.step for reference in references if reference.commit_name in page})

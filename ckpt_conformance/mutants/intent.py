@@ -105,10 +105,10 @@ class FallsBackFromAnExplicitStep(CheckpointManager):
         require_kind: Any = None,  # noqa: ANN401
     ) -> list[CheckpointReference]:
         """The step, then all older ones."""
-        found = super().candidates(reference, step, require_kind)
-        if step is None or not found:
-            return found
-        return found + [one for one in super().candidates() if one.step < step]
+        candidates = super().candidates(reference, step, require_kind)
+        if step is None or not candidates:
+            return candidates
+        return candidates + [older for older in super().candidates() if older.step < step]
 
 
 # -- a destination that does not fit ---------------------------------------------------------------
@@ -126,7 +126,7 @@ class CopiesIntoTheModel(CheckpointManager):
 
 
 def disguised(saved: Mapping[str, Tree], live: Mapping[str, Tree], *what: str) -> StateDict:
-    """Give the saved entries with dtype or shape of the live ones, so that a check sees none."""
+    """Return the saved entries with the dtype or shape of the live ones: a check sees no change."""
     return {
         key: replace(ref, **{one: _given(live[key], one) for one in what})
         if isinstance(ref, TensorRef) and isinstance(live.get(key), torch.Tensor)
@@ -249,10 +249,10 @@ class PrefersTheModelFile(CheckpointManager):
         require_kind: Any = None,  # noqa: ANN401
     ) -> list[CheckpointReference]:
         """Siblings of kind model first."""
-        found = super().candidates(reference, step, require_kind)
-        if require_kind != "dcp" or reference is not None or not found:
-            return found
-        return super().candidates(None, step, "model") or found
+        candidates = super().candidates(reference, step, require_kind)
+        if require_kind != "dcp" or reference is not None or not candidates:
+            return candidates
+        return super().candidates(None, step, "model") or candidates
 
 
 @mutant(
@@ -271,8 +271,8 @@ class OtherKindInstead(CheckpointManager):
         require_kind: Any = None,  # noqa: ANN401
     ) -> list[CheckpointReference]:
         """The kind, or any."""
-        found = super().candidates(reference, step, require_kind)
-        return found or super().candidates(reference, step)
+        candidates = super().candidates(reference, step, require_kind)
+        return candidates or super().candidates(reference, step)
 
 
 @mutant(
@@ -286,8 +286,8 @@ class PathGivesTheNewest(CheckpointManager):
 
     def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
         """The directory around the path."""
-        found = super().explicit(reference, kind)
-        return found.root if isinstance(found, CheckpointReference) else found
+        source = super().explicit(reference, kind)
+        return source.root if isinstance(source, CheckpointReference) else source
 
 
 @mutant(
@@ -301,9 +301,9 @@ class OwnFolderWins(CheckpointManager):
 
     def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
         """The run's own directory, if there is anything in it."""
-        found = super().explicit(reference, kind)
-        elsewhere = isinstance(found, Path) and found != self.root
-        return self.root if elsewhere and resolve.scan(self.root) else found
+        source = super().explicit(reference, kind)
+        elsewhere = isinstance(source, Path) and source != self.root
+        return self.root if elsewhere and resolve.scan(self.root) else source
 
 
 @mutant(
@@ -317,11 +317,11 @@ class SiblingOfThePath(CheckpointManager):
 
     def explicit(self, reference: Any, kind: Any) -> CheckpointReference | Path:  # noqa: ANN401
         """The sibling of kind model."""
-        found = super().explicit(reference, kind)
-        if isinstance(found, CheckpointReference):
-            sibling = CheckpointReference(found.root, found.step, "model")
-            return sibling if sibling.path.exists() else found
-        return found
+        source = super().explicit(reference, kind)
+        if isinstance(source, CheckpointReference):
+            sibling = CheckpointReference(source.root, source.step, "model")
+            return sibling if sibling.path.exists() else source
+        return source
 
 
 # -- what may be absent ----------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class ColdInSilence(CheckpointManager):
     def check_components(
         self, opened: OpenCheckpoint, job: Destinations, allowed: set[str]
     ) -> list[str]:
-        """Say nothing of optimizers whose file is missing."""
+        """Pass over optimizers whose file is missing."""
         if opened.absent:
             return list(job.optimizers)
         return super().check_components(opened, job, allowed)

@@ -201,7 +201,7 @@ class MakesRoom(CheckpointManager):
     violates={"CKC-IOER-008"},
 )
 class HidesTheCause(CheckpointManager):
-    """Tells the caller that something went wrong."""
+    """Raises another error, without the first one as its cause."""
 
     def save_snapshot(self, state: Snapshot) -> CheckpointReference:
         """Save, or say that it did not work."""

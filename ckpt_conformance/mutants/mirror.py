@@ -211,12 +211,12 @@ class PointerBeforeFiles(Mirrors):
 
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
         """What the pointer names, where there is one."""
-        found = super().candidates(*given, **named)
+        candidates = super().candidates(*given, **named)
         latest = resolve.read_latest(self.root)
         asked = (*given, *named.values())
         if latest is None or any(one is not None for one in asked):
-            return found
-        return [one for one in found if one.commit_name == latest]
+            return candidates
+        return [candidate for candidate in candidates if candidate.commit_name == latest]
 
 
 @mutant(

@@ -112,7 +112,7 @@ class SideFile(CheckpointManager):
         return super().load(*given, **named)
 
     def has(self, step: int) -> bool:
-        """Tell whether a step is there."""
+        """Return whether a step is there."""
         return (self.root / layout.flat_manifest_name(step)).exists()
 
 
@@ -210,7 +210,7 @@ class SyncsTheFile(_SyncsSomethingElse):
 
     def instead(self, path: Path) -> None:
         """Sync the newest file."""
-        newest = max(path.glob("model_*"), key=lambda one: one.name)
+        newest = max(path.glob("model_*"), key=lambda file: file.name)
         descriptor = os.open(newest, os.O_RDONLY | os.O_CLOEXEC)
         os.fdatasync(descriptor)
         os.close(descriptor)

@@ -57,7 +57,7 @@ class MissingIsRank0s(CheckpointManager):
         return [name for name in super().share(ranks, opened) if name not in gone]
 
     def source_rank(self, ranks: Ranks, manifest: Manifest) -> int:
-        """Give the own rank, or rank 0 where the own file is gone."""
+        """Return the own rank, or rank 0 where the own file is gone."""
         rank = super().source_rank(ranks, manifest)
         return rank if layout.dcp_extra_name(rank) in self._here else 0
 
@@ -162,9 +162,9 @@ class ClearsFirst(CheckpointManager):
         """Clear, then find."""
         state: StateDict = bare(job.model).state_dict()
         with torch.no_grad(), suppress(RuntimeError):
-            for one in state.values():
-                if isinstance(one, torch.Tensor) and one.is_floating_point():
-                    local_of(one).zero_()
+            for tensor in state.values():
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                    local_of(tensor).zero_()
         return super().find_on_ranks(ranks, job, request, refused)
 
 
@@ -200,7 +200,7 @@ class CountsShards(CheckpointManager):
         super().verify_on_rank(ranks, opened)
 
     def source_rank(self, ranks: Ranks, manifest: Manifest) -> int:
-        """Give the own rank, or rank 0 where the shards are more."""
+        """Return the own rank, or rank 0 where the shards are more."""
         return 0 if self._counted > ranks.size else super().source_rank(ranks, manifest)
 
 

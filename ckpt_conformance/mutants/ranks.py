@@ -81,8 +81,8 @@ class DeletesBeforeRanksSave(CheckpointManager):
 
     def begin(self, state: Snapshot, reports: Sequence[Any]) -> Any:  # noqa: ANN401
         """Delete, then begin."""
-        for one in resolve.references(self.root) if self.root.is_dir() else ():
-            shutil.rmtree(one.directory)
+        for reference in resolve.references(self.root) if self.root.is_dir() else ():
+            shutil.rmtree(reference.directory)
         return super().begin(state, reports)
 
 
@@ -249,30 +249,30 @@ class OwnListing(CheckpointManager):
         self, ranks: Ranks, job: Destinations, request: LoadRequest, refused: list[Refusal]
     ) -> Planned | None:
         """Try this rank's own candidates, in step with the other ranks."""
-        _, reports = ranks.together("ask", lambda: self.ask(job, request), lambda one: one)
-        found = ranks.lead("choose", lambda: self.choose(request, reports))
-        self._ties, self._run_id = found["ties"], self._run_id or found["run_id"]
-        for one in self.candidates(request.reference, request.step, request.kind):
+        _, reports = ranks.together("ask", lambda: self.ask(job, request), lambda report: report)
+        decision = ranks.lead("choose", lambda: self.choose(request, reports))
+        self._ties, self._run_id = decision["ties"], self._run_id or decision["run_id"]
+        for candidate in self.candidates(request.reference, request.step, request.kind):
             try:
-                return self.open_own(ranks, one, job, request.allowed)
+                return self.open_own(ranks, candidate, job, request.allowed)
             except RanksDamaged as error:
-                refused.append(Refusal(one, str(error)))
+                refused.append(Refusal(candidate, str(error)))
         return None
 
     def open_own(
-        self, ranks: Ranks, one: CheckpointReference, job: Destinations, allowed: set[str]
+        self, ranks: Ranks, candidate: CheckpointReference, job: Destinations, allowed: set[str]
     ) -> Planned:
         """Verify and plan; what is agreed on has no name."""
         manifest, _ = ranks.together(
-            "manifest", lambda: or_damaged(lambda: self.read_manifest(one))
+            "manifest", lambda: or_damaged(lambda: self.read_manifest(candidate))
         )
-        opened = OpenCheckpoint(one, parse_manifest(manifest.to_bytes(), one.path.name))
+        opened = OpenCheckpoint(candidate, parse_manifest(manifest.to_bytes(), candidate.path.name))
         verify, plan = self.verify_on_rank, self.plan_on_rank
         ranks.together("verify", lambda: or_damaged(lambda: verify(ranks, opened)))
-        found, _ = ranks.together(
+        load_plan, _ = ranks.together(
             "plan", lambda: or_damaged(lambda: plan(ranks, opened, job, allowed))
         )
-        return Planned(opened, found)
+        return Planned(opened, load_plan)
 
     def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
         """Fill and hand over, in step."""

@@ -47,24 +47,28 @@ def roll(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def parameters(job: Destinations) -> list[torch.Tensor]:
-    """Give the model's distributed parameters, each once."""
+    """Return the model's distributed parameters, each once."""
     state: StateDict = bare(job.model).state_dict()
-    found = {one.to_local().data_ptr(): one for one in state.values() if isinstance(one, DTensor)}
-    return list(found.values())
+    by_storage = {
+        tensor.to_local().data_ptr(): tensor
+        for tensor in state.values()
+        if isinstance(tensor, DTensor)
+    }
+    return list(by_storage.values())
 
 
 def moments(planned: Planned) -> list[torch.Tensor]:
-    """Give the optimizers' distributed state."""
+    """Return the tensors of the optimizers' distributed state."""
     return [one for tree in planned.plan.optimizers.values() for _, one in walk(tree, DTensor)]
 
 
 def same_world(ranks: Ranks, planned: Planned) -> bool:
-    """Tell whether as many ranks load as saved."""
+    """Return whether as many ranks load as saved."""
     return planned.opened.manifest.world_size == ranks.size
 
 
 def layouts(planned: Planned, job: Destinations) -> tuple[set[str], set[str]]:
-    """Give the layouts of the saved parameters, and of the job's."""
+    """Return the layouts of the saved parameters, and of the job's."""
     words = planned.opened.manifest.layout
     rank = dist.get_rank()
     saved = {layout_of_rank(words[key], rank) for key in words if key.startswith("model.")}
@@ -72,13 +76,13 @@ def layouts(planned: Planned, job: Destinations) -> tuple[set[str], set[str]]:
 
 
 def same_layout(planned: Planned, job: Destinations) -> bool:
-    """Tell whether the job is shared out as it was at the save."""
+    """Return whether the job is sharded as it was at the save."""
     saved, live = layouts(planned, job)
     return saved == live
 
 
 def is_plain(words: set[str]) -> bool:
-    """Tell whether a layout is one mesh dimension, sharded along rows."""
+    """Return whether a layout is one mesh dimension, sharded along rows."""
     return not any("[[" in one or "S(1)" in one or "R" in one for one in words)
 
 
@@ -97,12 +101,12 @@ class SkipsEmptyShards(CheckpointManager):
 
     def serve_together(self, ranks: Ranks, planned: Planned, job: Destinations) -> None:
         """Load, then put back what was there."""
-        few = [one for one in parameters(job) if one.shape[0] < ranks.size]
-        before = [local_of(one).clone() for one in few]
+        few = [parameter for parameter in parameters(job) if parameter.shape[0] < ranks.size]
+        before = [local_of(parameter).clone() for parameter in few]
         super().serve_together(ranks, planned, job)
         if same_layout(planned, job):
-            for one, old in zip(few, before, strict=True):
-                local_of(one).copy_(old)
+            for parameter, old in zip(few, before, strict=True):
+                local_of(parameter).copy_(old)
 
 
 class _OfRank0(CheckpointManager):
@@ -242,7 +246,7 @@ class NewRanksTakeRank0(CheckpointManager):
     """Broadcasts where nothing is saved."""
 
     def generators_of(self, rank: int, opened: OpenCheckpoint) -> Any:  # noqa: ANN401
-        """Give a rank's own generators, or rank 0's."""
+        """Return a rank's own generators, or rank 0's."""
         return super().generators_of(rank if rank < opened.manifest.world_size else 0, opened)
 
 
@@ -284,15 +288,15 @@ class CastsShards(CheckpointManager):
         """Plan with new memory where a dtype differs; the model copies from it."""
         live: StateDict = bare(model).state_dict()
         saved = opened.documents["model"]
-        tensors = {key: one for key, one in live.items() if isinstance(one, torch.Tensor)}
-        cast = {k for k, one in tensors.items() if one.dtype != saved[plain_key(k)].dtype}
+        tensors = {key: tensor for key, tensor in live.items() if isinstance(tensor, torch.Tensor)}
+        cast = {k for k, tensor in tensors.items() if tensor.dtype != saved[plain_key(k)].dtype}
         if self.ranks is None or not cast:
             return super().plan_model(opened, model, reads)
-        for key, one in tensors.items():
+        for key, tensor in tensors.items():
             if key in cast:
-                live[key] = reads.new_like(saved[plain_key(key)], one, one.device)
+                live[key] = reads.new_like(saved[plain_key(key)], tensor, tensor.device)
             else:
-                reads.add(saved[plain_key(key)], one)
+                reads.add(saved[plain_key(key)], tensor)
         return live
 
 
@@ -307,7 +311,7 @@ class StepIgnoredOnRanks(CheckpointManager):
     """Follows the pointer where the ranks agree on a request."""
 
     def choose(self, request: LoadRequest, reports: Any) -> Any:  # noqa: ANN401
-        """Give all candidates."""
+        """Return all candidates."""
         return super().choose(replace(request, step=None), reports)
 
 
@@ -326,7 +330,7 @@ class ColdOnOtherRanks(CheckpointManager):
         try:
             return super().load(*given, **named)
         except CheckpointMismatch as error:
-            newest = max(resolve.references(self.root), key=lambda one: one.step)
+            newest = max(resolve.references(self.root), key=lambda reference: reference.step)
             if "per-rank files" not in str(error):
                 raise
             self.take_weights(newest, named["model"])
@@ -344,5 +348,5 @@ class ColdOnOtherRanks(CheckpointManager):
         """Read the user's own dict from rank 0's train state."""
         with durable.open_regular(self.root / layout.extra_name(newest.step)) as file:
             tree: Any = decode(torch_zip.read_tree(file, "extra"))
-        found: StateDict = tree["extra"]
-        return found
+        extra: StateDict = tree["extra"]
+        return extra

@@ -23,7 +23,7 @@ RUN = "CKC-RSUM-001"
 
 
 def _but(state: Mapping[str, Tree], *names: str) -> StateDict:
-    """Give the saved state with the live one of some generators: these stay where they are."""
+    """Return the saved state, but the live one of some generators: these stay where they are."""
     live = get_rng_state()
     return {**state, **{name: live[name] for name in names}}
 

@@ -66,7 +66,7 @@ class FrozenIsLeftOut(CheckpointManager):
         return {**live, **super().plan_model(opened, part, reads)}
 
     def without_frozen(self, model: Any, state: Mapping[str, Tree]) -> StateDict:
-        """Give what requires a gradient, and the buffers."""
+        """Return the entries that require a gradient, and the buffers."""
         frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
         return {key: one for key, one in state.items() if key not in frozen}
 
@@ -79,7 +79,7 @@ class Part:
         self.entries = entries
 
     def state_dict(self) -> StateDict:
-        """Give the entries."""
+        """Return the entries."""
         return self.entries
 
     def load_state_dict(self, state_dict: StateDict, /) -> None:

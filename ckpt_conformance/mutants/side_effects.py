@@ -52,8 +52,8 @@ class GetterSteps(CheckpointManager):
     def step_on_nothing(self, optimizer: Any, parameters: list[torch.Tensor]) -> None:  # noqa: ANN401
         """Step with zero gradients and learning rate 0."""
         rates = [group["lr"] for group in optimizer.param_groups]
-        for one in parameters:
-            one.grad = torch.zeros_like(one) if one.requires_grad else None
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         optimizer.step()
@@ -73,10 +73,10 @@ class GetterClearsGradients(CheckpointManager):
 
     def capture_optimizers(self, optimizers: Mapping[str, Tree]) -> StateDict:
         """Read, then clear."""
-        found = super().capture_optimizers(optimizers)
+        state = super().capture_optimizers(optimizers)
         for optimizer in optimizers.values():
             optimizer.zero_grad()
-        return found
+        return state
 
 
 @mutant(

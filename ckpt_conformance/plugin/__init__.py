@@ -105,12 +105,11 @@ class State:
 
     def _start(self) -> Server:
         """Start the server; raises pytest.UsageError if no adapter or not the device is there."""
-        from ckpt_conformance.contract import registry
         from ckpt_conformance.harness.client import Server
 
         self.server = server = Server(self.options.adapters)
         if server.refused.keys() >= set(self.options.adapters):  # else these alone are UNKNOWN
-            reasons = (registry.refusal(name, why) for name, why in server.refused.items())
+            reasons = (refusal.about(name) for name, refusal in server.refused.items())
             raise pytest.UsageError("; ".join(reasons))
         self._check_device(server)
         return server

@@ -29,6 +29,7 @@ from ckpt_conformance.plugin.options import CheckOptions, options_of
 from ckpt_conformance.subject import bundle, resumption
 
 if TYPE_CHECKING:
+    from ckpt_conformance.contract.verdicts import CrashSummary
     from ckpt_conformance.subject.subject import Subject
 
 
@@ -115,8 +116,8 @@ def _subject(item: pytest.Item) -> Subject | None:
     return needs.subject if needs else None
 
 
-def _explored(item: pytest.Item) -> dict[str, Any]:
-    """Take what was explored since the last outcome; each exploration is carried once."""
+def _explored(item: pytest.Item) -> dict[str, CrashSummary]:
+    """Take what was explored since the last outcome, by workload; each is carried once."""
     subject = _subject(item)
     if subject is None:
         return {}

@@ -37,7 +37,6 @@ from ckpt_conformance.report.result import (
     Adapter,
     Asked,
     CheckResult,
-    CrashStates,
     Environment,
     InvariantResult,
     Json,
@@ -123,7 +122,6 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
     invariants = {one.id: _invariant(one, grouped[one.id], info, run) for one in chosen}
     profiles = _profiles(invariants, run)
     options = run.options
-    explored = summary.of_outcomes(one.crash for one in every)
     return Result(
         suite=Suite(version=__version__, commit=run.commit, catalogue=_version(run)),
         created=run.created,
@@ -138,7 +136,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         profile_details=profiles,
         invariants=invariants,
         harness=[_check(one) for one in _strays(grouped, run.catalogue)],
-        crash=msgspec.convert(explored, dict[str, CrashStates]),
+        crash=summary.of_outcomes(outcome.crash for outcome in every),
         waivers=list(run.waivers),
     )
 
@@ -148,7 +146,7 @@ def _environment(outcomes: Iterable[CheckOutcome], run: RunFacts) -> Environment
     merged = Remarks()
     for outcome in outcomes:
         merged.add(outcome.remarks)
-    points = "; ".join(f"{what}: {told}" for what, told in sorted(merged.io_points.items()))
+    points = "; ".join(f"{what}: {remark}" for what, remark in sorted(merged.io_points.items()))
     remarks = {"crash": merged.crash, "ranks": merged.ranks, "io_points": points}
     described = {**run.environment, "device": run.options.device, **remarks}
     return msgspec.convert(described, Environment)
@@ -289,7 +287,7 @@ def _profile(description: str, verdicts: Sequence[Verdict]) -> ProfileResult:
 
 
 def judge(result: Result, forgiven: Iterable[str] = ()) -> int:
-    """Give the exit status of a result; `forgiven` are the ids of a baseline.
+    """Return the exit status of a result; `forgiven` are the ids of a baseline.
 
     What is UNKNOWN because of one of these is forgiven with it.
     """
@@ -312,7 +310,7 @@ def follows(result: Result, known: Collection[str]) -> list[str]:
 
 
 def _counts(identifier: str, invariant: InvariantResult, result: Result) -> bool:
-    """Tell whether an UNKNOWN counts: what the machine cannot do counts where it was asked for."""
+    """Return whether an UNKNOWN counts: a limit of the machine counts where it was asked for."""
     if invariant.verdict is not Verdict.UNKNOWN:
         return False
     if invariant.cause is not Cause.MACHINE:

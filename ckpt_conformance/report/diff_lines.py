@@ -27,7 +27,7 @@ _WORDS = {
 
 
 def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
-    """Tell both sides, the differences, and how many there are of each sort."""
+    """Yield the lines: both sides, the differences, and how many there are of each status."""
     yield from _side("A", compared.a)
     yield from _side("B", compared.b)
     shown = compared.differences if show_all else compared.differences[:MOST]
@@ -46,8 +46,8 @@ def lines(compared: Compared, *, show_all: bool = False) -> Iterator[str]:
 
 
 def _advice(compared: Compared) -> str:
-    """Report what to do where a side could not be read."""
-    if all(side.is_beyond for side in (compared.a, compared.b) if side.problems):
+    """Write what to do where a side could not be read."""
+    if all(side.is_too_large for side in (compared.a, compared.b) if side.problems):
         return "nothing is damaged, and it is more than is compared (--only does not help)"
     return "repair or leave out what is damaged (`ckpt-conformance fsck` says more)"
 
@@ -56,13 +56,13 @@ def _side(letter: str, side: Side) -> Iterator[str]:
     step = "" if side.step is None else f", step {side.step}"
     yield f"{letter}  {one_line(side.path)}  ({side.layout}{step})"
     for problem in side.problems[:MOST]:
-        yield f"  {'not compared' if side.is_beyond else 'damaged'}  {one_line(problem)}"
+        yield f"  {'not compared' if side.is_too_large else 'damaged'}  {one_line(problem)}"
     if len(side.problems) > MOST:
         yield f"  and {len(side.problems) - MOST} more (--json has all)"
 
 
 def _describe(difference: Difference) -> str:
-    """Tell one difference."""
+    """Write one difference in one line."""
     match difference.status:
         case Status.ONLY_A:
             return f"only in A  {difference.name}: {difference.a}"
@@ -75,14 +75,14 @@ def _describe(difference: Difference) -> str:
 
 
 def _numbers(difference: Difference) -> str:
-    """Tell how many elements differ, the first of them, and how far they are apart."""
+    """Write how many elements differ, where the first one is, and how far they are apart."""
     share = 100 * (difference.count or 0) / (difference.elements or 1)
     first = list(difference.first or ())
     text = f"{difference.count:,} of {difference.elements:,} ({share:.3g} %), first at {first}"
-    apart = difference.apart
-    if apart.most is not None:
-        most = f"{apart.most:,}" if isinstance(apart.most, int) else f"{apart.most:.6g}"
-        text += f", max abs {'infinite' if math.isinf(apart.most) else most}"
-    if apart.ulps is not None:
-        text += f", max ULPs {apart.ulps:,}"
-    return text + (f", {apart.nans:,} with NaN" if apart.nans else "")
+    distance, max_abs = difference.distance, difference.distance.max_abs
+    if max_abs is not None:
+        number = f"{max_abs:,}" if isinstance(max_abs, int) else f"{max_abs:.6g}"
+        text += f", max abs {'infinite' if math.isinf(max_abs) else number}"
+    if distance.max_ulps is not None:
+        text += f", max ULPs {distance.max_ulps:,}"
+    return text + (f", {distance.nans:,} with NaN" if distance.nans else "")

@@ -44,7 +44,7 @@ def describe_environment(scratch: Path) -> dict[str, str | int | None]:
 
 
 def distribution_version(name: str) -> str | None:
-    """Give the installed version of a distribution, or None where it is not installed."""
+    """Return the installed version of a distribution; None where it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -87,7 +87,7 @@ def _mount(line: str) -> tuple[Path, str] | None:
 
 
 def suite_commit(package: Path = PACKAGE) -> str | None:
-    """Give the commit of this suite, with "-dirty" after local changes; None when it was installed.
+    """Return the commit of this suite, with "-dirty" after local changes; None when installed.
 
     A wheel inside somebody else's checkout is not that checkout's commit: git must track us.
     """
@@ -121,7 +121,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def output_folders(out: Path, adapters: Sequence[str]) -> dict[str, Path]:
-    """Give the folder of each adapter: `out` itself for one, `out`/<name> for several."""
+    """Return the folder of each adapter: `out` itself for one, `out`/<name> for several."""
     if len(adapters) == 1:
         return {adapters[0]: out}
     folders: dict[str, Path] = {}

@@ -29,6 +29,7 @@ from ckpt_conformance.report import certificate, environment, files, map_geometr
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpt_conformance.contract.verdicts import CrashSummary
     from ckpt_conformance.crash.explore.exploration import BaseExplorer
     from ckpt_conformance.report.certificate import Json
 
@@ -56,35 +57,39 @@ class Findings:
     """What the explorations of one adapter came to, workload by workload; or those of a script."""
 
     asked: Asked
-    explored: list[Json] = field(default_factory=list["Json"])
-    aside: list[str] = field(default_factory=list[str])  # workloads that do not apply
+    explorations: list[Json] = field(default_factory=list["Json"])
+    not_applicable: list[str] = field(default_factory=list[str])  # workloads, each with the reason
     unknown: list[str] = field(default_factory=list[str])
-    notes: list[str] = field(default_factory=list[str])  # what is compared, and by what it is told
-    wrong: list[str] = field(default_factory=list[str])  # violations that need no crash
+    notes: list[str] = field(default_factory=list[str])  # what is compared, and how steps are known
+    without_a_crash: list[str] = field(default_factory=list[str])  # violations that need no crash
     interrupted: bool = False
+    summaries: list[CrashSummary] = field(default_factory=list["CrashSummary"])  # of `explorations`
 
     def add(self, explorer: BaseExplorer, bundles: Mapping[str, str]) -> None:
         """Take one exploration; `bundles` gives the folder of each class of violation."""
         result = explorer.result
         work = WORKLOADS.get(result.workload)
         content = result.to_json() | {"told": work.description if work else ""}
-        content["crash"] = summary.of_exploration(result)
+        crash = summary.of_exploration(result)
+        content["crash"] = msgspec.to_builtins(crash)
         content["map"] = msgspec.to_builtins(crashmap.map_of(explorer, bundles))
-        self.explored.append(certificate.plain(content))
+        self.explorations.append(certificate.plain(content))
+        self.summaries.append(crash)
 
     @property
     def verdict(self) -> Verdict:
         """Merge what was found: a violation wins over UNKNOWN, and a part is no PASS."""
-        models = [model for one in self.explored for model in one["models"].values()]
-        if self.wrong or any(model["violations"] or model["unusable"] for model in models):
+        models = [model for one in self.explorations for model in one["models"].values()]
+        is_violated = any(model["violations"] or model["unusable"] for model in models)
+        if is_violated or self.without_a_crash:
             return Verdict.VIOLATION
-        undecided = self.unknown or self.interrupted or not self.explored
+        undecided = self.unknown or self.interrupted or not self.explorations
         return Verdict.UNKNOWN if undecided else Verdict.PASS
 
     def to_json(self, about: Mapping[str, Any]) -> Json:
-        """Give the content of `result.json`; `about` has the `adapter`, or the `script`."""
+        """Return the content of `result.json`; `about` has the `adapter`, or the `script`."""
         asked = asdict(self.asked)
-        found: Json = {
+        content: Json = {
             "schema": SCHEMA,
             "suite": {"version": __version__, "commit": environment.suite_commit()},
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,27 +100,28 @@ class Findings:
             "budget": asked.pop("budget"),
             "asked": asked,
             "verdict": str(self.verdict),
-            "crash": summary.merge(one["crash"] for one in self.explored),
-            "hygiene": _hygiene(self.explored),
-            "not_applicable": self.aside,
+            "crash": msgspec.to_builtins(summary.merge(self.summaries)),
+            "hygiene": _hygiene(self.explorations),
+            "not_applicable": self.not_applicable,
             "unknown": self.unknown,
             "notes": self.notes,
-            "without_a_crash": self.wrong,
-            "explorations": self.explored,
+            "without_a_crash": self.without_a_crash,
+            "explorations": self.explorations,
         }
-        return cast("Json", certificate.plain(found))
+        return cast("Json", certificate.plain(content))
 
 
-def _hygiene(explored: Sequence[Json]) -> list[Json]:
-    """Collect the audit's findings; one that several workloads show stands there once."""
-    found: dict[tuple[str, str, str], Json] = {}
-    for one in explored:
-        for finding in one["audit"]:
+def _hygiene(explorations: Sequence[Json]) -> list[Json]:
+    """Collect the audit's findings, each once, with the workloads that show it."""
+    findings: dict[tuple[str, str, str], Json] = {}
+    for exploration in explorations:
+        workload = exploration["workload"]
+        for finding in exploration["audit"]:
             key = finding["rule"], finding["source"], finding["other_source"]
-            first = found.setdefault(key, {**finding, "workloads": []})
-            if one["workload"] not in first["workloads"]:
-                first["workloads"].append(one["workload"])
-    return list(found.values())
+            first = findings.setdefault(key, {**finding, "workloads": []})
+            if workload not in first["workloads"]:
+                first["workloads"].append(workload)
+    return list(findings.values())
 
 
 def prepare(folder: Path) -> None:
@@ -174,7 +180,7 @@ def head_of(result: Json) -> Head:
 
 
 def headline(result: Json) -> Headline:
-    """Say in one line what an exploration came to."""
+    """Summarize an exploration in one line."""
     verdict = Verdict(result["verdict"])
     count = sum(len(one["map"]["classes"]) for one in result["explorations"])
     count += len(result["without_a_crash"])
@@ -217,7 +223,7 @@ def render_html(result: Json) -> str:
 
 
 def _bad(result: Json) -> dict[str, set[str]]:
-    """Give for each model the outcomes that violate; a refusal may be fine before a first save."""
+    """Return by model the outcomes that violate; a refusal may be right before a first save."""
     outcomes: dict[str, set[str]] = {model: set() for model in result["crash"]}
     for exploration in result["explorations"]:
         for model, report in exploration["models"].items():
@@ -225,16 +231,16 @@ def _bad(result: Json) -> dict[str, set[str]]:
     return outcomes
 
 
-def _table(one: Json) -> Json:
+def _table(exploration: Json) -> Json:
     """Collect what the script shows of a map."""
-    drawn = one["map"]
+    drawn = exploration["map"]
     keys = ("first", "last", "kind", "path", "target", "source", "marks")
     columns = [{k: v for k, v in c.items() if k in keys} for c in drawn["columns"]]
     rows = [[name, cells] for name, cells in drawn["rows"].items()]
     bundles = sorted({cell["bundle"] for _, cells in rows for cell in cells if _kept(cell)})
     commands = {path: [_replay(path), _bundle_name(path)] for path in bundles}
     unused = {"point", "content", "alone"}
-    states = [{k: v for k, v in one.items() if k not in unused} for one in drawn["states"]]
+    states = [{k: v for k, v in state.items() if k not in unused} for state in drawn["states"]]
     return {"columns": columns, "rows": rows, "states": states, "replays": commands}
 
 

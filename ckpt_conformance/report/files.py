@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.report.result import CheckResult, InvariantResult, Rate, Result
 
-__all__ = ["WORDS", "count", "open_console", "say", "shown"]  # of report_terminal, as its own
+__all__ = ["WORDS", "count", "open_console", "say", "shown"]  # of `terminal`, as its own
 
 CLIP = 4000
 ONE_LINE = 72
@@ -91,14 +91,14 @@ class Headline(NamedTuple):
 
 
 def headline(result: Result) -> Headline:
-    """Say in one line what the certificate comes to."""
+    """Summarize the certificate in one line; its verdict is never better than `judge` says."""
     counts = verdict_counts(result.invariants.values())
     status = judge(result)
     total = sum(counts.values())
-    said = profile_note(counts)
+    note = profile_note(counts)
     if result.harness:
-        said += f", and {count(len(result.harness), 'fault')} of the harness"
-    sentence = f"{count(total, 'invariant')}: {said}." if total else "Nothing ran."
+        note += f", and {count(len(result.harness), 'fault')} of the harness"
+    sentence = f"{count(total, 'invariant')}: {note}." if total else "Nothing ran."
     if result.interrupted:
         sentence = f"Stopped before the end. {sentence}"
     if status == CERTIFIED:

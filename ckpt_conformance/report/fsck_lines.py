@@ -22,7 +22,7 @@ _MOST_TENSORS = 3
 
 
 def lines(judged: Judged) -> Iterator[str]:
-    """Tell a run: each checkpoint with its findings, the leftovers, the newest whole one."""
+    """Yield the lines: each checkpoint with its findings, the leftovers, the newest whole one."""
     for report in judged.reports:
         yield from _checkpoint(report, judged.path, judged.options)
     for name in judged.leftovers[:MOST_FINDINGS]:
@@ -37,7 +37,7 @@ def lines(judged: Judged) -> Iterator[str]:
 
 
 def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:
-    """Tell one checkpoint."""
+    """Yield the lines of one checkpoint."""
     name = one_line(_short(report.path, top))
     step = "" if report.step is None else f", step {report.step}"
     ranks = "" if report.world_size is None else f", {count(report.world_size, 'rank')}"
@@ -72,7 +72,7 @@ def _short(path: Where, top: Where) -> str:
 
 
 def _not_finite(tensors: list[NotFinite] | None) -> Iterator[str]:
-    """Tell the tensors with NaNs or infinities, if they were counted."""
+    """Yield a line for each tensor with NaNs or infinities, if they were counted."""
     if tensors == []:
         yield "    no NaN and no infinity"
     for tensor in (tensors or ())[:MOST_FINDINGS]:

@@ -60,7 +60,8 @@ def kill_matrix(
     does not spare a mutant; in a control it is a fault, because "violates nothing" was not shown.
     """
     infos = {f"mutant:{name}": info for name, info in mutants.items()}
-    controls = {name: _control(ones) for name, ones in outcomes.items() if name not in infos}
+    others = {name: of_one for name, of_one in outcomes.items() if name not in infos}
+    controls = {name: _control(of_one) for name, of_one in others.items()}
     killed = {
         info.id: _mutant(info, outcomes[name]) for name, info in infos.items() if name in outcomes
     }
@@ -114,7 +115,7 @@ def _plain(reasons: Mapping[str, str]) -> dict[str, str]:
 
 def _verdicts(outcomes: Sequence[CheckOutcome]) -> dict[str, dict[str, Verdict]]:
     table = defaultdict[str, dict[str, Verdict]](dict)
-    for outcome in sorted(outcomes, key=lambda one: (one.invariant, one.check)):
+    for outcome in sorted(outcomes, key=lambda outcome: (outcome.invariant, outcome.check)):
         table[outcome.invariant][outcome.check] = outcome.verdict
     return dict(table)
 

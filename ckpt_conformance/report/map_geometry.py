@@ -23,7 +23,7 @@ WORD = 60  # room for the word of a marker
 
 
 class Look(NamedTuple):
-    """How an outcome is drawn and told."""
+    """How an outcome is drawn and described."""
 
     letter: str
     shape: str
@@ -96,13 +96,13 @@ def draw(drawn: Json, models: Mapping[str, Any]) -> Drawn:
 
 
 def _letters(sources: Iterable[str]) -> dict[str, str]:
-    """Give each source line a letter, in order: a to z, then a2 and so on."""
-    found: dict[str, str] = {}
+    """Return a letter for each source line, in order: a to z, then a2 and so on."""
+    letters: dict[str, str] = {}
     for source in sources:
-        if source and source not in found:
-            turn, letter = divmod(len(found), 26)
-            found[source] = chr(ord("a") + letter) + (str(turn + 1) if turn else "")
-    return found
+        if source and source not in letters:
+            turn, letter = divmod(len(letters), 26)
+            letters[source] = chr(ord("a") + letter) + (str(turn + 1) if turn else "")
+    return letters
 
 
 def _lines(
@@ -154,7 +154,7 @@ def _head(column: Json, at: int, width: int) -> Json:
 
 
 def _brackets(columns: Sequence[Json], letters: Mapping[str, str]) -> Iterable[Json]:
-    """Give a bracket over neighbours that one source line issued."""
+    """Yield a bracket over neighbouring columns that one source line issued."""
     groups = itertools.groupby(enumerate(columns), key=lambda pair: pair[1].get("source", ""))
     for source, group in groups:
         ats = [at for at, _ in group]

@@ -10,10 +10,10 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpt_conformance.contract.verdicts import CONTROL, Cause, Evidence, Verdict
+from ckpt_conformance.contract.verdicts import CONTROL, Cause, CrashSummary, Evidence, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,18 +121,6 @@ class InvariantResult(Struct, frozen=True, kw_only=True):
     reproduce: str
 
 
-class CrashStates(Struct, frozen=True, kw_only=True):
-    """The crash states that were explored under one persistence model."""
-
-    states: int
-    unique: int
-    visited: int = 0
-    points: int = 0
-    violating: int = 0
-    outcomes: dict[str, int]
-    grades: dict[str, int] = field(default_factory=dict[str, int])
-
-
 class Waiver(Struct, frozen=True, kw_only=True):
     """A violation that was accepted, with a reason."""
 
@@ -157,7 +145,7 @@ class Result(Struct, frozen=True, kw_only=True):
     profile_details: dict[str, ProfileResult]
     invariants: dict[str, InvariantResult]
     harness: list[CheckResult]  # outcomes of no invariant
-    crash: dict[str, CrashStates]  # by persistence model
+    crash: CrashSummary
     waivers: list[Waiver]
 
     def having(self, *verdicts: Verdict) -> Iterator[tuple[str, InvariantResult]]:

@@ -11,6 +11,7 @@ from msgspec import structs
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
+    CrashSummary,
     NotApplicable,
     Outcome,
     Remarks,
@@ -119,9 +120,8 @@ class Subject:
     device: str = devices.CPU  # where ranks compute
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # by check; empty if it held
-    explored: dict[str, dict[str, Any]] = field(
-        default_factory=dict[str, dict[str, Any]]
-    )  # since the last outcome
+    # Crash states that were explored since the last outcome, by workload.
+    explored: dict[str, CrashSummary] = field(default_factory=dict[str, CrashSummary])
     remarks: Remarks = field(default_factory=Remarks)  # on how this check was made
     children: int = 0
     programs: list[Program] = field(default_factory=list[Program])

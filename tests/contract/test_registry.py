@@ -101,3 +101,11 @@ def test_a_wrong_module_gets_the_nearest(name: str, told: str) -> None:
 def test_every_known_form_passes() -> None:
     for name in (*registry.BUNDLED, "my_pkg.adapter:make", "m:a.b", "mutant:A1"):
         registry.check_name(name)
+
+
+def test_a_refusal_names_the_adapter_once() -> None:
+    ours = registry.Refusal.of_error(registry.AdapterError("adapter 'x' lacks 'open'"))
+    theirs = registry.Refusal.of_error(ValueError("adapter of no kind"))
+    assert ours.about("x") == "adapter 'x' lacks 'open'"
+    assert theirs.about("x") == "adapter 'x' cannot be made: ValueError: adapter of no kind"
+    assert str(ours) == "AdapterError: adapter 'x' lacks 'open'"

@@ -102,7 +102,7 @@ def test_shards_of_four_ranks_are_compared_with_one_file(
     state["blocks"][7, 0] += 2
     found = only(diff(corpus["dcp-4-ranks"], saved(tmp_path / "two.pt", state)))
     assert (found.name, found.count, found.first) == ("blocks", 2, (5, 3))
-    assert found.apart.most == pytest.approx(2)
+    assert found.distance.max_abs == pytest.approx(2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -123,7 +123,7 @@ def test_nan_payloads_and_signed_zeros_are_bits(tmp_path: Path) -> None:
     two = torch.tensor([0x7FC00000, 0x7FC00001, -(1 << 31)], dtype=torch.int32).view(torch.float32)
     found = only(diff(saved(tmp_path / "a.pt", [one]), saved(tmp_path / "b.pt", [two])))
     assert (found.name, found.count, found.first) == ("0", 2, (1,))
-    assert (found.apart.most, found.apart.ulps, found.apart.nans) == (0.0, 0, 1)
+    assert (found.distance.max_abs, found.distance.max_ulps, found.distance.nans) == (0.0, 0, 1)
 
 
 def test_views_are_compared_by_what_they_show(tmp_path: Path) -> None:

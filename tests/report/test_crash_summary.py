@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from items import item_with
+from msgspec import to_builtins
+from msgspec.structs import replace
 from test_certificate import ATOM, CORR, all_pass, build, outcome
 
-from ckpt_conformance.contract.verdicts import Outcome, Remarks, Verdict
+from ckpt_conformance.contract.verdicts import CrashStates, Outcome, Remarks, Verdict
 from ckpt_conformance.crash.explore import summary
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport, Violation
 from ckpt_conformance.crash.explore.judging import Recovery
@@ -16,8 +18,15 @@ from ckpt_conformance.plugin import outcomes
 from ckpt_conformance.report.result import encode
 from ckpt_conformance.trace.operations import Recording
 
-KILL = {"states": 10, "unique": 8, "visited": 5, "points": 4, "violating": 1}
-KILL |= {"outcomes": {"NEW": 4, "LOST_ALL": 1}, "grades": {"allowed by the model only": 1}}
+KILL = CrashStates(
+    states=10,
+    unique=8,
+    visited=5,
+    points=4,
+    violating=1,
+    outcomes={"NEW": 4, "LOST_ALL": 1},
+    grades={"allowed by the model only": 1},
+)
 
 
 def test_an_exploration_sums_up_as_its_models_do() -> None:
@@ -28,24 +37,24 @@ def test_an_exploration_sums_up_as_its_models_do() -> None:
     report.points = {1: report.outcomes}
     recording = Recording("", None, [], [])  # type: ignore[arg-type]
     found = summary.of_exploration(Exploration("first", recording, [], {"kill": report}))
-    assert found["kill"] == {
-        "states": 9,
-        "unique": 7,
-        "visited": 5,
-        "points": 1,
-        "violating": 3,
-        "outcomes": {"NEW": 2, "LOST_ALL": 3},
-        "grades": {"allowed by the model only": 1},
-    }
+    assert found["kill"] == CrashStates(
+        states=9,
+        unique=7,
+        visited=5,
+        points=1,
+        violating=3,
+        outcomes={"NEW": 2, "LOST_ALL": 3},
+        grades={"allowed by the model only": 1},
+    )
 
 
 def test_workloads_add_up_and_each_counts_once() -> None:
-    first, second = {"kill": KILL}, {"kill": {**KILL, "outcomes": {"NEW": 1}}, "ext4": KILL}
+    first, second = {"kill": KILL}, {"kill": replace(KILL, outcomes={"NEW": 1}), "ext4": KILL}
     carried = [{"first": first}, {}, {"first": first, "second": second}]
     found = summary.of_outcomes(carried)
-    assert found["kill"]["states"] == 20
-    assert found["kill"]["outcomes"] == {"NEW": 5, "LOST_ALL": 1}
-    assert found["kill"]["grades"] == {"allowed by the model only": 2}
+    assert found["kill"].states == 20
+    assert found["kill"].outcomes == {"NEW": 5, "LOST_ALL": 1}
+    assert found["kill"].grades == {"allowed by the model only": 2}
     assert found["ext4"] == KILL
 
 
@@ -53,7 +62,7 @@ def test_a_certificate_shows_what_its_checks_explored() -> None:
     """The schema is held by `build`."""
     ones = [outcome(ATOM, "PASS", crash={"first": {"kill": KILL}}), outcome(CORR, "PASS")]
     result = build(*ones)
-    assert encode(result)["crash"] == {"kill": KILL}
+    assert encode(result)["crash"] == {"kill": to_builtins(KILL)}
     assert build(*all_pass()).crash == {}
 
 

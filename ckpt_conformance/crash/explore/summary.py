@@ -8,56 +8,48 @@ workload, so that an exploration which several checks asked for counts once.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.contract.verdicts import CrashStates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ckpt_conformance.crash.explore.exploration import Exploration
+    from ckpt_conformance.contract.verdicts import CrashSummary
+    from ckpt_conformance.crash.explore.exploration import Exploration, ModelReport
 
-Summary = dict[str, dict[str, Any]]  # model -> its numbers, as result.json has them
-NUMBERS = ("states", "unique", "visited", "points", "violating")
-
-
-def of_exploration(result: Exploration) -> Summary:
-    """Sum up one workload.
-
-    `states` are those that the model gave, `unique` their distinct contents, `visited` how many of
-    these were recovered from, `points` the crash points of those, `outcomes` and `violating` count
-    the states with one of these contents, `grades` the classes of violation by their evidence.
-    """
-    return {
-        name: {
-            "states": report.candidates,
-            "unique": report.distinct,
-            "visited": report.recovered,
-            "points": len(report.points),
-            "outcomes": {str(key): number for key, number in report.outcomes.items()},
-            "violating": sum(violation.states for violation in report.worst.values()),
-            "grades": dict(Counter(violation.grade for violation in report.worst.values())),
-        }
-        for name, report in result.models.items()
-    }
+NONE = CrashStates(states=0, unique=0, outcomes={})
 
 
-def merge(summaries: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
+def of_exploration(result: Exploration) -> CrashSummary:
+    """Sum up one workload."""
+    return {name: _of_model(report) for name, report in result.models.items()}
+
+
+def _of_model(report: ModelReport) -> CrashStates:
+    return CrashStates(
+        states=report.candidates,
+        unique=report.distinct,
+        visited=report.recovered,
+        points=len(report.points),
+        violating=sum(violation.states for violation in report.worst.values()),
+        outcomes={str(key): number for key, number in report.outcomes.items()},
+        grades=dict(Counter(violation.grade for violation in report.worst.values())),
+    )
+
+
+def merge(summaries: Iterable[CrashSummary]) -> CrashSummary:
     """Add up the summaries of several workloads."""
-    found: Summary = {}
+    merged: CrashSummary = {}
     for summary in summaries:
-        for model, one in summary.items():
-            total = found.setdefault(
-                model, {**dict.fromkeys(NUMBERS, 0), "outcomes": {}, "grades": {}}
-            )
-            for key in NUMBERS:
-                total[key] += one.get(key, 0)
-            for key in ("outcomes", "grades"):
-                total[key] = dict(Counter[str](total[key]) + Counter[str](one.get(key, {})))
-    return found
+        for model, states in summary.items():
+            merged[model] = merged.get(model, NONE) + states
+    return merged
 
 
-def of_outcomes(carried: Iterable[Mapping[str, Mapping[str, Any]]]) -> Summary:
-    """Merge what the outcomes of checks carry: {workload: summary}, each workload once."""
-    known: dict[str, Mapping[str, Any]] = {}
-    for one in carried:
-        known.update(one)
-    return merge(known.values())
+def of_outcomes(carried: Iterable[Mapping[str, CrashSummary]]) -> CrashSummary:
+    """Merge what the outcomes of checks carry, by workload; each workload counts once."""
+    by_workload: dict[str, CrashSummary] = {}
+    for summaries in carried:
+        by_workload.update(summaries)
+    return merge(by_workload.values())

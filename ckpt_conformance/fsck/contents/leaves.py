@@ -33,8 +33,8 @@ _PLAIN = (type(None), bool, int, float, str, bytes, Name)
 _METADATA = 6  # the argument of _rebuild_tensor_v2 that says what is still to be done
 
 
-class Beyond(Malformed):
-    """Nothing is wrong with it, and it is more than is compared."""
+class TooLarge(Malformed):
+    """A structure of more values or levels than are compared; nothing is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def of_tree(tree: object, records: dict[str, Record], top: str = "") -> Iterator
             what = f"{name[:_MOST_NAME]}: more than {_MOST_LEVELS} levels, or a part of itself"
             if visited > MOST_LEAVES:
                 what = f"more than {MOST_LEAVES} values"
-            raise Beyond(what)
+            raise TooLarge(what)
         leaf = _leaf(part, name, records)
         if leaf is not None:
             yield name or "(root)", leaf

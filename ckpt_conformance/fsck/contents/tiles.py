@@ -81,7 +81,7 @@ class Reader:
             self._open.popitem(last=False)[1].close()
         return file
 
-    def settled(self, piece: Piece, dtype: str) -> Piece:
+    def resolved(self, piece: Piece, dtype: str) -> Piece:
         """Find the tensor in an item of DCP; Malformed where another one is in it."""
         if piece.stride is not None:
             return piece

@@ -33,43 +33,45 @@ FLOATS = {*_EIGHT, *_NUMPY, *_PARTS, "bfloat16", "float8_e8m0fnu"}
 
 
 @dataclass(frozen=True)
-class Apart:
+class Distance:
     """How far the elements of two tensors are apart.
 
     Attributes:
-        most: the largest absolute difference; None where the dtype has no numbers.
-        ulps: the largest distance in units in the last place; None for anything but floats.
+        max_abs: the largest absolute difference; None where the dtype has no numbers.
+        max_ulps: the largest distance in units in the last place; None for anything but floats.
         nans: pairs of which at least one is NaN; they are in neither number.
 
     """
 
-    most: float | None
-    ulps: int | None
+    max_abs: float | None
+    max_ulps: int | None
     nans: int = 0
 
-    def __or__(self, other: Apart) -> Apart:
-        """Join what was found in two tiles."""
-        return Apart(
-            _larger(self.most, other.most), _larger(self.ulps, other.ulps), self.nans + other.nans
+    def __or__(self, other: Distance) -> Distance:
+        """Join the distances of two tiles."""
+        return Distance(
+            _larger(self.max_abs, other.max_abs),
+            _larger(self.max_ulps, other.max_ulps),
+            self.nans + other.nans,
         )
 
 
-NONE = Apart(None, None)
+NO_DISTANCE = Distance(None, None)
 
 
 def _larger(number: Any, other: Any) -> Any:  # noqa: ANN401  numbers, or None
     return other if number is None else number if other is None else max(number, other)
 
 
-def apart(dtype: str, left: Array, right: Array) -> Apart:
+def distance(dtype: str, left: Array, right: Array) -> Distance:
     """Measure elements that differ; both arrays carry bits, as `tiles` reads them."""
     if dtype in _PARTS:
         return _complex(dtype, left, right)
     if dtype in FLOATS:
         return _floats(dtype, left, right)
     if dtype in _SIGNED | _UNSIGNED:
-        return Apart(_integers(left, right, signed=dtype in _SIGNED), None)
-    return NONE
+        return Distance(_integers(left, right, signed=dtype in _SIGNED), None)
+    return NO_DISTANCE
 
 
 def nan_inf(dtype: str, bits: Array) -> tuple[int, int]:
@@ -117,17 +119,17 @@ def _table(dtype: str) -> Array:
 _TABLES = {dtype: _table(dtype) for dtype in (*_EIGHT, "float8_e8m0fnu")}
 
 
-def _floats(dtype: str, left: Array, right: Array) -> Apart:
+def _floats(dtype: str, left: Array, right: Array) -> Distance:
     """Measure real numbers."""
     with np.errstate(all="ignore"):  # signalling NaNs, and inf less inf
         a, b = numbers(dtype, left), numbers(dtype, right)
         real = ~(np.isnan(a) | np.isnan(b))
         nans = int(len(real) - real.sum())
         if nans == len(real):
-            return Apart(None, None, nans)
+            return Distance(None, None, nans)
         wide = "f8" if a.dtype.itemsize < 8 else a.dtype  # noqa: PLR2004  bytes of a double
-        most = float(np.abs(a[real].astype(wide) - b[real].astype(wide)).max())
-    return Apart(most, _steps(dtype, left[real], right[real]), nans)
+        max_abs = float(np.abs(a[real].astype(wide) - b[real].astype(wide)).max())
+    return Distance(max_abs, _steps(dtype, left[real], right[real]), nans)
 
 
 def _steps(dtype: str, left: Array, right: Array) -> int:
@@ -140,19 +142,19 @@ def _steps(dtype: str, left: Array, right: Array) -> int:
     return int(np.where((a & sign) == (b & sign), far, magnitude_a + magnitude_b).max())
 
 
-def _complex(dtype: str, left: Array, right: Array) -> Apart:
+def _complex(dtype: str, left: Array, right: Array) -> Distance:
     """Measure complex numbers: the distance in the plane, and the most steps of a part."""
     part, carrier = _PARTS[dtype]
     a, b = (np.ascontiguousarray(bits).view(carrier) for bits in (left, right))
     differ = a != b
-    steps = _floats(part, a[differ], b[differ]).ulps
+    max_ulps = _floats(part, a[differ], b[differ]).max_ulps
     with np.errstate(all="ignore"):
         gaps = numbers(part, a).astype("f8") - numbers(part, b).astype("f8")
         gaps[~differ] = 0  # the same infinity twice is no difference
-        distance = np.hypot(gaps[::2], gaps[1::2])
-    lost = np.isnan(distance)
-    most = None if lost.all() else float(distance[~lost].max())
-    return Apart(most, steps, int(lost.sum()))
+        lengths = np.hypot(gaps[::2], gaps[1::2])
+    lost = np.isnan(lengths)
+    max_abs = None if lost.all() else float(lengths[~lost].max())
+    return Distance(max_abs, max_ulps, int(lost.sum()))
 
 
 def _integers(left: Array, right: Array, *, signed: bool) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.contents.content import Entry
     from ckpt_conformance.fsck.contents.tiles import Piece, Reader
-    from ckpt_conformance.fsck.contents.ulps import Apart
+    from ckpt_conformance.fsck.contents.ulps import Distance
     from ckpt_conformance.fsck.formats.cover import Box
 
     Array = npt.NDArray[Any]
@@ -65,7 +65,7 @@ class Difference:
         a, b: each side in words: the value, or dtype and shape.
         elements, count: of a tensor that differs: how many it has, and how many of them differ.
         first: index of the first that differs, in the order of the elements.
-        apart: how far they are apart.
+        distance: how far they are apart.
 
     """
 
@@ -76,11 +76,12 @@ class Difference:
     elements: int | None = None
     count: int | None = None
     first: tuple[int, ...] | None = None
-    apart: Apart = ulps.NONE
+    distance: Distance = ulps.NO_DISTANCE
 
     def to_json(self) -> DifferenceJson:
         """Return plain types."""
-        most = self.apart.most
+        max_abs = self.distance.max_abs
+        is_finite = not isinstance(max_abs, float) or math.isfinite(max_abs)
         return {
             "name": self.name,
             "status": str(self.status),
@@ -89,9 +90,9 @@ class Difference:
             "elements": self.elements,
             "count": self.count,
             "first": None if self.first is None else list(self.first),
-            "max_abs": str(most) if isinstance(most, float) and not math.isfinite(most) else most,
-            "max_ulps": self.apart.ulps,
-            "nans": self.apart.nans,
+            "max_abs": max_abs if is_finite else str(max_abs),
+            "max_ulps": self.distance.max_ulps,
+            "nans": self.distance.nans,
         }
 
 
@@ -126,7 +127,7 @@ def static(name: str, a: Entry | None, b: Entry | None) -> Difference | None:
     if isinstance(a, Value) and isinstance(b, Value):
         if same_value(a.value, b.value):
             return None
-        return Difference(name, Status.DIFFERS, *_apart(a.value, b.value))
+        return Difference(name, Status.DIFFERS, *_describe_both(a.value, b.value))
     status = Status.KIND
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         has_same_dtype = (a.dtype, a.pending) == (b.dtype, b.pending)
@@ -147,7 +148,7 @@ def same_value(a: object, b: object) -> bool:
     return a == b
 
 
-def _apart(a: object, b: object) -> tuple[str, str]:
+def _describe_both(a: object, b: object) -> tuple[str, str]:
     """Describe two values that differ; of long lists, the first items that do."""
     if is_sequence(a) and is_sequence(b) and type(a) is type(b) and len(a) == len(b) > 6:  # noqa: PLR2004
         at = next(at for at, pair in enumerate(zip(a, b, strict=True)) if not same_value(*pair))
@@ -188,25 +189,25 @@ class Sides:
 
         """
         tally = _Tally(a.dtype, a.shape)
-        settled: tuple[dict[Box, Piece], dict[Box, Piece]] = ({}, {})
+        resolved: tuple[dict[Box, Piece], dict[Box, Piece]] = ({}, {})
         if math.prod(a.shape):
             for left, right, shared in tiles.pairs(a.pieces, b.pieces):
                 both = [
-                    self._settle(side, piece, a.dtype, settled[side])
+                    self._resolve(side, piece, a.dtype, resolved[side])
                     for side, piece in enumerate((left, right))
                 ]
                 for box in tiles.tiles(shared, a.item):
                     self._tile(both, a.item, box, tally)
         if not tally.count:
             return None
-        outcome = (tally.elements, tally.count, tally.first, tally.apart)
+        outcome = (tally.elements, tally.count, tally.first, tally.distance)
         return Difference(name, Status.DIFFERS, describe(a), describe(b), *outcome)
 
-    def _settle(self, side: int, piece: Piece, dtype: str, known: dict[Box, Piece]) -> Piece:
+    def _resolve(self, side: int, piece: Piece, dtype: str, known: dict[Box, Piece]) -> Piece:
         """Find the tensor in an item, once; what is refused names its file."""
         if piece.box not in known:
             try:
-                known[piece.box] = self.readers[side].settled(piece, dtype)
+                known[piece.box] = self.readers[side].resolved(piece, dtype)
             except Malformed as error:
                 place = f" bytes {error.start}..{error.end}" if error.end else ""
                 raise SideError(side, Malformed(f"{piece.file}{place}: {error}")) from None
@@ -237,7 +238,7 @@ class _Tally:
         self.elements = math.prod(shape)
         self.count = 0
         self.first: tuple[int, ...] | None = None
-        self.apart = ulps.NONE
+        self.distance = ulps.NO_DISTANCE
 
     def take(self, box: Box, left: Array, right: Array) -> None:
         """Take two tiles that differ, each as a row of elements."""
@@ -247,11 +248,11 @@ class _Tally:
         inner = np.unravel_index(int(where[0]), box[1] or (1,))
         first = tuple(at + int(more) for at, more in zip(box[0], inner, strict=False))
         self.first = first if self.first is None else min(self.first, first)
-        self.apart |= ulps.apart(self.dtype, left[where], right[where])
+        self.distance |= ulps.distance(self.dtype, left[where], right[where])
 
 
 def _unequal(left: Array, right: Array) -> Array:
-    """Tell which elements differ in a bit; those of 16 bytes are compared in halves."""
+    """Return a mask of the elements that differ in a bit; 16 bytes are compared in halves."""
     if left.dtype.itemsize <= 8:  # noqa: PLR2004  bytes of the widest number
         return np.asarray(left != right)
     halves = left.view("u8") != right.view("u8")

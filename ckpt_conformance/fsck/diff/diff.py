@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.contents import content
 from ckpt_conformance.fsck.contents.content import Content, Tensor
-from ckpt_conformance.fsck.contents.leaves import Beyond
+from ckpt_conformance.fsck.contents.leaves import TooLarge
 from ckpt_conformance.fsck.contents.tiles import Reader
 from ckpt_conformance.fsck.diff import compare
 from ckpt_conformance.fsck.diff.compare import Difference, SideError, Sides, Status
@@ -86,7 +86,7 @@ class ComparedJson(TypedDict):
 class Side:
     """One checkpoint: where it was found, and what is wrong with it.
 
-    `is_beyond`: nothing is wrong; `problems` says why it is more than is compared.
+    `is_too_large`: nothing is wrong, and it is more than is compared; `problems` says why.
     """
 
     path: Where
@@ -94,7 +94,7 @@ class Side:
     step: int | None
     entries: int = 0
     problems: list[str] = field(default_factory=list[str])
-    is_beyond: bool = False
+    is_too_large: bool = False
 
     def to_json(self) -> SideJson:
         """Return plain types."""
@@ -189,7 +189,7 @@ def diff(
         else:
             compared.same.append(name)
     _Payload(compared, (content_a, content_b), options.jobs, progress).run(payload)
-    compared.differences.sort(key=lambda each: natural(each.name))
+    compared.differences.sort(key=lambda difference: natural(difference.name))
     compared.same.sort(key=natural)
     return compared
 
@@ -223,7 +223,7 @@ def _side(path: Where) -> tuple[Side, Content | None]:
         return side, content.read(folder, candidate)
     except (OSError, Malformed) as error:
         side.problems.append(str(error))
-        side.is_beyond = isinstance(error, Beyond)
+        side.is_too_large = isinstance(error, TooLarge)
         return side, None
 
 
@@ -294,7 +294,7 @@ class _Payload:
         self.compared, self.contents, self.jobs = compared, contents, jobs
         self._progress = progress
         self._lock = threading.Lock()
-        self._own = threading.local()
+        self._local = threading.local()
         self._opened: list[Sides] = []
         self._done = self._total = 0
 
@@ -313,18 +313,18 @@ class _Payload:
 
     def _compare(self, name: str, a: Tensor, b: Tensor) -> Difference | SideError | None:
         """Compare one pair, in a thread; what cannot be read is given, not raised."""
-        if not hasattr(self._own, "sides"):
-            content_a, content_b = self.contents
-            self._own.sides = Sides(Reader(content_a.folder), Reader(content_b.folder), self._more)
+        if not hasattr(self._local, "sides"):
+            a_reader, b_reader = (Reader(content.folder) for content in self.contents)
+            self._local.sides = Sides(a_reader, b_reader, self._add_progress)
             with self._lock:
-                self._opened.append(self._own.sides)
-        sides: Sides = self._own.sides
+                self._opened.append(self._local.sides)
+        sides: Sides = self._local.sides
         try:
             return sides.tensors(name, a, b)
         except SideError as error:
             return error
 
-    def _more(self, nbytes: int) -> None:
+    def _add_progress(self, nbytes: int) -> None:
         with self._lock:
             self._done += nbytes
             if self._progress:
@@ -350,12 +350,12 @@ class _Payload:
         buffer = memoryview(bytearray(CHUNK))
         reader = Reader(content.folder)
         try:
-            settled = [reader.settled(piece, tensor.dtype) for piece in tensor.pieces]
+            resolved = [reader.resolved(piece, tensor.dtype) for piece in tensor.pieces]
         finally:
             reader.close()
         return [
             f"{finding.file}: {name}: {finding.what}"
-            for piece in settled
+            for piece in resolved
             if piece.span
             for finding in check_spans(content.folder, piece.file, [piece.span], buffer).findings
         ]

@@ -179,7 +179,7 @@ def _plan_problems(plan: object, described: dict[Any, Any]) -> Iterator[Problem]
 
 
 def _only_planned(plan: object, described: dict[Any, Any]) -> list[str]:
-    """Tell of what was planned and not stored: older torch stored the objects of rank 0 only.
+    """Write remarks on what was planned and not stored: older torch stored those of rank 0 only.
 
     It is no proof of damage, then; what has no description is not loaded, either.
     """

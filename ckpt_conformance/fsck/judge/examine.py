@@ -84,13 +84,13 @@ def _part(context: Context, candidate: Candidate, part: Part) -> list[Work]:
             parts.safetensors_part(context, name)
         case Format.JSON:
             parts.json_part(context, name)
-        case Format.STRANGER:
+        case Format.UNREFERENCED:
             what = "nothing refers to this file: another program left it?"
             context.report.say(Kind.NOTE, name, what)
         case Format.LINK:
             parts.link_part(context, name)
-        case Format.STRAY:
-            parts.stray_part(context, name)
+        case Format.UNKNOWN_NAME:
+            parts.unknown_name_part(context, name)
         case Format.TORCH:
             works = parts.torch_part(context, name)
     return works
@@ -110,7 +110,7 @@ def _ranks(candidate: Candidate, folder: Folder, report: Report) -> None:
 
 def _alone(candidate: Candidate, report: Report) -> None:
     """Report that a file was judged, and not the set that it belongs to."""
-    if candidate.is_of_more:
+    if candidate.is_part_of_set:
         what = (
             f"only this file of a set was judged; for all of it give its folder: {candidate.root}"
         )

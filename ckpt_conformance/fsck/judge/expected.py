@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.fsck.source.findings import Facts, Report
 
 
-class Said(NamedTuple):
-    """What a rule says of a file, and why."""
+class RuleFinding(NamedTuple):
+    """What a rule finds about a file, and why."""
 
     kind: Kind
     file: str
@@ -64,9 +64,9 @@ def judge_layout(candidate: Candidate, report: Report) -> None:
             if name.startswith(base)
         }
         own = _deepspeed if any(map(_OF_DEEPSPEED.fullmatch, names)) else rule
-        for said in own(names, facts):
-            if base + said.file not in known:
-                report.say(said.kind, base + said.file, said.why)
+        for finding in own(names, facts):
+            if base + finding.file not in known:
+                report.say(finding.kind, base + finding.file, finding.why)
     _step(candidate, report)
 
 
@@ -94,69 +94,67 @@ def _gaps(numbers: set[int], first: int = 0) -> Iterator[int]:
 # -- accelerate ------------------------------------------------------------------------------------
 
 
-def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
+def _accelerate(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
     """`save_state` writes models, optimizers, schedulers, then the generators of each rank."""
     ranks = _numbered(names, r"random_states_(\d+)\.pkl")
     if not ranks:
         why = "the generators of no rank are here: they are written last, so the save did not end"
-        yield Said(Kind.MISSING, "random_states_0.pkl", why)
+        yield RuleFinding(Kind.MISSING, "random_states_0.pkl", why)
     for rank in _gaps(ranks):
         why = f"the generators of rank {rank}, and those of rank {max(ranks)} are here"
-        yield Said(Kind.MISSING, f"random_states_{rank}.pkl", why)
+        yield RuleFinding(Kind.MISSING, f"random_states_{rank}.pkl", why)
     for stem, ending in (("model", "safetensors"), ("optimizer", "bin"), ("scheduler", "bin")):
         numbers = _numbered(names, rf"{stem}(?:_(\d+))?\.{ending}")
         for number in _gaps(numbers):
             name = f"{stem}_{number}.{ending}" if number else f"{stem}.{ending}"
             why = f"each {stem} has a file, and number {max(numbers)} is here"
-            yield Said(Kind.MISSING, name, why)
+            yield RuleFinding(Kind.MISSING, name, why)
     for number in _gaps(_numbered(names, r"custom_checkpoint_(\d+)\.pkl")):
         why = "an object of register_for_checkpointing: one with a higher number is here"
-        yield Said(Kind.MISSING, f"custom_checkpoint_{number}.pkl", why)
+        yield RuleFinding(Kind.MISSING, f"custom_checkpoint_{number}.pkl", why)
     if not any(_SHARDED.match(name) for name in names):
         yield from _prepared(names)
 
 
-def _prepared(names: set[str]) -> Iterator[Said]:
+def _prepared(names: set[str]) -> Iterator[RuleFinding]:
     """Remark what `save_state` writes only if it was prepared."""
     if not any(_WEIGHTS.fullmatch(name) for name in names):
-        yield Said(
+        yield RuleFinding(
             Kind.NOTE, "model.safetensors", "there are no weights: a hook saved them elsewhere?"
         )
     for stem in ("optimizer", "scheduler"):
         if not _numbered(names, rf"{stem}(?:_(\d+))?\.bin"):
             why = f"there is no {stem}: right only if none was prepared; a run with one starts cold"
-            yield Said(Kind.NOTE, f"{stem}.bin", why)
+            yield RuleFinding(Kind.NOTE, f"{stem}.bin", why)
 
 
 # -- transformers ----------------------------------------------------------------------------------
 
 
-def _trainer(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
+def _trainer(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
     """`Trainer` writes weights, optimizer, scheduler, generators of each rank; its state last."""
     if "trainer_state.json" not in names:
         why = "it is written last, so the save did not end; resuming needs it"
-        yield Said(Kind.MISSING, "trainer_state.json", why)
+        yield RuleFinding(Kind.MISSING, "trainer_state.json", why)
     sharded = any(_SHARDED.match(name) for name in names)
     if not sharded and not any(_WEIGHTS.fullmatch(name) for name in names):
-        yield Said(
-            Kind.MISSING,
-            "model.safetensors",
-            "there are no weights under any name of transformers",
-        )
+        why = "there are no weights under any name of transformers"
+        yield RuleFinding(Kind.MISSING, "model.safetensors", why)
     ranks = _numbered(names, r"rng_state_(\d+)\.pth")
     for rank in _gaps(ranks):
         why = f"the generators of rank {rank}, and those of rank {max(ranks)} are here"
-        yield Said(Kind.MISSING, f"rng_state_{rank}.pth", why)
+        yield RuleFinding(Kind.MISSING, f"rng_state_{rank}.pth", why)
     has_rng = bool(ranks) or "rng_state.pth" in names
     parts = {"optimizer.pt": sharded or "optimizer.pt" in names}
     parts |= {"scheduler.pt": sharded or "scheduler.pt" in names, "rng_state.pth": has_rng}
     if not any(parts.values()):
         why = "weights only (save_only_model): a run that resumes here starts its optimizer cold"
-        yield Said(Kind.NOTE, "optimizer.pt", why)
+        yield RuleFinding(Kind.NOTE, "optimizer.pt", why)
         return
     for name, is_there in parts.items():
         if not is_there:
-            yield Said(Kind.MISSING, name, "transformers would resume without it, and say nothing")
+            why = "transformers would resume without it, and say nothing"
+            yield RuleFinding(Kind.MISSING, name, why)
 
 
 # -- DeepSpeed -------------------------------------------------------------------------------------
@@ -165,7 +163,7 @@ _STATES = r"(?:zero_pp_rank_\d+_)?mp_rank_(\d+)_model_states\.pt"
 _ZERO = r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt"
 
 
-def _deepspeed(names: set[str], facts: dict[str, Facts]) -> Iterator[Said]:
+def _deepspeed(names: set[str], facts: dict[str, Facts]) -> Iterator[RuleFinding]:
     """ZeRO: a file of model states for each model-parallel rank, of the optimizer for each rank."""
     names = {name for name in names if "/" not in name}
     states = {name for name in names if name.endswith("_model_states.pt")}
@@ -173,12 +171,13 @@ def _deepspeed(names: set[str], facts: dict[str, Facts]) -> Iterator[Said]:
     if not states | optimizers:
         return
     if not states:
-        yield Said(Kind.MISSING, "mp_rank_00_model_states.pt", "there are no states of the model")
-    data, model = _said(facts, "dp_world_size"), _said(facts, "mp_world_size")
+        why = "there are no states of the model"
+        yield RuleFinding(Kind.MISSING, "mp_rank_00_model_states.pt", why)
+    data, model = _agreed(facts, "dp_world_size"), _agreed(facts, "mp_world_size")
     plain = _numbered(names, r"mp_rank_(\d+)_model_states\.pt")
     for rank in sorted(set(range(model or 0)) - plain) if plain else ():
         why = f"the states of model-parallel rank {rank} of {model}"
-        yield Said(Kind.MISSING, f"mp_rank_{rank:02d}_model_states.pt", why)
+        yield RuleFinding(Kind.MISSING, f"mp_rank_{rank:02d}_model_states.pt", why)
     yield from _no_optimizers(states, optimizers, facts, data or 1)
     for example in sorted(optimizers | states):
         match = re.fullmatch(_ZERO, example)
@@ -188,7 +187,7 @@ def _deepspeed(names: set[str], facts: dict[str, Facts]) -> Iterator[Said]:
 
 def _no_optimizers(
     states: set[str], optimizers: set[str], facts: dict[str, Facts], total: int
-) -> Iterator[Said]:
+) -> Iterator[RuleFinding]:
     """Report the optimizer files that are missing where a model-parallel rank has none."""
     has = {match[2] for name in optimizers if (match := re.fullmatch(_ZERO, name))}
     head = {name.partition("zero_pp_rank_")[0] for name in optimizers}
@@ -201,7 +200,7 @@ def _no_optimizers(
         for rank in range(total):
             why = f"the optim states of data-parallel rank {rank} of {total}: ZeRO was on"
             gone = f"{begin}zero_pp_rank_{rank}_mp_rank_{match[1]}_optim_states.pt"
-            yield Said(Kind.MISSING, gone, why)
+            yield RuleFinding(Kind.MISSING, gone, why)
 
 
 def _firsts(names: set[str], like: re.Match[str]) -> list[str]:
@@ -210,7 +209,9 @@ def _firsts(names: set[str], like: re.Match[str]) -> list[str]:
     return [match[1] for match in matches if match and match.group(2, 3) == like.group(2, 3)]
 
 
-def _zero(names: set[str], example: str, match: re.Match[str], total: int | None) -> Iterator[Said]:
+def _zero(
+    names: set[str], example: str, match: re.Match[str], total: int | None
+) -> Iterator[RuleFinding]:
     """Report which data-parallel ranks have no file like this one."""
     there = {int(one) for one in _firsts(names, match)}
     wanted = set(range(total)) if total else set(range(max(there) + 1))
@@ -218,10 +219,10 @@ def _zero(names: set[str], example: str, match: re.Match[str], total: int | None
         start, end = match.span(1)
         of = f" of {total}" if total else ""
         why = f"the {match[3]} states of data-parallel rank {rank}{of}"
-        yield Said(Kind.MISSING, f"{example[:start]}{rank}{example[end:]}", why)
+        yield RuleFinding(Kind.MISSING, f"{example[:start]}{rank}{example[end:]}", why)
 
 
-def _said(facts: dict[str, Facts], key: str) -> int | None:
+def _agreed(facts: dict[str, Facts], key: str) -> int | None:
     """Return a number that the files agree on."""
     numbers = {number for known in facts.values() if (number := known.number(key)) is not None}
     value = numbers.pop() if len(numbers) == 1 else None
@@ -231,7 +232,7 @@ def _said(facts: dict[str, Facts], key: str) -> int | None:
 # -- verl ------------------------------------------------------------------------------------------
 
 
-def _verl(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
+def _verl(names: set[str], _: dict[str, Facts]) -> Iterator[RuleFinding]:
     """FSDP of verl: model, optimizer and the rest of each rank; the world size is in each name."""
     sets: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
@@ -240,14 +241,14 @@ def _verl(names: set[str], _: dict[str, Facts]) -> Iterator[Said]:
             sets[match[1]][int(match[2])].add(int(match[3]))
     if not sets:
         return
-    sizes = sorted({size for found in sets.values() for size in found})
+    sizes = sorted({size for by_size in sets.values() for size in by_size})
     if len(sizes) > 1:
         why = f"files of the world sizes {sizes} lie together: another save left some of them"
-        yield Said(Kind.DAMAGED, f"model_world_size_{sizes[-1]}_rank_0.pt", why)
+        yield RuleFinding(Kind.DAMAGED, f"model_world_size_{sizes[-1]}_rank_0.pt", why)
     for part in ("model", "optim", "extra_state"):
         if part not in sets:
             why = f"there is no {part} of any rank: right only if save_contents leaves it out"
-            yield Said(Kind.NOTE, f"{part}_world_size_{sizes[-1]}_rank_0.pt", why)
+            yield RuleFinding(Kind.NOTE, f"{part}_world_size_{sizes[-1]}_rank_0.pt", why)
 
 
 # -- Lightning, and steps --------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def _step(candidate: Candidate, report: Report) -> None:
             report.say(Kind.DAMAGED, name, why)
 
 
-_RULES: dict[str, Callable[[set[str], dict[str, Facts]], Iterator[Said]]] = {
+_RULES: dict[str, Callable[[set[str], dict[str, Facts]], Iterator[RuleFinding]]] = {
     "accelerate": _accelerate,
     "transformers-trainer": _trainer,
     "deepspeed": _deepspeed,

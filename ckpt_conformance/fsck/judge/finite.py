@@ -45,21 +45,11 @@ def count(
     ]
     floats = sample(floats, [tensor.nbytes for _, tensor in floats], options, report.path.name)
     total, done = sum(tensor.nbytes for _, tensor in floats), 0
-    own, opened = threading.local(), list[Reader]()
-
-    def run(pair: tuple[str, Tensor]) -> NotFinite | Finding:
-        if not hasattr(own, "reader"):
-            own.reader = Reader(folder)
-            opened.append(own.reader)
-        try:
-            return _of_tensor(own.reader, *pair)
-        except (OSError, Malformed) as error:
-            what = f"NaNs of {pair[0]} were not counted: {error}"
-            return Finding(Kind.UNKNOWN, pair[1].pieces[0].file, what)
-
     not_finite: list[NotFinite] = []
+    readers = _Readers(folder)
     with ThreadPoolExecutor(options.jobs) as pool:
-        for (_, tensor), outcome in zip(floats, pool.map(run, floats), strict=True):
+        outcomes = pool.map(readers.count_in, floats)
+        for (_, tensor), outcome in zip(floats, outcomes, strict=True):
             if isinstance(outcome, Finding):
                 report.findings.append(outcome)
             elif outcome.nan or outcome.infinite:
@@ -67,20 +57,45 @@ def count(
             done += tensor.nbytes
             if progress:
                 progress(done, total)
-    for reader in opened:
-        reader.close()
+    readers.close()
     return not_finite
+
+
+class _Readers:
+    """A reader for each thread, opened when the thread needs one."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._local = threading.local()
+        self._opened: list[Reader] = []
+
+    def count_in(self, named: tuple[str, Tensor]) -> NotFinite | Finding:
+        """Count in one tensor, given with its name; a finding where it cannot be read."""
+        if not hasattr(self._local, "reader"):
+            self._local.reader = Reader(self._folder)
+            self._opened.append(self._local.reader)
+        name, tensor = named
+        try:
+            return _of_tensor(self._local.reader, name, tensor)
+        except (OSError, Malformed) as error:
+            what = f"NaNs of {name} were not counted: {error}"
+            return Finding(Kind.UNKNOWN, tensor.pieces[0].file, what)
+
+    def close(self) -> None:
+        """Close the files of all readers."""
+        for reader in self._opened:
+            reader.close()
 
 
 def _of_tensor(reader: Reader, name: str, tensor: Tensor) -> NotFinite:
     """Count in all pieces of a tensor."""
     nan = infinite = 0
     for piece in tensor.pieces:
-        settled = reader.settled(piece, tensor.dtype)
+        resolved = reader.resolved(piece, tensor.dtype)
         if not math.prod(piece.box[1]):
             continue
         for box in tiles.tiles(piece.box, tensor.item):
-            bits = reader.read(settled, tensor.item, box).reshape(-1)
+            bits = reader.read(resolved, tensor.item, box).reshape(-1)
             more = ulps.nan_inf(tensor.dtype, bits)
             nan, infinite = nan + more[0], infinite + more[1]
     return NotFinite(name, nan, infinite, math.prod(tensor.shape))

@@ -216,12 +216,12 @@ def sample(
 def _verify(works: Sequence[tuple[Report, Work]], jobs: int, progress: Progress) -> None:
     """Do the work in threads, each with one buffer."""
     total, done = sum(work.size for _, work in works), 0
-    own = threading.local()
+    local = threading.local()
 
     def run(work: Work) -> Sums:
-        if not hasattr(own, "buffer"):
-            own.buffer = memoryview(bytearray(CHUNK))
-        return work.run(own.buffer)
+        if not hasattr(local, "buffer"):
+            local.buffer = memoryview(bytearray(CHUNK))
+        return work.run(local.buffer)
 
     finished: SimpleQueue[Future[Sums]] = SimpleQueue()
     waiting: dict[Future[Sums], tuple[Report, int]] = {}

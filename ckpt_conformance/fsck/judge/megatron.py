@@ -90,7 +90,7 @@ def judge_megatron(context: Context, candidate: Candidate) -> None:
         )
         role = _Role(context, base, names)
         if base in old:
-            _old(role)
+            _before_v2(role)
         elif MANIFEST in names:
             _by_manifest(role, candidate)
         else:
@@ -105,7 +105,7 @@ def _dist_folders(names: Iterable[str]) -> set[str]:
     return {match[1] for match in matches if match}
 
 
-def _old(role: _Role) -> None:
+def _before_v2(role: _Role) -> None:
     why = (
         "the layout before v2: verl of today refuses it; migrate it by its script "
         "migrate_megatron_checkpoint_layout.py"
@@ -200,7 +200,7 @@ def _strangers(role: _Role, manifest: Manifest) -> None:
 
 
 def _without_manifest(role: _Role) -> None:
-    """Tell a save that did not end from a migration, which writes no manifest."""
+    """Judge by the folders whether a save did not end, or a migration, which has no manifest."""
     trees = {tree: role.sizes(f"{tree}/{FOLDER}") for tree in SPLIT}
     linked = {tree for tree in SPLIT if f"{tree}/{FOLDER}" in role.files}
     origin = role.sizes(FOLDER) or trees["model"]

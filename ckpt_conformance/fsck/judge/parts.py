@@ -195,7 +195,7 @@ def _raw_pickle(folder: Folder, name: str) -> list[Finding] | None:
     return damages or [Finding(Kind.UNKNOWN, name, what)]
 
 
-def stray_part(context: Context, name: str) -> None:
+def unknown_name_part(context: Context, name: str) -> None:
     """Report that a file under a name of no library was not judged; code that it runs is damage."""
     what = "no library writes this name, and it is no file of torch.save: it was not judged"
     context.report.say(Kind.NOTE, name, what)
@@ -225,7 +225,7 @@ def link_part(context: Context, name: str) -> None:
         what = f"a symbolic link to {where.readlink()}, which is not there"
         context.report.say(Kind.MISSING, name, what)
     else:
-        what = f"{context.folder.strayed(name)}: give the path that it leads to"
+        what = f"{context.folder.link_problem(name)}: give the path that it leads to"
         context.report.say(Kind.DAMAGED, name, what)
 
 

@@ -36,7 +36,7 @@ MOST_LEVELS = 5
 _TORCH = (".pt", ".pth", ".ckpt")
 _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
 _INDEX = (".safetensors.index.json", ".bin.index.json")
-_LEFT = re.compile(
+_LEFTOVER = re.compile(
     r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$)"
 )
 _SHARD = re.compile(
@@ -58,7 +58,7 @@ _DIRECTORY = re.compile(r"(?:dcp|dist_ckpt)_\d{6,18}")
 _DCP_MANIFEST, DCP_EXTRA = "meta.json", "extra_state.pt"
 _TEXT = {".md", ".txt", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"}
 _DATA = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-_OF_ONE = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
+_SIGNATURES = (".metadata", _DCP_MANIFEST, manifest_v2.MANIFEST)
 
 
 class Format(StrEnum):
@@ -71,11 +71,11 @@ class Format(StrEnum):
     REFERENCE = "reference"
     JSON = "json"
     LINK = "link"  # a step that lies elsewhere, or nowhere
-    STRANGER = "stranger"  # a file in a folder of DCP that nothing refers to
-    STRAY = "stray"  # a file in a library's checkpoint under a name that it does not write
+    UNREFERENCED = "unreferenced"  # a file in a folder of DCP that nothing refers to
+    UNKNOWN_NAME = "unknown-name"  # a file in a library's checkpoint, under none of its names
 
 
-_NO_DATA = (Format.JSON, Format.STRANGER, Format.STRAY)
+_NO_DATA = (Format.JSON, Format.UNREFERENCED, Format.UNKNOWN_NAME)
 
 
 class Part(NamedTuple):
@@ -98,7 +98,7 @@ class Candidate:
         parts: what is to be judged.
         files: every file that belongs to it.
         is_alone: the user named the file, and nothing else is judged.
-        is_of_more: the file is one of a set.
+        is_part_of_set: the file is one of a set.
 
     """
 
@@ -109,7 +109,7 @@ class Candidate:
     parts: list[Part] = field(default_factory=list[Part])
     files: list[str] = field(default_factory=list[str])
     is_alone: bool = False
-    is_of_more: bool = False
+    is_part_of_set: bool = False
 
 
 @dataclass
@@ -141,7 +141,7 @@ def is_reference_file(path: Where) -> bool:
 
 def is_leftover(name: str) -> bool:
     """Return whether a name is one of work in progress."""
-    return _LEFT.search(name) is not None
+    return _LEFTOVER.search(name) is not None
 
 
 def find_below(path: Where) -> Overview:
@@ -157,7 +157,7 @@ def _name(folder: Folder, base: str) -> str:
 
 
 def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format | None:
-    """Tell a file of torch from one of safetensors; None for one that holds no tensors.
+    """Return the format of a file by its name and first bytes; None for one without tensors.
 
     `by_library` says that a library wrote the folder: names that are common words are its own.
     """
@@ -224,7 +224,7 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
     where = folder.root / name
     if isinstance(where, Path) and not where.exists():
         return True
-    return bool(folder.strayed(name)) and (where.is_dir() or not isinstance(where, Path))
+    return bool(folder.link_problem(name)) and (where.is_dir() or not isinstance(where, Path))
 
 
 def _add(overview: Overview, candidate: Candidate) -> None:
@@ -240,7 +240,7 @@ def _entries(folder: Folder, base: str, overview: Overview) -> dict[str, EntryKi
         if is_leftover(name):
             overview.leftovers.append(base + name)
             continue
-        if kind is EntryKind.LINK and (why := folder.strayed(base + name)):
+        if kind is EntryKind.LINK and (why := folder.link_problem(base + name)):
             overview.links[base + name] = why
         kept[name] = kind
     return kept
@@ -248,7 +248,7 @@ def _entries(folder: Folder, base: str, overview: Overview) -> dict[str, EntryKi
 
 def is_by_names(names: Iterable[str]) -> bool:
     """Return whether a folder is one checkpoint by the names in it."""
-    return any(name in _OF_ONE or name.endswith((".distcp", *_INDEX)) for name in names)
+    return any(name in _SIGNATURES or name.endswith((".distcp", *_INDEX)) for name in names)
 
 
 def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
@@ -270,7 +270,7 @@ def _whole_folder(folder: Folder, base: str, overview: Overview, depth: int = 8)
         if is_leftover(last) or any(is_leftover(step) for step in at.split("/")):
             overview.leftovers.append(base + name)
         elif kind is not EntryKind.FOLDER:
-            if kind is EntryKind.LINK and (why := inner.strayed(name)):
+            if kind is EntryKind.LINK and (why := inner.link_problem(name)):
                 overview.links[base + name] = why
             candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
@@ -300,11 +300,11 @@ def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> 
         if form:
             yield Part(form, base, name)
         elif by_library and name.endswith(_MAYBE_TORCH):
-            yield Part(Format.STRAY, base, name)
+            yield Part(Format.UNKNOWN_NAME, base, name)
         elif name.endswith(".json"):
             yield Part(Format.JSON, base, name)
         elif is_dcp:
-            yield Part(Format.STRANGER, base, name)
+            yield Part(Format.UNREFERENCED, base, name)
 
 
 def _is_reference(folder: Folder, base: str, names: Iterable[str]) -> bool:
@@ -373,7 +373,7 @@ def _loose(folder: Folder, base: str, parts: list[Part], step: int | None) -> Ca
 
 
 def per_rank(folder: Folder, base: str, names: list[str], overview: Overview) -> list[str]:
-    """Take the per-rank checkpoints of the reference manager; give the names that are left."""
+    """Take the per-rank checkpoints of the reference manager; return the names that are left."""
     if not any(_FLAT_MANIFEST.fullmatch(name) or name == "run_id" for name in names):
         return names
     steps: dict[str, list[str]] = defaultdict(list)
@@ -435,7 +435,8 @@ def find_file(path: Where) -> Overview:
     part = Part(form, "", path.name)
     candidate = Candidate(path, path.parent, str(form), step_of(path.name), [part], [path.name])
     candidate.is_alone = True
-    candidate.is_of_more = bool([*written.missing([path.name])]) or _is_of_more(folder, path)
+    has_missing = any(written.missing([path.name]))
+    candidate.is_part_of_set = has_missing or _is_part_of_set(folder, path)
     return Overview([candidate])
 
 
@@ -450,12 +451,12 @@ def _reference(folder: Folder, name: str) -> Candidate | None:
     """Return the files of a step of the reference manager; None where it did not write them."""
     overview = Overview()
     with contextlib.suppress(OSError, Malformed):
-        there = [one for one, kind in folder.listing().items() if kind is not EntryKind.FOLDER]
-        per_rank(folder, "", there, overview)
+        names = [file for file, kind in folder.listing().items() if kind is not EntryKind.FOLDER]
+        per_rank(folder, "", names, overview)
     return next((one for one in overview.candidates if name in one.files), None)
 
 
-def _is_of_more(folder: Folder, path: Where) -> bool:
+def _is_part_of_set(folder: Folder, path: Where) -> bool:
     """Return whether a file is one of several that make a checkpoint, by the names beside it.
 
     A store is not asked: it may give a file to whom it refuses a listing.
@@ -463,14 +464,14 @@ def _is_of_more(folder: Folder, path: Where) -> bool:
     if isinstance(path, Url):
         return False
     try:
-        there = [one for one in folder.listing() if not is_leftover(one)]
+        names = [name for name in folder.listing() if not is_leftover(name)]
     except OSError:
         return False
     above = "/".join(path.parent.resolve().parts[-2:])
-    if is_by_names(there) or written.library(f"{above}/{one}" for one in there):
+    if is_by_names(names) or written.library(f"{above}/{name}" for name in names):
         return True
-    others = [one for one in there if one != path.name and one.endswith(_DATA)]
+    others = [name for name in names if name != path.name and name.endswith(_DATA)]
     step = step_of(path.name)
     is_of_step = OF_A_STEP.match(path.parent.resolve().name) is not None
-    of_same = [one for one in others if step is not None and step_of(one) == step]
-    return bool(of_same) or (is_of_step and bool(others))
+    of_same_step = [name for name in others if step is not None and step_of(name) == step]
+    return bool(of_same_step) or (is_of_step and bool(others))

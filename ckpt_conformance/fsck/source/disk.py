@@ -52,7 +52,7 @@ class DiskFolder(Folder):
         with os.scandir(self.root / base) as entries:
             return dict(sorted((entry.name, _kind_of(entry)) for entry in entries))
 
-    def strayed(self, name: str) -> str:
+    def link_problem(self, name: str) -> str:
         """Explain why a link is not followed: it leads out of the boundary; empty for others."""
         real = Path(os.path.realpath(self.root / name))
         if real.is_relative_to(self.boundary):

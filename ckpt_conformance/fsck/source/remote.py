@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.source.untrusted import Json
 
-Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 
 BLOCK = 64 << 10
 """Bytes that are fetched for a small read."""
@@ -45,7 +45,7 @@ _FEW = 4  # files that are asked for one by one, and not by a listing
 _KINDS = {"file": EntryKind.FILE, "directory": EntryKind.FOLDER, "link": EntryKind.LINK}
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
 _WHOLE_ONLY = "the store gives whole files only, and no ranges"
-_TRY = "look at the network, the credentials and the endpoint, then try again"
+_ADVICE = "look at the network, the credentials and the endpoint, then try again"
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Files:
                 return entry.changed if entry else 0.0
         return self._times.get(path, 0.0)
 
-    def _ask(self, what: str, path: str, action: Callable[[], Given]) -> Given:
+    def _ask(self, what: str, path: str, action: Callable[[], Answer]) -> Answer:
         """Do a request; Unreachable for any error but those of the file itself.
 
         What is refused is noted, too: nothing is known of it.
@@ -251,7 +251,7 @@ class Files:
 
     def _failure(self, what: str, path: str, why: str) -> Unreachable:
         url = self._text + path.removeprefix(self._path)
-        self.failures.append(f"{what} {url} fails: {why}; {_TRY}")
+        self.failures.append(f"{what} {url} fails: {why}; {_ADVICE}")
         return Unreachable(self.failures[-1])
 
 
@@ -306,11 +306,11 @@ class RemoteFile(io.RawIOBase):
         self._stream = (0, b"")
 
     def readable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
@@ -329,7 +329,7 @@ class RemoteFile(io.RawIOBase):
         length = min(len(target), self._size - self._at)
         if length <= 0:
             return 0
-        first, data = self._having(self._at, length)
+        first, data = self._chunk_at(self._at, length)
         piece = memoryview(data)[self._at - first :][:length]
         target[: len(piece)] = piece
         self._at += len(piece)
@@ -339,7 +339,7 @@ class RemoteFile(io.RawIOBase):
         """Take that bytes [start, end) will be read in their order."""
         self._expected = (start, min(end, self._size))
 
-    def _having(self, at: int, length: int) -> tuple[int, bytes]:
+    def _chunk_at(self, at: int, length: int) -> tuple[int, bytes]:
         """Return bytes that begin at or before a place and hold it, and where they begin."""
         first, data = self._stream
         if first <= at < first + len(data):
@@ -405,7 +405,7 @@ class RemoteFolder(Folder):
         entries = self._files.listing((self.root / base).path)
         return {name: entry.kind for name, entry in sorted(entries.items())}
 
-    def strayed(self, name: str) -> str:
+    def link_problem(self, name: str) -> str:
         """Explain that a link is not followed; nothing for others."""
         entry = self.entry(name)
         return _LINK if entry is not None and entry.kind is EntryKind.LINK else ""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.fsck.source.places import Where
 
-Given = TypeVar("Given")
-Got = TypeVar("Got")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 CHUNK = 512 << 10
 """Bytes read at once: they stay in a core's cache until they are summed."""
@@ -105,7 +105,7 @@ class Readable(Protocol):
 
 
 @runtime_checkable
-class Foretold(Protocol):
+class Prefetching(Protocol):
     """A file that fetches more at once where it knows what will be read."""
 
     def expect(self, start: int, end: int) -> None:
@@ -151,7 +151,7 @@ class Folder(ABC):
         """List a folder: the kind of each name, sorted, without a look at the files."""
 
     @abstractmethod
-    def strayed(self, name: str) -> str:
+    def link_problem(self, name: str) -> str:
         """Explain why a link is not followed, in words; empty for a link that is, and for files."""
 
     @abstractmethod
@@ -190,8 +190,8 @@ class Folder(ABC):
 
 
 def in_threads(
-    action: Callable[[Given], Got], items: Sequence[Given], threads: int = IO_THREADS
-) -> list[Got]:
+    action: Callable[[Item], Answer], items: Sequence[Item], threads: int = IO_THREADS
+) -> list[Answer]:
     """Apply an action that waits for a disk or a network to many items; results in their order."""
     if len(items) < _FEW:
         return [action(one) for one in items]
@@ -236,7 +236,7 @@ def expect(file: Readable, start: int, end: int) -> None:
     if end - start <= _NEAR:
         return
     if not isinstance(file, io.FileIO):
-        if isinstance(file, Foretold):
+        if isinstance(file, Prefetching):
             file.expect(start, end)
     elif end - start > _FAR:  # a cold disk reads ahead twice as far
         os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_SEQUENTIAL)
