@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class CheckpointManager(RankSaving, RankLoading):
     """Saves and resumes one training run in one directory.
 
-    A job calls `save`, `load`, `steps` and `close`; the other methods are the steps that these take.
+    A job calls `save`, `load`, `steps` and `close`; these call the other methods.
     """
 
     def save(  # noqa: PLR0913 - these are the parts of a job
