@@ -23,10 +23,11 @@ RUNS = [
 ]
 
 
-def peaks(stop: threading.Event, found: list[int]) -> None:
-    """Keep the largest resident set (KiB) of a python process, and of all of them together.
+def watch_memory(stop: threading.Event, peak: list[int]) -> None:
+    """Update two peaks in KiB, every half second until `stop` is set.
 
-    Together each page counts once: shared ones in parts (Pss).
+    The first is of one python process (VmHWM), the second of all of them together: there each page
+    counts once, a shared one in parts (Pss).
     """
     while not stop.wait(0.5):
         together = 0
@@ -36,37 +37,27 @@ def peaks(stop: threading.Event, found: list[int]) -> None:
                 if "Name:\tpython" not in text and "Name:\tckpt-conf" not in text:
                     continue
                 together += field(folder / "smaps_rollup", "Pss:")
-                found[0] = max(found[0], field(folder / "status", "VmHWM:"))
+                peak[0] = max(peak[0], field(folder / "status", "VmHWM:"))
             except OSError:
                 continue
-        found[1] = max(found[1], together)
+        peak[1] = max(peak[1], together)
 
 
 def field(path: Path, name: str) -> int:
-    """Give a field of a file of /proc, in KiB."""
+    """Read a field of a file of /proc, in KiB; 0 if it is not there."""
     lines = path.read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
-def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
-    """Certify once and print a line."""
+def certify(adapter: str, budget: str, options: list[str], jobs: int) -> None:
+    """Certify once and print a row."""
     stop, peak = threading.Event(), [0, 0]
-    watcher = threading.Thread(target=peaks, args=(stop, peak))
+    watcher = threading.Thread(target=watch_memory, args=(stop, peak))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory(prefix="ckc-bench-") as out:
         command = [
-            sys.executable,
-            "-m",
-            "ckpt_conformance",
-            "certify",
-            adapter,
-            "--budget",
-            budget,
-            "--jobs",
-            str(jobs),
-            "--out",
-            out,
-            *more,
+            *(sys.executable, "-m", "ckpt_conformance", "certify", adapter),
+            *("--budget", budget, "--jobs", str(jobs), "--out", out, *options),
         ]
         watcher.start()
         begun = time.perf_counter()
@@ -76,8 +67,8 @@ def one(adapter: str, budget: str, more: list[str], jobs: int) -> None:
         watcher.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    name = f"{adapter} {budget} {' '.join(more)}".strip()
-    largest, together = (each / 2**20 for each in peak)
+    name = f"{adapter} {budget} {' '.join(options)}".strip()
+    largest, together = (kib / 2**20 for kib in peak)
     print(
         f"{name:<44}{wall:>8.1f}{cpu:>10.1f}{largest:>10.2f}{together:>12.2f}{code:>6}", flush=True
     )
@@ -90,8 +81,8 @@ def main() -> None:
     jobs = parser.parse_args().jobs
     head = f"{'wall s':>8}{'core s':>10}{'peak GiB':>10}{'all GiB':>12}{'exit':>6}"
     print(f"{jobs} workers\n{'run':<44}{head}")
-    for adapter, budget, more in RUNS:
-        one(adapter, budget, more, jobs)
+    for adapter, budget, options in RUNS:
+        certify(adapter, budget, options, jobs)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,12 @@ MODELS = ("kill", "ext4", "xfs", "btrfs")
 
 
 def measure(name: str, seconds: float, recoveries: int) -> tuple[int, int, int, float, float]:
-    """Give operations, candidates, visited, states per second, loads per second."""
+    """Explore one save of an adapter, and load its checkpoint again and again.
+
+    Returns:
+        Operations of the save, candidate states, states that were recovered, states per second,
+        loads per second.
+    """
     with (
         facts.serve((name,), (name,)) as (server, infos),
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
@@ -50,11 +55,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=2.0, help="of loading, for each adapter")
     parser.add_argument("--visits", type=int, default=200, help="distinct contents for each model")
-    given = parser.parse_args()
+    options = parser.parse_args()
     head = ("operations", "candidates", "visited", "states/s", "loads/s", "ratio")
-    print(f"{'adapter':<28}" + "".join(f"{each:>12}" for each in head))
+    print(f"{'adapter':<28}" + "".join(f"{title:>12}" for title in head))
     for name in ADAPTERS:
-        operations, candidates, recovered, states, rate = measure(name, given.seconds, given.visits)
+        operations, candidates, recovered, states, rate = measure(
+            name, options.seconds, options.visits
+        )
         ratio = states / rate
         note = "" if ratio >= GOAL else f"  below the goal of {GOAL}"
         row = f"{operations:>12}{candidates:>12}{recovered:>12}{states:>12.0f}{rate:>12.0f}"

@@ -1,8 +1,8 @@
 """How fast fsck is: digests and CRCs against `cat` and against their parts, metadata, start-up.
 
-The parts of a rate are reading alone and the sum alone, by as many threads at once: who does one
-after the other reaches 1 / (1 / read + 1 / sum). `one` and `reference` are a single large file: its
-CRC is divided, its digest shared, between the threads.
+The parts of a rate are reading alone and the sum alone, by as many threads at once: to do one after
+the other reaches 1 / (1 / read + 1 / sum). `single` and `reference` are one large file: its CRC is
+divided, its digest shared, between the threads.
 
 python benchmarks/bench_fsck.py [--mib 1024] [--chunks 1000000] [--jobs 4] [--folder DIR]
 """
@@ -42,12 +42,12 @@ PARTS = 8
 def seconds(action: Callable[[], object], runs: int = 4) -> float:
     """Time the best of some runs after the first: the files are warm then."""
     action()
-    found: list[float] = []
+    times: list[float] = []
     for _ in range(runs - 1):
         start = time.perf_counter()
         action()
-        found.append(time.perf_counter() - start)
-    return min(found)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def line(what: str, size: float, took: float, base: float, bound: float) -> None:
@@ -76,39 +76,39 @@ def sums_alone(counts: list[int]) -> dict[tuple[str, int], float]:
     block, rounds = memoryview(bytes(CHUNK)), 400
     crc = crc32()
     print(f"{'CRC-32 is that of':<34}{crc.__module__ or 'isal'}")
-    found: dict[tuple[str, int], float] = {}
+    times: dict[tuple[str, int], float] = {}
     sums: dict[str, Callable[[], object]] = {
         "CRC-32": lambda: [crc(block, 0) for _ in range(rounds)],
         "BLAKE3": lambda: [blake3(block) for _ in range(rounds)],
     }
     for (name, action), threads in product(sums.items(), counts):
-        found[name, threads] = shared(action, threads) / (rounds * CHUNK / MIB)
-        rate = 1 / found[name, threads]
+        times[name, threads] = shared(action, threads) / (rounds * CHUNK / MIB)
+        rate = 1 / times[name, threads]
         print(f"{f'{name} alone, threads: {threads}':<34}{rate:8.0f} MiB/s")
-    return found
+    return times
 
 
 def write(folder: Path, mib: int) -> dict[str, Path]:
-    """Write the same tensors in three formats."""
+    """Write the same tensors in three formats, and once in a single file; a folder for each."""
     state = {f"w{at}": torch.randn(mib * MIB // PARTS // 4) for at in range(PARTS)}
-    found = {name: folder / name for name in ("torch", "one", "dcp", "reference")}
-    for path in found.values():
+    folders = {name: folder / name for name in ("torch", "single", "dcp", "reference")}
+    for path in folders.values():
         path.mkdir()
     for at, (key, tensor) in enumerate(state.items()):
-        torch.save({key: tensor}, found["torch"] / f"step_5_part_{at}.pt")
-    torch.save({"w": torch.cat(list(state.values()))}, found["one"] / "step_5.pt")
-    dcp.save(state, checkpoint_id=found["dcp"] / "step_5")
+        torch.save({key: tensor}, folders["torch"] / f"step_5_part_{at}.pt")
+    torch.save({"w": torch.cat(list(state.values()))}, folders["single"] / "step_5.pt")
+    dcp.save(state, checkpoint_id=folders["dcp"] / "step_5")
     model = torch.nn.ParameterDict(state)
-    CheckpointManager(found["reference"], use_dcp=True, run_id="bench").save(5, model=model)
-    return found
+    CheckpointManager(folders["reference"], use_dcp=True, run_id="bench").save(5, model=model)
+    return folders
 
 
 def compare(folder: Path, mib: int, counts: list[int]) -> None:
     """Compare each format with cat and with the sums alone."""
     alone = sums_alone(counts)
     for name, path in write(folder, mib).items():
-        files = [str(one) for one in path.rglob("*") if one.is_file()]
-        size = sum(Path(one).stat().st_size for one in files) / MIB
+        files = [str(file) for file in path.rglob("*") if file.is_file()]
+        size = sum(Path(file).stat().st_size for file in files) / MIB
         with Path("/dev/null").open("wb") as nothing:
             base = seconds(lambda: subprocess.run(["cat", *files], stdout=nothing, check=True))  # noqa: B023, S603, S607
         print(f"{f'{name}: cat, {size:.0f} MiB':<34}{size / base:8.0f} MiB/s")
@@ -120,12 +120,8 @@ def compare(folder: Path, mib: int, counts: list[int]) -> None:
             line(f"{name}: fsck --jobs {threads}", size, took, base, reading + summing)
 
 
-def many_chunks(folder: Path, count: int) -> None:
-    """Judge the metadata of one tensor in many chunks, as a large job writes it.
-
-    Its memory is that of `/proc`: ru_maxrss would begin with the peak of this process, which exec
-    hands on.
-    """
+def write_chunks(folder: Path, count: int) -> None:
+    """Write the metadata of one tensor in many chunks, and shards that are holes of their sizes."""
     rows, files = 1000, 64
     chunks = [
         metadata.ChunkStorageMetadata(torch.Size([at * rows, 0]), torch.Size([rows, 8]))
@@ -140,12 +136,21 @@ def many_chunks(folder: Path, count: int) -> None:
     properties = metadata.TensorProperties(torch.float32)
     tensor = metadata.TensorStorageMetadata(properties, torch.Size([count * rows, 8]), chunks)
     whole = metadata.Metadata({"w": tensor}, storage_data=stored)
-    folder = folder / "step_7"
-    folder.mkdir()
     (folder / ".metadata").write_bytes(pickle.dumps(whole))
     for at in range(files):
         with (folder / f"__{at}_0.distcp").open("wb") as file:
             file.truncate(-(-count // files) * 100)
+
+
+def many_chunks(folder: Path, count: int) -> None:
+    """Judge the metadata of one tensor in many chunks, as a large job writes it.
+
+    Its memory is that of `/proc`: ru_maxrss would begin with the peak of this process, which exec
+    hands on.
+    """
+    folder = folder / "step_7"
+    folder.mkdir()
+    write_chunks(folder, count)
     code = (
         "import sys, time; from pathlib import Path\n"
         "from ckpt_conformance.fsck.judge.judge import Options, judge\n"

@@ -16,6 +16,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +27,9 @@ from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.trace.faults import Fault
 from ckpt_conformance.trace.recorder import Recorder
 from ckpt_conformance.trace.syscall_faults import trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SIZES, TURNS, REPEATS = (1, 100), 5, 5  # MiB
 ADAPTERS = ("reference", "torch-save-atomic-per-step", "dcp-per-step")
@@ -53,17 +57,21 @@ def timed(state: dict[str, torch.Tensor], root: Path, out: Path) -> None:
     out.write_text(json.dumps(times[1:]))
 
 
-def plain(state: dict[str, torch.Tensor], root: Path, out: Path) -> None:
-    """Run in a forked child that nobody records."""
+def in_child(action: Callable[[], None]) -> None:
+    """Run an action in a forked child that nobody records."""
     pid = os.fork()
     if pid == 0:
-        timed(state, root, out)
+        action()
         os._exit(0)
     os.waitpid(pid, 0)
 
 
 def measure(base: Path, mib: int) -> tuple[float, float, float]:
-    """Give seconds of a plain and of a recorded save, and the record's bytes per byte written."""
+    """Time a plain and a recorded save, in turns.
+
+    Returns:
+        Median seconds of both, and the bytes of the record for each byte that was written.
+    """
     state = {"w": torch.rand(mib << 18), "b": torch.rand(64)}
     times: dict[str, list[float]] = {"plain": [], "recorded": []}
     ratio = 0.0
@@ -72,7 +80,7 @@ def measure(base: Path, mib: int) -> tuple[float, float, float]:
             root, out, record = base / f"{how}{turn}", base / "times", base / f"record{turn}"
             root.mkdir()
             if how == "plain":
-                plain(state, root, out)
+                in_child(partial(timed, state, root, out))
             else:
                 recording = Recorder(root, record).function(partial(timed, state, root, out))
                 payload = (root / "a.pt").stat().st_size * (REPEATS + 1)
@@ -85,32 +93,29 @@ def measure(base: Path, mib: int) -> tuple[float, float, float]:
 
 
 def trials(base: Path) -> tuple[float, float]:
-    """Give seconds of a 1 MiB save in a plain child, and in one whose calls are counted."""
+    """Median seconds of a 1 MiB save in a plain child, and in one whose calls are counted."""
     state = {"w": torch.rand(1 << 18)}
-    runs: list[float] = []
-    watched: list[float] = []
+    plain_times: list[float] = []
+    counted_times: list[float] = []
     for turn in range(20):
         root = base / f"trial{turn}"
         root.mkdir()
         start = time.perf_counter()
-        pid = os.fork()
-        if pid == 0:
-            save(state, root)
-            os._exit(0)
-        os.waitpid(pid, 0)
+        in_child(partial(save, state, root))
         middle = time.perf_counter()
         trial(root, partial(save, state, root), Fault())
-        runs.append(middle - start)
-        watched.append(time.perf_counter() - middle)
+        plain_times.append(middle - start)
+        counted_times.append(time.perf_counter() - middle)
         shutil.rmtree(root)
-    return statistics.median(runs), statistics.median(watched)
+    return statistics.median(plain_times), statistics.median(counted_times)
 
 
 def injected(base: Path, name: str) -> tuple[int, int, float]:
     """Let every system call of a save fail, as the suite does.
 
-    Gives the trials, how many of them made the same save once more without a fault, and the seconds
-    of all.
+    Returns:
+        The trials, how many of them made the same save once more without a fault, and the seconds
+        of all.
     """
     folders = [base / f"{part}-{name}" for part in ("facts", "subject")]
     for folder in folders:
@@ -139,8 +144,8 @@ def main() -> None:
             alone, recorded, ratio = measure(base, mib)
             figures = f"{alone * 1e3:11.2f} {recorded * 1e3:13.2f} {recorded / alone:7.2f}"
             print(f"{mib:6} {figures} {ratio:16.4f}")
-        run, watched = trials(base)
-        above = (watched - run) * 1e3
+        alone, counted = trials(base)
+        above = (counted - alone) * 1e3
         print(f"a trial, its calls counted: {above:.1f} ms above the run itself")
         for name in ADAPTERS:
             count, again, seconds = injected(base, name)

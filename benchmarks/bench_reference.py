@@ -38,7 +38,7 @@ class Holder:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the tensors themselves."""
+        """Return the tensors themselves, not copies."""
         return dict(self.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def fsync_tree(folder: Path) -> None:
 
 
 def save(variant: str, folder: Path, gib: float) -> float:
-    """Save once and give the seconds."""
+    """Save once; return the seconds."""
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -89,7 +89,12 @@ def save(variant: str, folder: Path, gib: float) -> float:
 
 
 def load(variant: str, folder: Path, gib: float) -> dict[str, float]:
-    """Load once into memory of our own; give seconds and the peak above the destination, in GiB."""
+    """Load once into memory that is there already.
+
+    Returns:
+        `seconds`; `peak`, the memory above that of the destination in GiB; `check`, a sum of some
+        loaded values.
+    """
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -125,7 +130,7 @@ def warm(folder: Path) -> None:
 
 
 def status(field: str) -> int:
-    """Give a field of /proc/self/status in KiB."""
+    """Read a field of /proc/self/status, in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
@@ -158,9 +163,9 @@ def measure(work: Path, gib: float, rounds: int) -> None:
             for variant, entries in loads.items():
                 entries.append(in_process("load", variant, str(work / variant), str(gib)))
         base = [entry["seconds"] for entry in loads[theirs]]
-        for variant, found in loads.items():
-            peak = statistics.median(entry["peak"] for entry in found) / gib
-            row("load", variant, [entry["seconds"] for entry in found], base, peak)
+        for variant, entries in loads.items():
+            peak = statistics.median(entry["peak"] for entry in entries) / gib
+            row("load", variant, [entry["seconds"] for entry in entries], base, peak)
         shutil.rmtree(work / theirs)
         shutil.rmtree(work / ours)
 
@@ -185,9 +190,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ckc-bench-") as work:
-        measure(Path(work), given.gib, given.rounds)
+        measure(Path(work), options.gib, options.rounds)
 
 
 if __name__ == "__main__":

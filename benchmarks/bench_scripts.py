@@ -32,7 +32,12 @@ WORDS = {  # a verdict of theirs, and the outcomes of ours that say the same
 
 
 def ours(script: Path, jobs: int, folder: Path) -> tuple[int, float, float, float, set[str]]:
-    """Give states, states a second, seconds to the first verdict and in all, and what is found."""
+    """Explore a script with this project's command.
+
+    Returns:
+        States, states per second, seconds to the first verdict, seconds of the whole run, and the
+        outcomes of the violations.
+    """
     begun = time.monotonic()
     first = 0.0
     command = [
@@ -43,18 +48,27 @@ def ours(script: Path, jobs: int, folder: Path) -> tuple[int, float, float, floa
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as run:
         for line in run.stderr or ():
-            if found := re.match(r"first violation after ([\d.]+) s", line):
-                first = float(found[1])
+            if match := re.match(r"first violation after ([\d.]+) s", line):
+                first = float(match[1])
         _ = run.communicate()
     seconds = time.monotonic() - begun
     body = json.loads((folder / "result.json").read_text())
-    one = body["explorations"][0]
-    kinds = {v["outcome"] for model in one["models"].values() for v in model["violations"]}
-    return one["visited"], one["visited"] / one["seconds"], first or seconds, seconds, kinds
+    exploration = body["explorations"][0]
+    outcomes = {
+        violation["outcome"]
+        for model in exploration["models"].values()
+        for violation in model["violations"]
+    }
+    states, rate = exploration["visited"], exploration["visited"] / exploration["seconds"]
+    return states, rate, first or seconds, seconds, outcomes
 
 
 def theirs(chaos: str, script: Path, jobs: int, folder: Path) -> tuple[int, float, set[str]]:
-    """Give crash points, crash points a second over the whole run, and what is found."""
+    """Run ckpt-chaos on a script.
+
+    Returns:
+        Crash points, crash points per second of the whole run, and its verdicts.
+    """
     python = str(Path(chaos).parent / "python")
     begun = time.monotonic()
     command = [
@@ -69,8 +83,8 @@ def theirs(chaos: str, script: Path, jobs: int, folder: Path) -> tuple[int, floa
     points = len(list(folder.glob("pt_[0-9]*")))
     if not points:
         raise SystemExit(done.stdout + done.stderr)
-    found = {word for word in WORDS if re.search(rf"\b{word}\b", done.stdout)}
-    return points, points / seconds, found
+    verdicts = {word for word in WORDS if re.search(rf"\b{word}\b", done.stdout)}
+    return points, points / seconds, verdicts
 
 
 def main() -> None:
@@ -79,26 +93,27 @@ def main() -> None:
     parser.add_argument("--chaos", default="", help="the program of ckpt-chaos")
     parser.add_argument("--jobs", type=int, default=environment.usable_cpus())
     parser.add_argument("--script", action="append", choices=NAMES)
-    given = parser.parse_args()
+    options = parser.parse_args()
     head = ("states", "states/s", "whole run/s", "first s", "all s", "chaos points", "points/s")
-    print(f"{'script':<10}" + "".join(f"{each:>13}" for each in head) + f"{'ratio':>8}")
-    for name in given.script or NAMES:
+    print(f"{'script':<10}" + "".join(f"{title:>13}" for title in head) + f"{'ratio':>8}")
+    for name in options.script or NAMES:
         script = SCRIPTS / f"{name}.py"
         with tempfile.TemporaryDirectory() as folder:
-            states, rate, first, seconds, kinds = ours(script, given.jobs, Path(folder) / "a")
+            states, rate, first, seconds, outcomes = ours(script, options.jobs, Path(folder) / "a")
             row = (
                 f"{states:>13}{rate:>13.1f}{states / seconds:>13.1f}{first:>13.1f}{seconds:>13.1f}"
             )
             notes = [] if first <= FIRST else [f"first verdict over {FIRST:.0f} s"]
-            if given.chaos:
+            if options.chaos:
                 work = Path(folder) / "b"
-                points, other, found = theirs(given.chaos, script, given.jobs, work)
+                points, other, verdicts = theirs(options.chaos, script, options.jobs, work)
                 ratio = states / seconds / other  # whole runs on both sides
                 row += f"{points:>13}{other:>13.2f}{ratio:>8.0f}"
                 notes += [] if ratio >= RATIO else [f"ratio below the goal of {RATIO:.0f}"]
-                notes += [f"{word} not found by ours" for word in found if not WORDS[word] & kinds]
-                notes += [f"theirs: {', '.join(sorted(found)) or 'nothing'}"]
-            notes += [f"ours: {', '.join(sorted(kinds)) or 'nothing'}"]
+                missed = [word for word in verdicts if not WORDS[word] & outcomes]
+                notes += [f"{word} not found by ours" for word in missed]
+                notes += [f"theirs: {', '.join(sorted(verdicts)) or 'nothing'}"]
+            notes += [f"ours: {', '.join(sorted(outcomes)) or 'nothing'}"]
         print(f"{name:<10}{row}  {'; '.join(notes)}", flush=True)
 
 

@@ -26,42 +26,43 @@ KEPT = 3
 
 
 def workload(folder: Path, count: int) -> Recording:
-    """Give a recording of at least `count` operations."""
+    """Make a recording of at least `count` operations; its files go into `folder`."""
     (folder / "initial").mkdir()
     recording = Recording(str(folder), folder, [], [])
     data = bytearray()
     step = 0
     while len(recording.operations) < count:
-        one_save(recording, data, step)
+        append_save(recording, data, step)
         step += 1
     (folder / "data").write_bytes(data)
     return recording
 
 
-def one_save(recording: Recording, data: bytearray, step: int) -> None:
+def append_save(recording: Recording, data: bytearray, step: int) -> None:
     """Append the operations of one save, and of the deletion of what is too old."""
-    ones, each = recording.operations, ROOT + 1 + step
+    operations, inode = recording.operations, ROOT + 1 + step
 
     def note(kind: Kind, object_: int, path: str = "", **rest: object) -> None:
         fields = {"parent": ROOT, **rest}
-        ones.append(Operation(len(ones), kind, object_, path, **fields))  # type: ignore[arg-type]
+        number = len(operations)
+        operations.append(Operation(number, kind, object_, path, **fields))  # type: ignore[arg-type]
 
-    note(Kind.CREATE, each, "tmp", mode=0o644)
+    note(Kind.CREATE, inode, "tmp", mode=0o644)
     for piece in range(PIECES):
-        note(Kind.WRITE, each, "tmp", offset=piece * PIECE, size=PIECE, data=len(data))
+        note(Kind.WRITE, inode, "tmp", offset=piece * PIECE, size=PIECE, data=len(data))
         data += random.Random(len(data)).randbytes(PIECE)  # noqa: S311
     if step % 2:
-        note(Kind.FSYNC, each, "tmp")
-    note(Kind.RENAME, each, "tmp", target=f"step-{step}", new_parent=ROOT)
+        note(Kind.FSYNC, inode, "tmp")
+    note(Kind.RENAME, inode, "tmp", target=f"step-{step}", new_parent=ROOT)
     if step % 2:
         note(Kind.FSYNC, ROOT)
     note(Kind.MARK, 0, mark="acknowledged", step=step)
     if step >= KEPT:
-        note(Kind.UNLINK, each - KEPT, f"step-{step - KEPT}")
+        note(Kind.UNLINK, inode - KEPT, f"step-{step - KEPT}")
 
 
 def row(model: str, count: int, per_operation: int) -> str:
-    """Measure one model on one recording."""
+    """Measure one model on one recording; return a row of the table."""
     folder = Path(tempfile.mkdtemp(prefix="bench-states-", dir=memory()))
     try:
         recording = workload(folder, count)
@@ -78,19 +79,19 @@ def row(model: str, count: int, per_operation: int) -> str:
         laid = time.perf_counter()
     finally:
         shutil.rmtree(folder)
-    each = (
+    costs = (
         1e6 * (made - begun) / len(states),
         1e6 * (named - made) / len(states),
         1e6 * (laid - named) / len(distinct),
     )
     return (
         f"{model:<6} {operations:>10,} {budget:>8,} {len(states):>10,} {len(distinct):>9,} "
-        f"{each[0]:>12.0f} {each[1]:>10.0f} {each[2]:>11.0f} {sum(each):>8.0f}"
+        f"{costs[0]:>12.0f} {costs[1]:>10.0f} {costs[2]:>11.0f} {sum(costs):>8.0f}"
     )
 
 
 def memory() -> str | None:
-    """Give a directory in memory where there is one."""
+    """Return a directory in memory; None where there is none, for the default of tempfile."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  a directory in it is made
 
 
@@ -99,16 +100,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--per-operation", type=int, default=4, help="budget: states per operation")
     parser.add_argument("--models", default="kill,ext4,posix")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(f"{'microseconds per state':>76}")
     heads = ("enumerate", "digest", "lay out", "sum")
     print(
         f"{'model':<6} {'operations':>10} {'budget':>8} {'candidates':>10} {'distinct':>9} "
         f"{heads[0]:>12} {heads[1]:>10} {heads[2]:>11} {heads[3]:>8}"
     )
-    for model in given.models.split(","):
+    for model in options.models.split(","):
         for count in COUNTS:
-            print(row(model, count, given.per_operation), flush=True)
+            print(row(model, count, options.per_operation), flush=True)
 
 
 if __name__ == "__main__":

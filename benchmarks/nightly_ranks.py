@@ -46,34 +46,34 @@ LAYOUTS: tuple[Layout, ...] = (
     {"replicate": 2, "fsdp": 2},
 )
 WHOLE = (Outcome.NEW, Outcome.PREVIOUS)
-Found = tuple[int, str, str]  # number of the kill, outcome, what was done
+Trial = tuple[int, str, str]  # number of the kill, outcome, what was done
 
 
-def kill(subject: Subject, number: int, seed: int) -> Found:
-    """Hit once and resume."""
+def kill(subject: Subject, number: int, seed: int) -> Trial:
+    """Kill some ranks in one save, and resume."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311  a choice, no secret
     layout = LAYOUTS[rng.randrange(len(LAYOUTS))]
-    found = rank_points.points_of(subject, layout)
-    able = sorted({point.rank for point in found})  # a copy may not write
+    calls = rank_points.points_of(subject, layout)
+    able = sorted({point.rank for point in calls})  # a rank that holds a replica may not write
     victims = rng.sample(able, rng.randint(1, len(able)))
-    points = [rng.choice([p for p in found if p.rank == victim]) for victim in victims]
+    points = [rng.choice([p for p in calls if p.rank == victim]) for victim in victims]
     legal = worlds.legal(subject, worlds.golden(subject, layout), layout)
-    told = f"{layout}: " + "; ".join(point.name for point in points)
+    trial = f"{layout}: " + "; ".join(point.name for point in points)
     result = rank_points.save(subject, layout, [point.spec("kill") for point in points])
     if not rank_points.fired(result):
-        return number, "UNKNOWN", f"{told}: no kill fired: {subject.tell(result)}"
+        return number, "UNKNOWN", f"{trial}: no kill fired: {subject.tell(result)}"
     if result.exit_kind is ExitKind.HANG:
-        return number, "HANG in the save", told
+        return number, "HANG in the save", trial
     acknowledged = result.steps_of("acknowledged") or (OLDER,)
     resumed = worlds.resume(subject, layout)
     outcome = subject.classify(resumed, legal, newest=NEWEST, acknowledged=acknowledged)
-    return number, str(outcome), f"{told}: {subject.tell(resumed)}"
+    return number, str(outcome), f"{trial}: {subject.tell(resumed)}"
 
 
 def work(
     info: AdapterInfo, socket: str, folder: Path, numbers: Sequence[int], seed: int
-) -> Iterator[Found]:
-    """Make some of the kills with a connection and a folder of one's own."""
+) -> Iterator[Trial]:
+    """Make the kills of these numbers, with a connection and a folder for them alone."""
     with closing(Client(socket)) as client:
         subject = Subject(info, client, folder, seed=seed)
         for number in numbers:
@@ -85,21 +85,25 @@ def work(
 
 def processes(token: str) -> list[str]:
     """Name the processes that carry the token of this run in their environment."""
-    found: list[str] = []
+    commands: list[str] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (
                 token.encode() in (entry / "environ").read_bytes()
                 and int(entry.name) != os.getpid()
             ):
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                commands.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue
-    return found
+    return commands
 
 
-def run(given: argparse.Namespace, folder: Path) -> tuple[Counter[str], list[str], list[str]]:
-    """Make all kills; give the outcomes, what was wrong, and what was left."""
+def run(options: argparse.Namespace, folder: Path) -> tuple[Counter[str], list[str], list[str]]:
+    """Make all kills.
+
+    Returns:
+        The outcomes, the kills that went wrong, and the processes and files that were left.
+    """
     token, elsewhere = uuid.uuid4().hex, folder / "elsewhere"
     elsewhere.mkdir()
     os.environ |= {"CKC_NIGHT": token, "TMPDIR": str(elsewhere), "HOME": str(elsewhere)}
@@ -107,29 +111,29 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Counter[str], list[str
     os.chdir(elsewhere)
     outcomes, wrong = Counter[str](), list[str]()
     begun = time.monotonic()
-    with Server((given.adapter,)) as server:
+    with Server((options.adapter,)) as server:
         with closing(Client(server.socket)) as client:
-            info = facts.read(client, given.adapter, server.folder)
-        shares = [range(at, given.kills, given.jobs) for at in range(given.jobs)]
+            info = facts.read(client, options.adapter, server.folder)
+        shares = [range(at, options.kills, options.jobs) for at in range(options.jobs)]
 
-        def all_of(at: int) -> None:
-            for _, outcome, told in work(
-                info, server.socket, folder / f"worker-{at}", shares[at], given.seed
+        def run_share(at: int) -> None:
+            for _, outcome, trial in work(
+                info, server.socket, folder / f"worker-{at}", shares[at], options.seed
             ):
                 outcomes[outcome] += 1
                 if outcome not in WHOLE:
-                    wrong.append(f"{outcome}: {told}")
-                show(sum(outcomes.values()), given.kills, len(wrong), time.monotonic() - begun)
+                    wrong.append(f"{outcome}: {trial}")
+                show(sum(outcomes.values()), options.kills, len(wrong), time.monotonic() - begun)
 
-        with ThreadPoolExecutor(given.jobs) as pool:
-            list(pool.map(all_of, range(given.jobs)))
-    left = [f"process: {one}" for one in processes(token)]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(run_share, range(options.jobs)))
+    left = [f"process: {command}" for command in processes(token)]
     left += [f"file: {path}" for path in trees.files(elsewhere)]
     return outcomes, wrong, left
 
 
 def show(done: int, total: int, wrong: int, seconds: float) -> None:
-    """Tell how far it is, every hundredth part."""
+    """Print the progress, after every hundredth part of the kills."""
     if done % max(1, total // 100) == 0:
         print(f"{done} of {total} kills, {seconds:.0f} s, {wrong} wrong", flush=True)
 
@@ -143,14 +147,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
-    given: Any = parser.parse_args()
+    options: Any = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ckc-night-") as name:
-        outcomes, wrong, left = run(given, Path(name))
+        outcomes, wrong, left = run(options, Path(name))
         os.chdir("/")
     for line in [*wrong[:20], *left[:20]]:
         print(line)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-    print(f"{given.adapter}, seed {given.seed}: {told}; {len(left)} processes and files left")
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    print(f"{options.adapter}, seed {options.seed}: {counts}; {len(left)} processes and files left")
     return 1 if wrong or left else 0
 
 

@@ -28,12 +28,6 @@ logger = logging.getLogger(__name__)
 _RUN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def _no_milestone(step: int) -> bool:
-    """Rotation may delete every step."""
-    del step
-    return False
-
-
 class ManagerBase:
     """Settings, the run's id, and the primitives of the commit protocol."""
 
@@ -65,8 +59,8 @@ class ManagerBase:
             parents: runs that this one continues: their checkpoints count as its own.
             config: kept in every manifest; a difference is reported at load (F07).
             owners: user ids whose files are served; None serves everyone's (K018).
-            is_milestone: tells of a step whether rotation leaves it; such steps take no slot
-                (K018).
+            is_milestone: whether rotation leaves a step alone; such steps do not count towards
+                `keep_last` (K018). By default no step is one.
             group: the ranks that save and load together, each calling the same methods in the
                 same order; by default all of torch.distributed, where it is initialised. The
                 first of them alone publishes, rotates, mirrors and deletes.
@@ -83,7 +77,7 @@ class ManagerBase:
         self.parents = frozenset(parents)
         self.config = check_config(config or {})
         self.owners = None if owners is None else frozenset(owners)
-        self.is_milestone = is_milestone or _no_milestone
+        self.is_milestone: Callable[[int], bool] = is_milestone or (lambda _: False)
         self._run_id = run_id
         self._group, self._timeout = group, timeout
         self._ranks: Ranks | None = None
@@ -105,7 +99,7 @@ class ManagerBase:
         return self._run_id
 
     def read_run_id(self) -> str | None:
-        """The id in the root; None without one, or when it is not an id."""
+        """Read the id that the root keeps; None if there is no file, or no id in it."""
         data = durable.read_small_file(self.root / layout.RUN_ID)
         if data is None:
             return None
@@ -116,7 +110,7 @@ class ManagerBase:
         return text
 
     def ensure_run_id(self) -> str:
-        """The id of this run, made and kept in the root if there is none."""
+        """Return the id of this run; make one and keep it in the root if there is none."""
         if self.run_id is None:
             self._run_id = layout.new_id()
             self.replace_small_file(layout.RUN_ID, f"{self._run_id}\n".encode())
@@ -130,7 +124,7 @@ class ManagerBase:
 
     @property
     def tag(self) -> str:
-        """What this run's names of work in progress carry."""
+        """The part of the run's id that its names of work in progress carry."""
         return layout.tag_of(self.run_id or "")
 
     # ---- the primitives of the commit ----------------------------------------------------------
@@ -158,7 +152,7 @@ class ManagerBase:
             self.fsync_file(file)
 
     def replace_small_file(self, name: str, data: bytes) -> None:
-        """Give a small file of the root a new content, all or nothing, durably."""
+        """Replace the content of a small file of the root: all or nothing, and durably."""
         staged = self.root / layout.work_name(name, self.tag, "tmp")
         self.write_bytes(staged, data)
         self.rename(staged, self.root / name)

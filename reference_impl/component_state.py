@@ -44,8 +44,8 @@ def bare(model: Stateful) -> Stateful:
     inner: Any = model
     while isinstance(inner, _PARALLEL):
         inner = inner.module
-    found: Stateful = inner
-    return found
+    unwrapped: Stateful = inner
+    return unwrapped
 
 
 def plain_key(key: str) -> str:
@@ -63,15 +63,15 @@ def plain_state(state: Mapping[str, Tree]) -> Mapping[str, Tree]:
     if len(plain) != len(state):
         raise CheckpointMismatch("two keys of the model are the same without its wrappers")
     versions: Mapping[str, Tree] = getattr(state, "_metadata", {})
-    keep: Any = plain
-    keep._metadata = OrderedDict(  # noqa: SLF001 - where torch keeps the versions of modules
+    module_state: Any = plain
+    module_state._metadata = OrderedDict(  # noqa: SLF001 - where torch keeps the versions of modules
         (plain_key(key), value) for key, value in versions.items()
     )
     return plain
 
 
 def model_parameter_names(model: object) -> dict[int, str]:
-    """The plain name of each parameter, by its identity; none for what is no nn.Module."""
+    """The plain name of each parameter by `id(parameter)`; empty for what is no nn.Module."""
     if not isinstance(model, torch.nn.Module):
         return {}
     named = model.named_parameters()
@@ -79,7 +79,11 @@ def model_parameter_names(model: object) -> dict[int, str]:
 
 
 def check_tensor(key: str, saved: Tree, live: Tree) -> None:
-    """A saved tensor and the live one have the same shape and dtype (J04, J05)."""
+    """Check that a saved value fits the live one: a tensor has its shape and dtype (J04, J05).
+
+    Raises:
+        CheckpointMismatch: it does not.
+    """
     if isinstance(live, torch.Tensor) != isinstance(saved, TensorRef):
         raise CheckpointMismatch(f"model: {key} is a tensor on one side only")
     if not isinstance(live, torch.Tensor):
@@ -98,10 +102,10 @@ def retie(model: dict[str, Tree], ties: list[list[str]]) -> None:
     """Let tied keys share one tensor again, where they hold the same bytes (S04)."""
     for first, *others in ties:
         for key in others:
-            one, other = model[first], model[key]
-            same = (one.dtype, one.shape) == (other.dtype, other.shape)
-            if same and torch.equal(byte_view(one), byte_view(other)):
-                model[key] = one
+            tensor, other = model[first], model[key]
+            same = (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+            if same and torch.equal(byte_view(tensor), byte_view(other)):
+                model[key] = tensor
 
 
 Names = list[list[str]]
@@ -111,7 +115,7 @@ Names = list[list[str]]
 def parameter_names(optimizer: object, model: object) -> Names | None:
     """Names of an optimizer's parameters: its own `param_names`, else the model's.
 
-    A parameter that the model does not know has no name; its place stands for it.
+    A parameter that the model does not know has no name; `@group.position` stands for it.
 
     Returns:
         One list per group; None for an optimizer that is not torch's.
@@ -123,23 +127,27 @@ def parameter_names(optimizer: object, model: object) -> Names | None:
         [
             plain_key(name) if name is not None else known.get(id(parameter), f"@{at}.{place}")
             for place, (parameter, name) in enumerate(
-                zip(group["params"], _own_names(group), strict=True),
+                zip(group["params"], _param_names(group), strict=True),
             )
         ]
         for at, group in enumerate(optimizer.param_groups)
     ]
 
 
-def _own_names(group: Mapping[str, Any]) -> list[str | None]:
+def _param_names(group: Mapping[str, Any]) -> list[str | None]:
     """`param_names` of a group, or None for each parameter."""
     names: list[str | None] = list(group.get("param_names") or [])
     return names if len(names) == len(group["params"]) else [None] * len(group["params"])
 
 
 def host_state(optimizer: object) -> list[list[int | str]]:
-    """State that is kept on the CPU although its parameter is on a device: [place, key].
+    """State that is kept on the CPU although its parameter is on a device.
 
     `step` usually is, and offloaded moments are (G08): the load has to know.
+
+    Returns:
+        [place, key] for each: the parameter's position in all groups, and the key of the state.
+        Nothing for an optimizer that is not torch's.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         return []
@@ -173,7 +181,9 @@ def match_groups(
     optimizer: torch.optim.Optimizer,
     live_names: Names,
 ) -> list[GroupMatch]:
-    """Find for each live group the saved one with the same parameters, by name.
+    """Find for each live group the saved one with the same parameters.
+
+    By name; by position where the checkpoint has no names for them.
 
     Raises:
         CheckpointMismatch: another number of groups or of parameters, other names, or groups
@@ -185,16 +195,18 @@ def match_groups(
         raise CheckpointMismatch(
             f"the optimizer has {len(live)} parameter groups, the checkpoint {len(saved)}",
         )
-    if names is None or [len(group) for group in names] != [len(one["params"]) for one in saved]:
-        if sizes != [len(one["params"]) for one in saved]:
+    saved_sizes = [len(group["params"]) for group in saved]
+    if names is None or [len(group) for group in names] != saved_sizes:
+        if sizes != saved_sizes:
             raise CheckpointMismatch("the optimizer's groups have other sizes than the saved ones")
         return [
-            GroupMatch(one, list(one["params"]), group)
-            for one, group in zip(saved, live, strict=True)
+            GroupMatch(saved_group, list(saved_group["params"]), group)
+            for saved_group, group in zip(saved, live, strict=True)
         ]
-    by_names = list(zip(saved, names, strict=True))
+    named_groups = list(zip(saved, names, strict=True))
+    # The group at the same position comes first: groups may hold the same names.
     return [
-        _match_by_name(wanted, group, [by_names[at], *by_names])
+        _match_by_name(wanted, group, [named_groups[at], *named_groups])
         for at, (wanted, group) in enumerate(zip(live_names, live, strict=True))
     ]
 
@@ -205,11 +217,11 @@ def _match_by_name(
     saved: list[tuple[Mapping[str, Tree], list[str]]],
 ) -> GroupMatch:
     """The first saved group that holds exactly the wanted names (G05)."""
-    for one, its_names in saved:
-        if sorted(its_names) == sorted(wanted):
-            ids = dict(zip(its_names, one["params"], strict=True))
-            return GroupMatch(one, [ids[name] for name in wanted], group)
-    known = {name for _, its_names in saved for name in its_names}
+    for saved_group, names in saved:
+        if sorted(names) == sorted(wanted):
+            ids = dict(zip(names, saved_group["params"], strict=True))
+            return GroupMatch(saved_group, [ids[name] for name in wanted], group)
+    known = {name for _, names in saved for name in names}
     missing = sorted(set(wanted) - known)
     raise CheckpointMismatch(
         f"no saved parameter group holds exactly {wanted[:4]} ({len(wanted)} parameters): "
@@ -240,37 +252,47 @@ def plan_state(
         CheckpointMismatch: a state tensor has another shape than the live one of its name.
     """
     state: dict[Any, Tree] = dict(saved["state"])
-    ids = [pid for group in saved["param_groups"] for pid in group["params"]]
-    places = {pid: place for place, pid in enumerate(ids)}
+    saved_ids = [saved_id for group in saved["param_groups"] for saved_id in group["params"]]
+    places = {saved_id: place for place, saved_id in enumerate(saved_ids)}
     taken: set[int] = set()
     pairs = [
-        (pid, parameter, match.live)
+        (saved_id, parameter, match.live)
         for match in matches
-        for pid, parameter in zip(match.order, match.live["params"], strict=True)
+        for saved_id, parameter in zip(match.order, match.live["params"], strict=True)
     ]
-    numbers = {pid: number for number, (pid, _, _) in enumerate(pairs)}
+    numbers = {saved_id: number for number, (saved_id, _, _) in enumerate(pairs)}
     result: dict[Any, Tree] = {}
-    for pid, values in state.items():
-        if pid in numbers:
-            _, parameter, group = pairs[numbers[pid]]
+    for key, values in state.items():
+        if key in numbers:
+            _, parameter, group = pairs[numbers[key]]
             target = _Target(optimizer, parameter, group, host, taken)
-            result[numbers[pid]] = target.place(values, places[pid], plan)
+            result[numbers[key]] = target.memory_for(values, places[key], plan)
         else:  # state of no parameter, kept as torch keeps it
-            result[pid] = replace(values, TensorRef, lambda _, ref: plan.new(ref))
-    groups = [_group(match, [numbers[pid] for pid in match.order], plan) for match in matches]
+            result[key] = _into_new_memory(values, plan)
+    groups = [
+        _plan_group(match, [numbers[saved_id] for saved_id in match.order], plan)
+        for match in matches
+    ]
     return {**_other_keys(saved, plan), "state": result, "param_groups": groups}
 
 
 def _other_keys(saved: Mapping[str, Tree], plan: ReadPlan) -> dict[str, Tree]:
     """Further keys of a state_dict, which some optimizers add."""
-    rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
-    found: dict[str, Tree] = replace(rest, TensorRef, lambda _, ref: plan.new(ref))
-    return found
+    return {
+        key: _into_new_memory(value, plan)
+        for key, value in saved.items()
+        if key not in ("state", "param_groups")
+    }
 
 
-def _group(match: GroupMatch, numbers: list[int], plan: ReadPlan) -> dict[str, Tree]:
+def _into_new_memory(tree: Tree, plan: ReadPlan) -> Tree:
+    """A copy of a tree in which each tensor is new memory that the plan will fill."""
+    return replace(tree, TensorRef, lambda _, ref: plan.new(ref))
+
+
+def _plan_group(match: GroupMatch, numbers: list[int], plan: ReadPlan) -> dict[str, Tree]:
     """A saved group with every key it had (F04), also those that a fresh optimizer lacks."""
-    group: dict[str, Tree] = replace(dict(match.saved), TensorRef, lambda _, ref: plan.new(ref))
+    group: dict[str, Tree] = _into_new_memory(dict(match.saved), plan)
     group["params"] = numbers
     if "param_names" in match.live:
         group["param_names"] = list(match.live["param_names"])
@@ -279,7 +301,15 @@ def _group(match: GroupMatch, numbers: list[int], plan: ReadPlan) -> dict[str, T
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the state of one parameter goes."""
+    """Where the state of one parameter goes.
+
+    Attributes:
+        optimizer: the live one.
+        parameter: of it.
+        group: the live group that the parameter is in.
+        host: (place of a saved parameter, key) of state that stays on the CPU.
+        taken: addresses of the live memory that the plan fills already.
+    """
 
     optimizer: torch.optim.Optimizer
     parameter: torch.Tensor
@@ -287,8 +317,8 @@ class _Target:
     host: set[tuple[int, str]]
     taken: set[int]
 
-    def place(self, saved: Mapping[str, Tree], place: int, plan: ReadPlan) -> Tree:
-        """The parameter's state, with memory for each tensor."""
+    def memory_for(self, saved: Mapping[str, Tree], place: int, plan: ReadPlan) -> Tree:
+        """The parameter's state with memory for each tensor: the live one's own, or new."""
         live: Mapping[str, Any] = self.optimizer.state.get(self.parameter, {})
 
         def memory(path: Path, ref: TensorRef) -> torch.Tensor:
@@ -306,7 +336,7 @@ class _Target:
         return replace(dict(saved), TensorRef, memory)
 
     def _check(self, key: str, old: torch.Tensor, ref: TensorRef) -> None:
-        """State of another shape belongs to another parameter."""
+        """Refuse state of another shape: it belongs to another parameter."""
         here = shape_for(ref, old)
         if here != ref.shape:
             raise CheckpointMismatch(
@@ -344,21 +374,21 @@ def put_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Tree]) -> 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     exact: dict[Any, Tree] = dict(state_dict["state"])
     passed = {
-        pid: _without_casts(values, parameters[pid])
-        if own and _is_place(pid, parameters)
+        number: _without_casts(values, parameters[number])
+        if own and _is_number(number, parameters)
         else values
-        for pid, values in exact.items()
+        for number, values in exact.items()
     }
     optimizer.load_state_dict({**state_dict, "state": passed})
-    for pid, values in exact.items():
-        if _is_place(pid, parameters):
-            parameter = parameters[pid]
+    for number, values in exact.items():
+        if _is_number(number, parameters):
+            parameter = parameters[number]
             optimizer.state[parameter] = _exact(values, optimizer.state[parameter])
 
 
-def _is_place(pid: object, parameters: list[torch.Tensor]) -> bool:
-    """Whether a key of the state is the place of a parameter."""
-    return type(pid) is int and 0 <= pid < len(parameters)
+def _is_number(key: object, parameters: list[torch.Tensor]) -> bool:
+    """Whether a key of the state is the number of a parameter; some optimizers add others."""
+    return type(key) is int and 0 <= key < len(parameters)
 
 
 def _without_casts(values: Tree, parameter: torch.Tensor) -> Tree:
@@ -375,7 +405,7 @@ def _without_casts(values: Tree, parameter: torch.Tensor) -> Tree:
 
 
 def _exact(values: Tree, loaded: Tree) -> Tree:
-    """The saved tensors, in the saved order, over what `load_state_dict` made of them."""
+    """The state of a parameter after a load, with the saved tensors instead of torch's casts."""
     if not is_dict(values):
         return values
     kept = {

@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 _MAX_METADATA = 256 << 20
+"""Bytes of `.metadata` that are read at most."""
+
+_StorageInfo: Any = getattr(filesystem, "_StorageInfo")  # noqa: B009 - torch has no public name
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class StoredBytes:
     length: int
 
 
+# ---- reading `.metadata` -------------------------------------------------------------------------
+
 # What the pickler writes for Metadata, at the default protocol of Python 3.8 and later.
 _OPCODES = opcodes(
     "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
@@ -139,7 +144,7 @@ def _layout(name: str) -> str:
 
 _ALLOWED: dict[tuple[str, str], object] = {
     **{(_METADATA, name): getattr(metadata, name) for name in _CLASSES.split()},
-    **{(_FILESYSTEM, name): getattr(filesystem, name) for name in ("_StorageInfo",)},
+    (_FILESYSTEM, "_StorageInfo"): _StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _layout,
     ("pathlib", "PosixPath"): _joined,
@@ -152,10 +157,10 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         """An allowed class or a dtype; CheckpointDamaged for any other name."""
-        found = _ALLOWED.get((module, name)) or torch_dtype(module, name)
-        if found is None:
+        allowed = _ALLOWED.get((module, name)) or torch_dtype(module, name)
+        if allowed is None:
             raise CheckpointDamaged(f".metadata asks for {module}.{name}: refused, not run")
-        return found
+        return allowed
 
 
 def read_metadata(file: BinaryIO) -> dict[str, StoredTensor | StoredBytes]:
@@ -178,17 +183,17 @@ def read_metadata(file: BinaryIO) -> dict[str, StoredTensor | StoredBytes]:
         raise CheckpointDamaged(f".metadata cannot be read: {error!r}") from error
 
 
-def _items(found: object) -> dict[str, StoredTensor | StoredBytes]:
+def _items(unpickled: object) -> dict[str, StoredTensor | StoredBytes]:
     """The content of the metadata as plain values, each checked."""
-    if not isinstance(found, Metadata):
-        raise CheckpointDamaged(f".metadata holds a {type(found).__name__}")
+    if not isinstance(unpickled, Metadata):
+        raise CheckpointDamaged(f".metadata holds a {type(unpickled).__name__}")
     places = {
         (index.fqn, None if index.offset is None else tuple(index.offset)): info
-        for index, info in found.storage_data.items()
+        for index, info in unpickled.storage_data.items()
     }
     items: dict[str, StoredTensor | StoredBytes] = {}
-    items_found: dict[str, object] = {**found.state_dict_metadata}
-    for key, item in items_found.items():
+    claimed: dict[str, object] = {**unpickled.state_dict_metadata}
+    for key, item in claimed.items():
         if isinstance(item, TensorStorageMetadata):
             items[str(key)] = _stored_tensor(str(key), item, places)
         elif isinstance(item, BytesStorageMetadata):
@@ -199,7 +204,7 @@ def _items(found: object) -> dict[str, StoredTensor | StoredBytes]:
 
 
 def _stored_tensor(key: str, item: TensorStorageMetadata, places: dict[Any, Any]) -> StoredTensor:
-    """A tensor whose chunks cover it exactly once."""
+    """Check a tensor of the metadata: its types, and that its chunks cover it exactly once."""
     dtype, shape = item.properties.dtype, tuple(item.size)
     if type_of(dtype) is not torch.dtype or not all(type(size) is int for size in shape):
         raise CheckpointDamaged(f".metadata: {key} has no proper dtype or shape")
@@ -224,7 +229,7 @@ def _place(info: object) -> tuple[str, int, int]:
 
 
 def check_coverage(key: str, shape: tuple[int, ...], chunks: tuple[Chunk, ...]) -> None:
-    """Every element of a tensor is in exactly one chunk (MX3, I06).
+    """Check that every element of a tensor is in exactly one chunk (MX3, I06).
 
     Raises:
         CheckpointDamaged: a chunk outside the tensor, a hole, or an overlap.
@@ -235,6 +240,9 @@ def check_coverage(key: str, shape: tuple[int, ...], chunks: tuple[Chunk, ...]) 
         raise CheckpointDamaged(f"{key}: a chunk lies outside of its shape {shape}")
     if why := why_not_covered(shape, boxes):
         raise CheckpointDamaged(f"{key}: its chunks do not cover its shape {shape} exactly: {why}")
+
+
+# ---- writing -------------------------------------------------------------------------------------
 
 
 class HashingFileSystem(FileSystem):
@@ -328,10 +336,13 @@ def write_tensors(
 
 
 def _cause_of(error: CheckpointException) -> BaseException:
-    """What went wrong on the only rank: DCP wraps it, and the disk's own error must be seen."""
+    """The error of the only rank: DCP wraps it, and the caller is to see the disk's own."""
     for cause, _ in error.failures.values():
         return cause
     return error
+
+
+# ---- where the bytes are -------------------------------------------------------------------------
 
 
 def payload(file: BinaryIO, chunk: Chunk | StoredBytes) -> tuple[int, int]:
@@ -380,7 +391,7 @@ def check_index(
     tensors: Mapping[str, TensorEntry],
     sharded: Mapping[str, ShardedEntry] | None = None,
 ) -> None:
-    """The metadata and the manifest speak of the same tensors (MX3).
+    """Check that the metadata and the manifest speak of the same tensors (MX3).
 
     Raises:
         CheckpointDamaged: a key that only one of them has, another dtype or shape, other parts.
@@ -399,12 +410,12 @@ def check_index(
         ):
             raise CheckpointDamaged(f".metadata and manifest differ in {key}")
         if isinstance(entry, ShardedEntry):
-            told = {(part.begin, part.sizes, part.file) for part in entry.parts}
-            if told != {(one.offsets, one.sizes, one.file) for one in item.chunks}:
+            listed_parts = {(part.begin, part.sizes, part.file) for part in entry.parts}
+            if listed_parts != {(chunk.offsets, chunk.sizes, chunk.file) for chunk in item.chunks}:
                 raise CheckpointDamaged(f".metadata and manifest differ in the parts of {key}")
 
 
-_StorageInfo: Any = getattr(filesystem, "_StorageInfo")  # noqa: B009 - torch has no public name
+# ---- several ranks -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -441,19 +452,19 @@ class Written:
     archive: tuple[int, int]
 
     def to_json(self) -> list[Any]:
-        """As it is told to the first rank."""
+        """As it is sent to the first rank."""
         return [self.key, self.dtype, self.shape, list(vars(self.entry).values()), self.archive]
 
     @classmethod
-    def from_json(cls, told: Sequence[Any]) -> Written:
-        """As it was told."""
-        key, dtype, shape, (file, offset, nbytes, begin, sizes), (start, length) = told
+    def from_json(cls, message: Sequence[Any]) -> Written:
+        """Read what `to_json` made, after JSON has made lists of its tuples."""
+        key, dtype, shape, (file, offset, nbytes, begin, sizes), (start, length) = message
         entry = PartEntry(file, offset, nbytes, tuple(begin), tuple(sizes))
         return cls(key, dtype, tuple(shape), entry, (start, length))
 
 
 class _Planner(DefaultSavePlanner):
-    """Gives torch's writer the tensors of a plan that was made elsewhere."""
+    """Hands torch's writer the tensors of a plan that was made without it."""
 
     def __init__(self, parts: Mapping[str, Part]) -> None:
         """Keep the parts."""
@@ -484,6 +495,7 @@ def write_parts(
     files = HashingFileSystem(sync, sum(part.data.nbytes for part in parts.values()))
     writer = Writer(directory, files, "")
     plan = SavePlan([_write_item(key, part) for key, part in parts.items()])
+    # The writer names a file after the plan's place in the list: `__1_0.distcp` is of the second.
     others = [SavePlan([])] * rank
     plan = writer.prepare_global_plan([*others, plan])[rank]
     results = writer.write_data(plan, _Planner(parts)).wait()
@@ -491,7 +503,7 @@ def write_parts(
 
 
 def _write_item(key: str, part: Part) -> WriteItem:
-    """What torch's writer is told of a part."""
+    """The item of torch's plan that stands for a part."""
     chunk = _chunk(part.box)
     whole = part.box == whole_box(part.shape)
     return WriteItem(
@@ -504,7 +516,7 @@ def _write_item(key: str, part: Part) -> WriteItem:
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
-    """A box in torch's words."""
+    """A box as torch's class for it."""
     return ChunkStorageMetadata(torch.Size(box.begin), torch.Size(box.sizes))
 
 
@@ -514,16 +526,16 @@ def _located(
     results: Iterable[WriteResult],
 ) -> Iterable[Written]:
     """Where the bytes of each part lie, read back from what was written."""
-    found = sorted(results, key=lambda one: int(one.storage_data.offset))
-    for name in {str(one.storage_data.relative_path) for one in found}:
+    results = sorted(results, key=lambda result: int(result.storage_data.offset))
+    for name in {str(result.storage_data.relative_path) for result in results}:
         with durable.open_regular(directory / name) as file:
-            for one in found:
-                info, part = one.storage_data, parts[one.index.fqn]
+            for result in results:
+                info, part = result.storage_data, parts[result.index.fqn]
                 if info.relative_path != name:
                     continue
                 at, size = payload(file, StoredBytes(name, info.offset, info.length))
                 yield Written(
-                    one.index.fqn,
+                    result.index.fqn,
                     str(part.data.dtype).removeprefix("torch."),
                     part.shape,
                     PartEntry(name, at, size, *part.box),
@@ -563,14 +575,14 @@ def write_metadata(
 
 def _by_key(written: Iterable[Written]) -> dict[str, list[Written]]:
     """The parts of each tensor, in the order of their places in it."""
-    found: dict[str, list[Written]] = {}
+    by_key: dict[str, list[Written]] = {}
     for part in written:
-        found.setdefault(part.key, []).append(part)
-    return {key: sorted(parts, key=lambda one: one.entry.begin) for key, parts in found.items()}
+        by_key.setdefault(part.key, []).append(part)
+    return {key: sorted(parts, key=lambda part: part.entry.begin) for key, parts in by_key.items()}
 
 
 def _tensor_metadata(parts: Sequence[Written]) -> TensorStorageMetadata:
-    """A tensor in torch's words."""
+    """A tensor in parts as torch's class for it."""
     empty = torch.empty(0, dtype=getattr(torch, parts[0].dtype))
     return TensorStorageMetadata(
         TensorProperties.create_from_tensor(empty),
@@ -586,11 +598,9 @@ def index_parts(
     tensors: dict[str, TensorEntry] = {}
     sharded: dict[str, ShardedEntry] = {}
     for key, parts in _by_key(written).items():
-        one = parts[0]
-        if one.entry.sizes == one.shape:
-            entry = one.entry
-            tensors[key] = TensorEntry(entry.file, entry.offset, entry.nbytes, one.dtype, one.shape)
+        dtype, shape, entry = parts[0].dtype, parts[0].shape, parts[0].entry
+        if entry.sizes == shape:
+            tensors[key] = TensorEntry(entry.file, entry.offset, entry.nbytes, dtype, shape)
         else:
-            entries = tuple(part.entry for part in parts)
-            sharded[key] = ShardedEntry(one.dtype, one.shape, entries)
+            sharded[key] = ShardedEntry(dtype, shape, tuple(part.entry for part in parts))
     return tensors, sharded

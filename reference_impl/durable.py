@@ -28,6 +28,8 @@ from ckpt_conformance.reference_impl.errors import CheckpointDamaged
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator
 
+logger = logging.getLogger(__name__)
+
 Bytes = bytes | bytearray | memoryview
 
 CHUNK = 4 << 20
@@ -39,12 +41,15 @@ PARALLEL_FROM = 16 << 20
 Below it no thread is ever started."""
 
 READERS = 3
+"""Threads that read a large file, ahead of the one that hashes it."""
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 class Hasher:
-    """BLAKE3 over a stream of bytes; 32 bytes, written as 64 hex digits.
+    """BLAKE3 over a stream of bytes; its digest of 32 bytes is written as 64 hex digits.
 
     The thread pool of BLAKE3 starts at the first call that asks for it and then stays. A job that
     saves little should not get threads for it, so only a stream that is known to be large asks.
@@ -121,7 +126,7 @@ class HashingWriter:
         """Do nothing: the file belongs to whoever opened it, and is synced before it is closed."""
 
     def __enter__(self) -> Self:
-        """Use it in a with statement: its thread, if it has one, ends with that."""
+        """Enter a with statement; its thread, if it has one, ends when that is left."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -207,17 +212,23 @@ def file_size(file: BinaryIO) -> int:
 
 
 def hash_file(file: BinaryIO) -> str:
-    """The digest of an open file, read in chunks: never a mapping, which counts as the job's."""
+    """The digest of an open file, 64 hex digits.
+
+    It is read in chunks and never mapped: the memory of a mapping would count as the job's.
+    """
     size = file_size(file)
     hasher = Hasher(size)
     ring = scratch_ring(size)
-    pieces = ((at, next(ring)[: min(CHUNK, size - at)]) for at in range(0, size, CHUNK))
+    pieces = ((offset, next(ring)[: min(CHUNK, size - offset)]) for offset in range(0, size, CHUNK))
     read_and_hash(file, pieces, hasher)
     return hasher.hexdigest()
 
 
 def scratch_ring(size: int) -> Iterator[memoryview]:
-    """Buffers of one chunk, used in turn: one more than there are reads at a time."""
+    """Buffers of one chunk each, used in turn; `size` is that of the file, in bytes.
+
+    There is one more than reads at a time: it is hashed while the others are filled.
+    """
     count = READERS + 1 if size >= PARALLEL_FROM else 1
     return cycle([memoryview(bytearray(min(CHUNK, size))) for _ in range(count)])
 
@@ -231,8 +242,8 @@ def read_and_hash(
 
     Args:
         file: open for reading.
-        pieces: (first byte in the file, memory to fill), or None: all before it are to be in
-            memory before the next piece is asked for.
+        pieces: (first byte in the file, memory to fill). None means: fill all that came before
+            it, and only then ask for the next piece.
         hasher: gets every byte. A large file is read by several threads, ahead of the hashing.
     """
     if hasher.parallel:
@@ -240,7 +251,7 @@ def read_and_hash(
             _read_ahead(file, pieces, hasher, pool)
     else:
         for piece in filter(None, pieces):
-            hasher.update(_read_piece(file, *piece))
+            hasher.update(read_into(file, *piece))
 
 
 def _read_ahead(
@@ -253,24 +264,22 @@ def _read_ahead(
     pending: deque[Future[memoryview]] = deque()
     for piece in pieces:
         if piece is not None:
-            pending.append(pool.submit(_read_piece, file, *piece))
+            pending.append(pool.submit(read_into, file, *piece))
         while pending and (piece is None or len(pending) == READERS):
             hasher.update(pending.popleft().result())
     for read in pending:
         hasher.update(read.result())
 
 
-def read_into(file: BinaryIO, offset: int, view: memoryview) -> None:
-    """Fill a piece of memory from a place in a file.
+def read_into(file: BinaryIO, offset: int, view: memoryview) -> memoryview:
+    """Fill memory from a place in a file, however few bytes each read gives.
+
+    Returns:
+        The same memory, filled.
 
     Raises:
         CheckpointDamaged: the file ends before.
     """
-    _read_piece(file, offset, view)
-
-
-def _read_piece(file: BinaryIO, offset: int, view: memoryview) -> memoryview:
-    """Fill a piece of memory from a place in a file, whatever the reads give at a time."""
     done = 0
     while done < len(view):
         count = os.preadv(file.fileno(), [view[done:]], offset + done)
@@ -315,10 +324,6 @@ def remove_tree(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-logger = logging.getLogger(__name__)
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_owner(path: Path, status: os.stat_result, owners: Collection[int] | None) -> None:

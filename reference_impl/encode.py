@@ -175,7 +175,7 @@ def encode(value: Tree, path: Path = ()) -> Tree:
 
 
 def _encode_leaf(value: Tree, path: Path) -> Tree:
-    """A value that holds no others."""
+    """Encode a value that holds no others; NumPy's scalars and empty bytes get a tag."""
     kind = type_of(value)
     if kind is bytes and not value:  # pickled by a name that a safe load does not know
         return {TAG: "bytes", "value": []}

@@ -44,7 +44,13 @@ class SaveRefused(CheckpointError):  # noqa: N818 - part of the fixed public API
 
 
 class Failure(NamedTuple):
-    """What went wrong on one rank: its number, the error's class by name, and its message."""
+    """What went wrong on one rank.
+
+    Attributes:
+        rank: its number in the group.
+        kind: name of the error's class.
+        message: of the error.
+    """
 
     rank: int
     kind: str
@@ -58,13 +64,15 @@ class RankFailed(CheckpointError):  # noqa: N818 - named like the others
 
     Attributes:
         what: what the ranks were doing.
-        failures: of each rank that failed.
+        failures: one for each rank that failed.
     """
 
     def __init__(self, what: str, failures: Sequence[Failure]) -> None:
         """Name every rank that failed."""
-        told = "; ".join(f"rank {one.rank}: {one.kind}: {one.message}" for one in failures)
-        super().__init__(f"{what} failed on {len(failures)} of the ranks: {told}")
+        reasons = "; ".join(
+            f"rank {failure.rank}: {failure.kind}: {failure.message}" for failure in failures
+        )
+        super().__init__(f"{what} failed on {len(failures)} of the ranks: {reasons}")
         self.what = what
         self.failures = tuple(failures)
 
@@ -104,11 +112,11 @@ JOINT: Mapping[str, type[RankFailed]] = {
     CheckpointNotFound.__name__: RanksNotFound,
     CheckpointDamaged.__name__: RanksDamaged,
 }
-"""The error of all ranks, by the one kind of which all failures are."""
+"""The class of the joint error, by the name of the class that all failures share."""
 
 
 def joint(what: str, failures: Sequence[Failure]) -> RankFailed:
-    """The error that every rank raises; the same on each, whatever its own part was."""
-    kinds = {one.kind for one in failures}
-    kind = JOINT.get(kinds.pop(), RankFailed) if len(kinds) == 1 else RankFailed
-    return kind(what, failures)
+    """Build the error that every rank raises: the same on each, whatever its own part was."""
+    kinds = {failure.kind for failure in failures}
+    error = JOINT.get(kinds.pop(), RankFailed) if len(kinds) == 1 else RankFailed
+    return error(what, failures)

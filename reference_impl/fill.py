@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PieceRead:
-    """Some of a tensor of a file, that goes to memory of the same shape.
+    """A box of a tensor in a file, to be read into memory of the box's shape.
 
     Attributes:
-        source: the tensor in the file.
-        box: what of it is wanted.
-        target: where that goes.
+        source: the whole tensor.
+        box: the part of it that is wanted.
+        target: the memory.
     """
 
     source: TensorRef
@@ -42,13 +42,21 @@ class PieceRead:
     target: torch.Tensor
 
 
+class Segment(NamedTuple):
+    """A range of a file, and the tensors that get its bytes; several for tied keys."""
+
+    offset: int
+    nbytes: int
+    targets: list[torch.Tensor]
+
+
 @dataclass
 class ReadPlan:
-    """What goes where: destinations by place in the files.
+    """What a load reads from files, and where it goes.
 
     Attributes:
         wanted: (file, first byte, length) -> tensors that get these bytes. Several for tied keys.
-        pieces: what is wanted of tensors of which not all is.
+        pieces: boxes of tensors that are not wanted whole.
     """
 
     wanted: dict[tuple[str, int, int], list[torch.Tensor]] = field(
@@ -65,20 +73,17 @@ class ReadPlan:
             return
         if isinstance(source, LocalRef):
             target = local_of(target.detach())
-        if isinstance(source, ShardedRef) or isinstance(target, DTensor):
-            self._add_parts(source, target.detach())
+        live = target.detach()
+        if isinstance(live, DTensor):
+            self._add_box(source, local_of(live), shard_of(live).box)
+        elif isinstance(source, ShardedRef):
+            self._add_box(source, live, whole_box(source.shape))
         else:
             place = (source.file, source.offset, source.nbytes)
             self.wanted.setdefault(place, []).append(target)
 
-    def _add_parts(self, source: TensorRef, target: torch.Tensor) -> None:
-        """Plan to fill the local part of the target."""
-        whole = whole_box(source.shape)
-        mine = shard_of(target).box if isinstance(target, DTensor) else whole
-        self._add_box(source, local_of(target), mine)
-
     def _add_box(self, source: TensorRef, local: torch.Tensor, mine: Box) -> None:
-        """Plan to fill memory that stands for a box of the source."""
+        """Plan to fill local memory, which stands for the box `mine` of the source."""
         whole = whole_box(source.shape)
         parts = source.parts if isinstance(source, ShardedRef) else ((whole, source),)
         for box, ref in parts:
@@ -89,7 +94,8 @@ class ReadPlan:
             if common == box:
                 self.wanted.setdefault((ref.file, ref.offset, ref.nbytes), []).append(view)
             else:
-                inner = Box(tuple(one.start for one in common.slices_in(box)), common.sizes)
+                begin = tuple(extent.start for extent in common.slices_in(box))
+                inner = Box(begin, common.sizes)
                 self.pieces.append(PieceRead(ref, inner, view))
 
     def new_like(
@@ -109,10 +115,10 @@ class ReadPlan:
     @property
     def files(self) -> set[str]:
         """The names of the files that are read."""
-        return {name for name, _, _ in self.wanted} | {one.source.file for one in self.pieces}
+        return {name for name, _, _ in self.wanted} | {piece.source.file for piece in self.pieces}
 
     def new(self, source: TensorRef, device: torch.device | None = None) -> torch.Tensor:
-        """Plan to copy a tensor of a file into new memory, and give the new tensor.
+        """Plan to copy a tensor of a file into new memory; return the new tensor, not yet filled.
 
         Raises:
             CheckpointMismatch: a part of a tensor that nothing here says how to distribute.
@@ -123,28 +129,28 @@ class ReadPlan:
         self.add(source, target)
         return target
 
-    def segments(self, file: str) -> list[tuple[int, int, list[torch.Tensor]]]:
-        """The wanted ranges of one file, in its order.
+    def segments(self, file: str) -> list[Segment]:
+        """The wanted ranges of one file, by offset.
 
         Raises:
             CheckpointDamaged: two ranges overlap without being the same.
         """
-        found = sorted(
+        segments = sorted(
             (
-                (offset, length, targets)
-                for (name, offset, length), targets in self.wanted.items()
+                Segment(offset, nbytes, targets)
+                for (name, offset, nbytes), targets in self.wanted.items()
                 if name == file
             ),
-            key=lambda segment: segment[:2],
+            key=lambda segment: (segment.offset, segment.nbytes),
         )
-        for before, after in pairwise(found):
-            if before[0] + before[1] > after[0]:
-                raise CheckpointDamaged(f"{file}: two tensors overlap at byte {after[0]}")
-        return found
+        for before, after in pairwise(segments):
+            if before.offset + before.nbytes > after.offset:
+                raise CheckpointDamaged(f"{file}: two tensors overlap at byte {after.offset}")
+        return segments
 
 
 def shape_for(source: TensorRef, live: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a live tensor, to compare with that of a saved one: of its local part, or all.
+    """The shape of a live tensor that a saved one must have: of its local part, or of all of it.
 
     Raises:
         CheckpointMismatch: a part of a distributed tensor for one that is not.
@@ -176,7 +182,7 @@ def fill(
     """
     for name, (file, entry) in files.items():
         segments = plan.segments(name)
-        needed = sum(length for _, length, _ in segments)
+        needed = sum(segment.nbytes for segment in segments)
         if alone or 2 * needed >= entry.size:
             if segments and _fill_file(file, entry, segments) != entry.blake3:
                 raise CheckpointDamaged(
@@ -185,7 +191,7 @@ def fill(
                 )
         else:
             for segment in segments:
-                for place in filter(None, _tensor_pieces(*segment)):
+                for place in filter(None, _tensor_pieces(segment)):
                     durable.read_into(file, *place)
     for piece in plan.pieces:
         file, _ = files[piece.source.file]
@@ -198,7 +204,10 @@ def _fill_piece(
     shape: tuple[int, ...],
     piece: PieceRead,
 ) -> None:
-    """Read a box of a tensor in C order: what lies together in one go, the rest by rows.
+    """Read a box of a tensor in C order.
+
+    As many rows of the first dimension at a time as fit into a chunk. Where one row does not fit,
+    the rows are read one by one, each as a box of one dimension less.
 
     Args:
         file: open for reading.
@@ -212,8 +221,8 @@ def _fill_piece(
     if row > durable.CHUNK and len(shape) > 1:
         inner = Box(tuple(begin), tuple(sizes))
         for at in range(count):
-            one = replace(piece, box=inner, target=target[at])
-            _fill_piece(file, offset + (first + at) * row, shape[1:], one)
+            slab = replace(piece, box=inner, target=target[at])
+            _fill_piece(file, offset + (first + at) * row, shape[1:], slab)
         return
     rows = max(1, durable.CHUNK // row)
     inside = tuple(slice(at, at + size) for at, size in zip(begin, sizes, strict=True))
@@ -226,47 +235,37 @@ def _fill_piece(
             some.copy_(read[(slice(None), *inside)])
 
 
-def _fill_file(
-    file: BinaryIO,
-    entry: FileEntry,
-    segments: list[tuple[int, int, list[torch.Tensor]]],
-) -> str:
-    """Read one file through; gives the digest of what was read."""
+def _fill_file(file: BinaryIO, entry: FileEntry, segments: list[Segment]) -> str:
+    """Read one file through; return the digest of what was read."""
     hasher = durable.Hasher(entry.size)
     durable.read_and_hash(file, _pieces(entry.size, segments), hasher)
     return hasher.hexdigest()
 
 
-def _pieces(
-    size: int,
-    segments: list[tuple[int, int, list[torch.Tensor]]],
-) -> Iterator[tuple[int, memoryview] | None]:
+def _pieces(size: int, segments: list[Segment]) -> Iterator[tuple[int, memoryview] | None]:
     """The file from its first byte to its last: the memory of tensors, and scratch between."""
     ring = durable.scratch_ring(size)
     position = 0
-    for offset, length, targets in [*segments, (size, 0, [])]:
-        for at in range(position, offset, durable.CHUNK):
-            yield at, next(ring)[: min(durable.CHUNK, offset - at)]
-        position = offset + length
-        if targets:
-            yield from _tensor_pieces(offset, length, targets)
+    end = Segment(size, 0, [])
+    for segment in [*segments, end]:
+        for at in range(position, segment.offset, durable.CHUNK):
+            yield at, next(ring)[: min(durable.CHUNK, segment.offset - at)]
+        position = segment.offset + segment.nbytes
+        if segment.targets:
+            yield from _tensor_pieces(segment)
 
 
-def _tensor_pieces(
-    offset: int,
-    length: int,
-    targets: list[torch.Tensor],
-) -> Iterator[tuple[int, memoryview] | None]:
+def _tensor_pieces(segment: Segment) -> Iterator[tuple[int, memoryview] | None]:
     """The memory of the first target; the others are copied from it once it is filled."""
-    first = targets[0].detach()
+    first = segment.targets[0].detach()
     direct = is_plain_memory(first)
     filled = first if direct else torch.empty(first.shape, dtype=first.dtype)
     view = memory_of(filled)
-    for start in range(0, length, durable.CHUNK):
-        yield offset + start, view[start : start + durable.CHUNK]
-    others = targets[1:] if direct else targets
+    for start in range(0, segment.nbytes, durable.CHUNK):
+        yield segment.offset + start, view[start : start + durable.CHUNK]
+    others = segment.targets[1:] if direct else segment.targets
     if others:
-        yield None
+        yield None  # all of the first is in memory when this returns
         for other in others:
             other.detach().copy_(filled)
 

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.train_state import Stateful
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class ReshardReport:
     """What became of the state that each rank has of its own, at another number of ranks.
@@ -91,9 +94,9 @@ class LoadResult:
         tokens_seen: cumulative, over all data-parallel ranks.
         extra: the user's own.
         reference: the checkpoint that was served.
-        refused: newer or preferred ones that were not, each with its reason.
+        refused: checkpoints that come before it in order and were refused, each with its reason.
         cold: ids of components that were asked for and were not in it: they start anew.
-        resharded: how what each rank owned was dealt out; None with the same number of ranks.
+        resharded: what became of the state of each rank; None with the same number of ranks.
     """
 
     step: int
@@ -114,7 +117,7 @@ class OpenCheckpoint:
         manifest: what it consists of.
         files: name -> open file and its entry in the manifest.
         documents: `model`, `optim`, `extra`, with a `TensorRef` for each tensor.
-        absent: files that are missing, with leave (`allow_missing`).
+        absent: files that are missing, which `allow_missing` permits.
     """
 
     reference: CheckpointReference
@@ -180,135 +183,6 @@ class LoadPlan:
     cold: list[str] = field(default_factory=list[str])
 
 
-def plan_extra(saved: Tree, job: Destinations, reads: ReadPlan) -> dict[str, Tree]:
-    """Plan the train state into new memory; what a component has distributed, in its layout."""
-    live: dict[TreePath, torch.Tensor] = {}
-    for component, one in job.stateful.items() if is_initialized() else ():
-        name = component.partition("/")[2]
-        live.update(walk(one.state_dict(), DTensor, ("stateful", name)))
-
-    def memory(path: TreePath, ref: TensorRef) -> torch.Tensor:
-        like = live.get(path)
-        return reads.new(ref) if like is None else reads.new_like(ref, like, like.device)
-
-    extra: dict[str, Tree] = replace(saved, TensorRef, memory)
-    return extra
-
-
-def part_of(state: Tree, component: str) -> Tree:
-    """The state of one of several, or of the only one."""
-    _, slash, name = component.partition("/")
-    return state[name] if slash else state
-
-
-def read_flat_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
-    """The documents of a per-rank checkpoint, from its files."""
-    trees = {
-        layout.final_name(name).partition("_")[0]: torch_zip.read_tree(file, name)
-        for name, (file, _) in opened.files.items()
-    }
-    listed = {
-        key: entry
-        for key, entry in opened.manifest.tensors.items()
-        if entry.file not in opened.absent
-    }
-    if snapshot.index_trees(trees) != listed:
-        raise CheckpointDamaged("its files and its manifest speak of different tensors")
-    return {document: decode(tree) for document, tree in trees.items()}
-
-
-def read_dcp_documents(
-    opened: OpenCheckpoint,
-    rank: int = 0,
-    *,
-    check: bool = True,
-) -> dict[str, Tree]:
-    """The documents of a DCP directory: the skeleton, with the tensors of the manifest's index.
-
-    Args:
-        opened: with its metadata (to check) and the files of the train states open.
-        rank: whose train state.
-        check: whether to hold the metadata against the manifest; of several ranks one does.
-    """
-    manifest = opened.manifest
-    try:
-        first, _ = opened.files[layout.DCP_EXTRA]
-        own, _ = opened.files[layout.dcp_extra_name(rank)]
-        if check:
-            metadata, _ = opened.files[layout.DCP_METADATA]
-            stored = dcp_format.read_metadata(metadata)
-            dcp_format.check_index(stored, manifest.tensors, manifest.sharded)
-    except KeyError as error:
-        raise CheckpointDamaged(f"its manifest does not list {error}") from error
-    extra = torch_zip.read_tree(first, layout.DCP_EXTRA)
-    skeleton = decode(extra.pop("skeleton"), lambda key: reference_to(key, manifest))
-    if rank:
-        extra = torch_zip.read_tree(own, layout.dcp_extra_name(rank))
-    return {**skeleton, "extra": decode(extra, lambda key: reference_to(key, manifest))}
-
-
-def reference_to(key: str, manifest: Manifest) -> TensorRef:
-    """The place of a tensor, whole or in parts."""
-    sharded = manifest.sharded.get(key)
-    return sharded_reference(sharded) if sharded else reference_of(manifest.tensors[key])
-
-
-def sharded_reference(entry: ShardedEntry) -> ShardedRef:
-    """The places of the parts of a tensor from its entry in the manifest."""
-    dtype = DTYPES[entry.dtype]
-    parts = tuple(
-        (part.box, TensorRef(part.file, part.offset, part.nbytes, dtype, part.sizes))
-        for part in entry.parts
-    )
-    nbytes = sum(part.nbytes for part in entry.parts)
-    return ShardedRef("", 0, nbytes, dtype, entry.shape, parts)
-
-
-def reference_of(entry: TensorEntry) -> TensorRef:
-    """The place of a tensor from its entry in the manifest."""
-    return TensorRef(entry.file, entry.offset, entry.nbytes, DTYPES[entry.dtype], entry.shape)
-
-
-def check_documents(opened: OpenCheckpoint) -> None:
-    """Every component of the manifest has a state of the right form in the documents.
-
-    Raises:
-        CheckpointDamaged: one is absent or malformed (KX5: there is no load without a train state).
-    """
-    documents, extra = opened.documents, opened.documents.get("extra")
-    if not is_dict(extra) or not is_dict(documents.get("model")):
-        raise CheckpointDamaged("it has no model or no train state")
-    if not {"rng", "extra", "stateful"} <= set(extra):
-        raise CheckpointDamaged("its train state is not whole")
-    for component in opened.manifest.components:
-        family, slash, name = component.partition("/")
-        if family == "optimizer":
-            whole = bool(opened.absent) or _is_optimizer(documents.get("optim"), component)
-        elif family in ("scheduler", "dataloader", "stateful"):
-            part = extra.get(family)
-            whole = part is not None and (not slash or (is_dict(part) and name in part))
-        else:
-            whole = True
-        if not whole:
-            raise CheckpointDamaged(f"its manifest lists {component}, which is not in its files")
-
-
-def _is_optimizer(documents: Tree, component: str) -> bool:
-    """Whether the state of an optimizer is there; torch's own have groups of parameters."""
-    if not is_dict(documents) or component not in documents:
-        return False
-    state: Tree = documents[component]
-    groups: Tree = state.get("param_groups", []) if is_dict(state) else []
-    return is_list(groups) and all(is_dict(group) for group in groups)
-
-
-logger = logging.getLogger(__name__)
-
-__all__ = ["Destinations", "LoadPlan", "LoadResult", "Loading", "OpenCheckpoint"]
-
-_ALWAYS = ("model", "rng", "extra")
-
-
 class Loading(ManagerBase):
     """Find, verify, plan, fill, hand over."""
 
@@ -335,32 +209,36 @@ class Loading(ManagerBase):
                 return [explicit]
             root = explicit
         try:
-            found = [
-                one
-                for one in resolve.references(root)
-                if step in (None, one.step) and require_kind in (None, one.kind)
+            candidates = [
+                candidate
+                for candidate in resolve.references(root)
+                if step in (None, candidate.step) and require_kind in (None, candidate.kind)
             ]
         except OSError as error:
             raise CheckpointDamaged(f"{root} cannot be listed: {error}") from error
-        return self.in_order(found)
+        return self.in_order(candidates)
 
-    def in_order(self, found: list[CheckpointReference]) -> list[CheckpointReference]:
-        """The order in which candidates are tried.
+    def in_order(self, candidates: list[CheckpointReference]) -> list[CheckpointReference]:
+        """Sort candidates into the order in which they are tried.
 
-        Names tell it, except where two of them are of one step: then the manifests are read, for
-        whose run is whose, and a warning says which of two whole ones is used (MX10).
+        Their names tell it, unless several are of one step. Then their manifests are read: this
+        run's own come first, and a warning says which of two complete ones is used (MX10).
         """
-        steps = Counter(one.step for one in found)
-        twins = {one: resolve.candidate_at(one) for one in found if steps[one.step] > 1}
+        count = Counter(candidate.step for candidate in candidates)
+        twins = {
+            candidate: resolve.candidate_at(candidate)
+            for candidate in candidates
+            if count[candidate.step] > 1
+        }
 
-        def key(one: CheckpointReference) -> tuple[int, bool, int, str]:
-            step, rank, name = resolve.preference(one)
-            manifest = twins[one].manifest if one in twins else None
+        def key(candidate: CheckpointReference) -> tuple[int, bool, int, str]:
+            step, rank, name = resolve.preference(candidate)
+            manifest = twins[candidate].manifest if candidate in twins else None
             return step, manifest is None or manifest.run_id not in self.own_runs, rank, name
 
-        ordered = sorted(found, key=key)
-        newest = [one for one in ordered if one in twins and one.step == ordered[0].step]
-        resolve.warn_of_two_kinds([one for one in newest if twins[one].complete])
+        ordered = sorted(candidates, key=key)
+        newest = [twin for twin in ordered if twin in twins and twin.step == ordered[0].step]
+        resolve.warn_of_two_kinds([twin for twin in newest if twins[twin].complete])
         return ordered
 
     def explicit(
@@ -406,7 +284,12 @@ class Loading(ManagerBase):
         return opened
 
     def read_manifest(self, reference: CheckpointReference) -> Manifest:
-        """The manifest, if it speaks of what its place promises."""
+        """Read the manifest, and check its place, its owner and the number of ranks.
+
+        Raises:
+            CheckpointDamaged: it is not of the step and kind that its place promises.
+            CheckpointMismatch: per-rank files of another number of ranks (M034, I03).
+        """
         resolve.check_place(reference)
         path = reference.manifest_path
         manifest = read_manifest(path)
@@ -424,15 +307,19 @@ class Loading(ManagerBase):
 
     def may_lack(self, opened: OpenCheckpoint, name: str, allowed: set[str]) -> bool:
         """Whether a file is missing, and a cold optimizer was asked for on purpose (M027)."""
-        optimizers = [one for one in opened.manifest.components if one.startswith("optimizer")]
+        optimizers = optimizer_ids(opened.manifest)
         return (
             name == layout.optim_name(opened.manifest.step)
-            and all(snapshot.is_allowed(one, allowed) for one in optimizers)
+            and all(snapshot.is_allowed(component, allowed) for component in optimizers)
             and not (opened.reference.directory / name).exists()
         )
 
     def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
-        """A file has the size and the digest of the manifest; every byte of it is read (O01)."""
+        """Check a file's size and digest; every byte of it is read (O01).
+
+        Raises:
+            CheckpointDamaged: it is not what the manifest says.
+        """
         name, size = Path(str(file.name)).name, durable.file_size(file)
         if size != entry.size:
             raise CheckpointDamaged(f"{name} has {size} bytes instead of {entry.size}")
@@ -476,7 +363,7 @@ class Loading(ManagerBase):
         job: Destinations,
         allowed: set[str],
     ) -> list[str]:
-        """Every saved component has a destination, and the reverse (G13, H10).
+        """Check that every saved component has a destination, and the reverse (G13, H10).
 
         Returns:
             Ids that start cold: an optimizer or a loader that was never saved, with a warning
@@ -485,30 +372,32 @@ class Loading(ManagerBase):
         Raises:
             CheckpointMismatch: any other component that only one side has.
         """
-        saved = set(opened.manifest.components) - set(_ALWAYS)
+        saved = set(opened.manifest.components) - set(snapshot.ALWAYS_SAVED)
         if opened.absent:
-            saved = {one for one in saved if not one.startswith("optimizer")}
+            saved -= set(optimizer_ids(opened.manifest))
         unused = sorted(
-            one for one in saved - set(job.ids) if not snapshot.is_allowed(one, allowed)
+            component
+            for component in saved - set(job.ids)
+            if not snapshot.is_allowed(component, allowed)
         )
-        missing = [one for one in job.ids if one not in saved]
+        missing = [component for component in job.ids if component not in saved]
         fatal = [
-            one
-            for one in missing
-            if not one.startswith(("optimizer", "dataloader"))
-            and not snapshot.is_allowed(one, allowed)
+            component
+            for component in missing
+            if not component.startswith(("optimizer", "dataloader"))
+            and not snapshot.is_allowed(component, allowed)
         ]
         if unused or fatal:
             raise CheckpointMismatch(
                 f"{opened.reference.path.name}: saved but not asked for {unused}, asked for but "
                 f"not saved {fatal}. Pass the component, or name it in allow_missing",
             )
-        for one in missing:
+        for component in missing:
             logger.warning(
                 "%s holds no %s: it starts COLD%s",
                 opened.reference.path,
-                one,
-                ", the epoch begins anew" if one.startswith("dataloader") else "",
+                component,
+                ", the epoch begins anew" if component.startswith("dataloader") else "",
             )
         return missing
 
@@ -523,11 +412,11 @@ class Loading(ManagerBase):
         live: dict[str, Tree] = bare(model).state_dict()
         self.check_model(saved, plain_state(live), opened.manifest)
         for key, value in live.items():
-            found = saved[plain_key(key)]
+            saved_value = saved[plain_key(key)]
             if isinstance(value, torch.Tensor):
-                reads.add(found, value)
+                reads.add(saved_value, value)
             else:
-                live[key] = replace(found, TensorRef, lambda _, ref: reads.new(ref))
+                live[key] = replace(saved_value, TensorRef, lambda _, ref: reads.new(ref))
         return live
 
     def check_model(
@@ -536,7 +425,11 @@ class Loading(ManagerBase):
         live: Mapping[str, Tree],
         manifest: Manifest,
     ) -> None:
-        """Same keys, kinds, shapes, dtypes and ties: nothing is cast, cut or left out."""
+        """Check keys, shapes, dtypes and ties: nothing is cast, cut or left out.
+
+        Raises:
+            CheckpointMismatch: something is not the same on both sides.
+        """
         missing, unexpected = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
         if missing or unexpected:
             raise CheckpointMismatch(
@@ -554,7 +447,7 @@ class Loading(ManagerBase):
     def live_ties(self, tensors: Mapping[str, Tree]) -> list[list[str]]:
         """Groups of the model's keys whose tensors share memory in this job."""
         return memory_groups(
-            {key: one for key, one in tensors.items() if isinstance(one, torch.Tensor)},
+            {key: item for key, item in tensors.items() if isinstance(item, torch.Tensor)},
         )
 
     def plan_optimizer(
@@ -565,7 +458,7 @@ class Loading(ManagerBase):
         model: Stateful,
         reads: ReadPlan,
     ) -> Tree:
-        """The state of one optimizer, in the live optimizer's order of parameters."""
+        """The state_dict to hand to one optimizer, in the order of its own parameters."""
         saved = opened.documents["optim"][component]
         if not isinstance(optimizer, torch.optim.Optimizer):
             return replace(saved, TensorRef, lambda _, ref: reads.new(ref))
@@ -598,15 +491,15 @@ class Loading(ManagerBase):
         self.restore_model(job.model, plan.model)
         for component, state in plan.optimizers.items():
             self.restore_optimizer(job.optimizers[component], state)
-        for component, one in job.stateful.items():
+        for component, stateful in job.stateful.items():
             if component not in plan.cold:
-                self.restore_stateful(one, plan.extra["stateful"][component.partition("/")[2]])
-        for component, one in job.scheduler.items():
+                self.restore_stateful(stateful, part_of(plan.extra["stateful"], component))
+        for component, scheduler in job.scheduler.items():
             if component not in plan.cold:
-                self.restore_scheduler(one, part_of(plan.extra["scheduler"], component))
-        for component, one in job.dataloader.items():
+                self.restore_scheduler(scheduler, part_of(plan.extra["scheduler"], component))
+        for component, dataloader in job.dataloader.items():
             if component not in plan.cold:
-                self.restore_dataloader(one, part_of(plan.extra["dataloader"], component))
+                self.restore_dataloader(dataloader, part_of(plan.extra["dataloader"], component))
         self.restore_rng(plan.extra["rng"])
 
     def restore_model(self, model: Stateful, state: dict[str, Tree]) -> None:
@@ -639,3 +532,130 @@ class Loading(ManagerBase):
     def restore_rng(self, state: Mapping[str, Tree]) -> None:
         """Restore every generator."""
         train_state.set_rng_state(state)
+
+
+def plan_extra(saved: Tree, job: Destinations, reads: ReadPlan) -> dict[str, Tree]:
+    """Plan the train state into new memory; what a component has distributed, in its layout."""
+    live: dict[TreePath, torch.Tensor] = {}
+    for component, stateful in job.stateful.items() if is_initialized() else ():
+        name = component.partition("/")[2]
+        live.update(walk(stateful.state_dict(), DTensor, ("stateful", name)))
+
+    def memory(path: TreePath, ref: TensorRef) -> torch.Tensor:
+        like = live.get(path)
+        return reads.new(ref) if like is None else reads.new_like(ref, like, like.device)
+
+    extra: dict[str, Tree] = replace(saved, TensorRef, memory)
+    return extra
+
+
+def part_of(state: Tree, component: str) -> Tree:
+    """The state of a component in that of its family: `scheduler/main` is one of several."""
+    _, slash, name = component.partition("/")
+    return state[name] if slash else state
+
+
+def optimizer_ids(manifest: Manifest) -> list[str]:
+    """The ids of the optimizers that were saved."""
+    return [component for component in manifest.components if component.startswith("optimizer")]
+
+
+def read_flat_documents(opened: OpenCheckpoint) -> dict[str, Tree]:
+    """The documents of a per-rank checkpoint, from its files."""
+    trees = {
+        layout.final_name(name).partition("_")[0]: torch_zip.read_tree(file, name)
+        for name, (file, _) in opened.files.items()
+    }
+    listed = {
+        key: entry
+        for key, entry in opened.manifest.tensors.items()
+        if entry.file not in opened.absent
+    }
+    if snapshot.index_trees(trees) != listed:
+        raise CheckpointDamaged("its files and its manifest speak of different tensors")
+    return {document: decode(tree) for document, tree in trees.items()}
+
+
+def read_dcp_documents(
+    opened: OpenCheckpoint,
+    rank: int = 0,
+    *,
+    check: bool = True,
+) -> dict[str, Tree]:
+    """The documents of a DCP directory: the skeleton, with the tensors of the manifest's index.
+
+    Args:
+        opened: with its metadata (to check) and the files of the train states open.
+        rank: whose train state.
+        check: whether to compare the metadata with the manifest; of several ranks one does.
+    """
+    manifest = opened.manifest
+    try:
+        first, _ = opened.files[layout.DCP_EXTRA]
+        own, _ = opened.files[layout.dcp_extra_name(rank)]
+        if check:
+            metadata, _ = opened.files[layout.DCP_METADATA]
+            stored = dcp_format.read_metadata(metadata)
+            dcp_format.check_index(stored, manifest.tensors, manifest.sharded)
+    except KeyError as error:
+        raise CheckpointDamaged(f"its manifest does not list {error}") from error
+    extra = torch_zip.read_tree(first, layout.DCP_EXTRA)
+    skeleton = decode(extra.pop("skeleton"), lambda key: reference_to(key, manifest))
+    if rank:
+        extra = torch_zip.read_tree(own, layout.dcp_extra_name(rank))
+    return {**skeleton, "extra": decode(extra, lambda key: reference_to(key, manifest))}
+
+
+def reference_to(key: str, manifest: Manifest) -> TensorRef:
+    """The place of a tensor, whole or in parts."""
+    sharded = manifest.sharded.get(key)
+    return sharded_reference(sharded) if sharded else reference_of(manifest.tensors[key])
+
+
+def sharded_reference(entry: ShardedEntry) -> ShardedRef:
+    """The places of the parts of a tensor from its entry in the manifest."""
+    dtype = DTYPES[entry.dtype]
+    parts = tuple(
+        (part.box, TensorRef(part.file, part.offset, part.nbytes, dtype, part.sizes))
+        for part in entry.parts
+    )
+    nbytes = sum(part.nbytes for part in entry.parts)
+    return ShardedRef("", 0, nbytes, dtype, entry.shape, parts)
+
+
+def reference_of(entry: TensorEntry) -> TensorRef:
+    """The place of a tensor from its entry in the manifest."""
+    return TensorRef(entry.file, entry.offset, entry.nbytes, DTYPES[entry.dtype], entry.shape)
+
+
+def check_documents(opened: OpenCheckpoint) -> None:
+    """Check that every component of the manifest has a state of the right form in the documents.
+
+    Raises:
+        CheckpointDamaged: one is absent or malformed (KX5: there is no load without a train state).
+    """
+    documents, extra = opened.documents, opened.documents.get("extra")
+    if not is_dict(extra) or not is_dict(documents.get("model")):
+        raise CheckpointDamaged("it has no model or no train state")
+    if not {"rng", "extra", "stateful"} <= set(extra):
+        raise CheckpointDamaged("its train state is not whole")
+    for component in opened.manifest.components:
+        family, slash, name = component.partition("/")
+        if family == "optimizer":
+            whole = bool(opened.absent) or _is_optimizer(documents.get("optim"), component)
+        elif family in ("scheduler", "dataloader", "stateful"):
+            part = extra.get(family)
+            whole = part is not None and (not slash or (is_dict(part) and name in part))
+        else:
+            whole = True
+        if not whole:
+            raise CheckpointDamaged(f"its manifest lists {component}, which is not in its files")
+
+
+def _is_optimizer(documents: Tree, component: str) -> bool:
+    """Whether the state of an optimizer is there; torch's own have groups of parameters."""
+    if not is_dict(documents) or component not in documents:
+        return False
+    state: Tree = documents[component]
+    groups: Tree = state.get("param_groups", []) if is_dict(state) else []
+    return is_list(groups) and all(is_dict(group) for group in groups)

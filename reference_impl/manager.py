@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointManager(RankSaving, RankLoading):
-    """Saves and resumes one training run in one directory."""
+    """Saves and resumes one training run in one directory.
+
+    A job calls `save`, `load`, `steps` and `close`; these call the other methods.
+    """
 
     def save(  # noqa: PLR0913 - these are the parts of a job
         self,
@@ -84,18 +87,6 @@ class CheckpointManager(RankSaving, RankLoading):
         state.refuse_parts()
         return self.save_snapshot(state).path
 
-    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
-        """Write, publish, point, and only then rotate and mirror (C01, C02, B01)."""
-        self.prepare()
-        try:
-            reference = self.publish(self.write(state, layout.new_id()))
-            self.set_latest(reference)
-        except BaseException:
-            self.abandon()
-            raise
-        self.after_commit(reference)
-        return reference
-
     def load(  # noqa: PLR0913 - these are the parts of a job
         self,
         reference: str | os.PathLike[str] | CheckpointReference | None = None,
@@ -137,18 +128,44 @@ class CheckpointManager(RankSaving, RankLoading):
             snapshot.by_id(optimizers, "optimizer"),
             snapshot.by_id(scheduler, "scheduler"),
             snapshot.by_id(dataloader, "dataloader"),
-            {f"stateful/{name}": one for name, one in (stateful or {}).items()},
+            {f"stateful/{name}": component for name, component in (stateful or {}).items()},
         )
         refused: list[Refusal] = []
         if self.ranks is not None:
             request = LoadRequest(reference, step, require_kind, set(allow_missing))
             return self.load_on_ranks(self.ranks, job, request, refused)
-        wanted = self.candidates(reference, step, require_kind)
-        for candidate in wanted:
+        for candidate in self.candidates(reference, step, require_kind):
             opened = self.try_open(candidate, job, set(allow_missing), refused)
             if opened is not None:
                 return self.serve(*opened, job, refused)
         raise self.nothing_served(reference, step, require_kind, refused)
+
+    def steps(self) -> list[int]:
+        """The complete steps, ascending: manifest well-formed, every file of its size."""
+        return resolve.find_local_checkpoint_steps(self.root)
+
+    def close(self) -> None:
+        """Let the mirror finish, and end the connections to the other ranks."""
+        if self.mirror is not None:
+            self.mirror.close()
+        if self._ranks is not None:
+            self._ranks.close()
+
+    # ---- the order of a save ---------------------------------------------------------------------
+
+    def save_snapshot(self, state: Snapshot) -> CheckpointReference:
+        """Write, publish, update `latest`, and only then rotate and mirror (C01, C02, B01)."""
+        self.prepare()
+        try:
+            reference = self.publish(self.write(state, layout.new_id()))
+            self.set_latest(reference)
+        except BaseException:
+            self.abandon()
+            raise
+        self.after_commit(reference)
+        return reference
+
+    # ---- the order of a load ---------------------------------------------------------------------
 
     def try_open(
         self,
@@ -157,7 +174,7 @@ class CheckpointManager(RankSaving, RankLoading):
         allowed: set[str],
         refused: list[Refusal],
     ) -> tuple[OpenCheckpoint, LoadPlan] | None:
-        """Verify and plan one candidate; on damage note it and give None."""
+        """Verify and plan one candidate; if it is damaged, add it to `refused` and return None."""
         try:
             opened = self.open_verified(candidate, allowed)
             try:
@@ -204,7 +221,7 @@ class CheckpointManager(RankSaving, RankLoading):
         request: LoadRequest,
         refused: list[Refusal],
     ) -> CheckpointNotFound | CheckpointDamaged:
-        """The error of a load that could serve nothing, as the first rank sees it."""
+        """The error of `nothing_served` on every rank, as the first rank sees it."""
 
         def reason() -> list[str | bool]:
             error = self.nothing_served(request.reference, request.step, request.kind, refused)
@@ -219,7 +236,7 @@ class CheckpointManager(RankSaving, RankLoading):
         plan: LoadPlan,
         refused: list[Refusal],
     ) -> LoadResult:
-        """What was served, and how it differs from what this run is."""
+        """Log what was served, and return it."""
         self.report_served(opened, refused)
         return LoadResult(
             step=opened.manifest.step,
@@ -232,7 +249,7 @@ class CheckpointManager(RankSaving, RankLoading):
         )
 
     def report_resharding(self, saved: int) -> ReshardReport | None:
-        """Say what became of each rank's own state, where the number of ranks is another."""
+        """Log and return what became of each rank's own state; None with as many ranks as saved."""
         rank, now = (self.ranks.rank, self.ranks.size) if self.ranks else (0, 1)
         if saved == now:
             return None
@@ -250,11 +267,14 @@ class CheckpointManager(RankSaving, RankLoading):
         return report
 
     def report_served(self, opened: OpenCheckpoint, refused: list[Refusal]) -> None:
-        """Say what was served, and how it differs from what this run is."""
+        """Log what was served, and how its run and configuration differ from this run's.
+
+        Newer steps that have files and no manifest are added to `refused`.
+        """
         manifest = opened.manifest
         with suppress(OSError):
-            lost = resolve.orphans(opened.reference.root)
-            refused += [one for one in lost if one.reference.step > manifest.step]
+            orphans = resolve.orphans(opened.reference.root)
+            refused += [orphan for orphan in orphans if orphan.reference.step > manifest.step]
         logger.info("resumed from %s, step %d", opened.reference.path, manifest.step)
         if self.run_id is not None and manifest.run_id not in self.own_runs:
             logger.warning("%s was written by run %s", opened.reference.path, manifest.run_id)
@@ -270,22 +290,11 @@ class CheckpointManager(RankSaving, RankLoading):
         kind: Kind | None,
         refused: list[Refusal],
     ) -> CheckpointNotFound | CheckpointDamaged:
-        """The error of a load that could serve nothing."""
+        """The error of a load that could serve nothing: not found, or damaged with each reason."""
         if reference is None and step is None:
             return resolve.nothing_whole(self.root, refused, kind)
         what = f"{reference or self.root}" + (f", step {step}" if step is not None else "")
         if not refused:
             return CheckpointNotFound(f"there is no {kind or ''} checkpoint for {what}")
-        reasons = "; ".join(f"{one.reference.path.name}: {one.reason}" for one in refused)
+        reasons = resolve.reasons_of(refused)
         return CheckpointDamaged(f"{what} cannot be served: {reasons}", refused)
-
-    def steps(self) -> list[int]:
-        """The complete steps, ascending: manifest well-formed, every file of its size."""
-        return resolve.find_local_checkpoint_steps(self.root)
-
-    def close(self) -> None:
-        """Let the mirror finish, and end the connections to the other ranks."""
-        if self.mirror is not None:
-            self.mirror.close()
-        if self._ranks is not None:
-            self._ranks.close()

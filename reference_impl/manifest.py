@@ -1,7 +1,7 @@
 """The manifest: what a checkpoint consists of, written last, read first.
 
-One JSON object in one spelling: sorted keys, no spaces, ASCII. Its last word is a digest of all
-the rest, and the bytes must be exactly what this module would write, so any flipped bit shows.
+One JSON object in one spelling: sorted keys, no spaces, ASCII. One of its entries is a digest of
+all the others, and the bytes must be exactly what this module would write: any flipped bit shows.
 Names are relative and plain, so that a checkpoint stays valid after it is moved (B12, V050).
 """
 
@@ -71,7 +71,7 @@ class PartEntry:
 
     @property
     def box(self) -> Box:
-        """The part."""
+        """The part, as a box of the tensor."""
         return Box(self.begin, self.sizes)
 
 
@@ -165,7 +165,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """What names this save: the digest of the manifest's content, 64 hex digits."""
+        """The digest of the manifest's content, 64 hex digits; it identifies this save."""
         return digest_bytes(self.to_bytes())
 
 
@@ -224,7 +224,11 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
-    """Check a manifest's bytes and give its content; `name` is for messages."""
+    """Check a manifest's bytes and return its content; `name` is for messages.
+
+    Raises:
+        CheckpointDamaged: as `read_manifest`.
+    """
     try:
         body = json.loads(data.decode("ascii"), object_pairs_hook=_no_duplicates)
         if canonical(body) != data:
@@ -282,7 +286,7 @@ def _manifest(body: dict[str, Json]) -> Manifest:
 
 
 def _check_shapes(body: dict[str, Json]) -> None:
-    """The free-form parts are at least of the right form."""
+    """Check the types of what no entry class describes: config, components, ties and layout."""
     parts = (body["config"], body["components"], *body["components"].values())
     if not all(isinstance(part, dict) for part in parts):
         raise TypeError("its config or components are not objects")
@@ -300,14 +304,14 @@ def _plain_name(name: str) -> str:
 
 
 def _count(value: object, what: str) -> int:
-    """A number of things."""
+    """Check that a value is a count: an int from 0 to 2**63 - 1. `what` is for the message."""
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{what} is {value!r}")
     return value
 
 
 def _text(value: object, what: str) -> str:
-    """A short text."""
+    """Check that a value is a text of at most 255 characters. `what` is for the message."""
     if not isinstance(value, str) or len(value) > _MAX_NAME:
         raise ValueError(f"{what} is not a short text")
     return value
@@ -353,5 +357,5 @@ def _sharded_entry(entry: Mapping[str, Json], files: Mapping[str, FileEntry]) ->
 
 
 def _numbers(values: list[object] | tuple[object, ...]) -> tuple[int, ...]:
-    """Dimensions or indices."""
+    """Check dimensions or indices, each a count."""
     return tuple(_count(value, "a dimension") for value in values)

@@ -120,8 +120,8 @@ class DirectoryMirror:
         self._queue.put((reference, manifest))
 
     def has_receipt(self, reference: CheckpointReference, manifest_digest: str) -> bool:
-        """Read the receipt; a missing or unreadable one means: not mirrored."""
-        path = self._receipt(reference)
+        """Whether the receipt names this content; False without a readable receipt."""
+        path = self._receipt_path(reference)
         try:
             receipt = json.loads(durable.read_small_file(path) or b"null")
         except (OSError, ValueError, RecursionError) as error:
@@ -131,7 +131,7 @@ class DirectoryMirror:
 
     def forget(self, reference: CheckpointReference) -> None:
         """Remove the receipt."""
-        durable.remove_tree(self._receipt(reference))
+        durable.remove_tree(self._receipt_path(reference))
 
     def close(self, timeout: float | None = 60.0) -> None:
         """Wait for the uploads that were begun, at most `timeout` seconds."""
@@ -147,7 +147,7 @@ class DirectoryMirror:
     # ---- the thread ----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Upload what is queued, one after the other, until told to stop."""
+        """Upload what is queued, one after the other, until `close` queues None."""
         while (job := self._queue.get()) is not None:
             reference, manifest = job
             try:
@@ -170,22 +170,23 @@ class DirectoryMirror:
         for name, entry in manifest.files.items():
             if self._digest(folder / name) != entry.blake3:
                 raise MirrorError(f"{folder / name} did not arrive as it was sent")
-        self._announce(reference.manifest_path.name)
-        self._files.pipe_file(str(folder / reference.manifest_path.name), manifest.to_bytes())
-        if self._digest(folder / reference.manifest_path.name) != manifest.digest:
+        manifest_copy = folder / reference.manifest_path.name
+        self._announce(manifest_copy.name)
+        self._files.pipe_file(str(manifest_copy), manifest.to_bytes())
+        if self._digest(manifest_copy) != manifest.digest:
             raise MirrorError(f"the manifest did not arrive in {folder} as it was sent")
-        self._settle(folder / reference.manifest_path.name)
+        self._settle(manifest_copy)
         for path in {folder, self.target, self.target.parent}:
             durable.fsync_dir(path)
         self._write_receipt(reference, manifest.digest)
 
     def _announce(self, name: str) -> None:
-        """Say which file comes next."""
+        """Call the hook of the user, if there is one, before a file is copied."""
         if self._before_file is not None:
             self._before_file(name)
 
     def _settle(self, path: Path) -> None:
-        """Make a copy durable: with its receipt the only other one may be deleted."""
+        """Make a copy durable: once it has a receipt, the original may be deleted."""
         with path.open("rb") as file:
             durable.fsync_file(file)
 
@@ -199,7 +200,7 @@ class DirectoryMirror:
 
     # ---- receipts ------------------------------------------------------------------------------
 
-    def _receipt(self, reference: CheckpointReference) -> Path:
+    def _receipt_path(self, reference: CheckpointReference) -> Path:
         """Where the receipt of a checkpoint is: beside it, so that it survives a restart."""
         return reference.root / layout.receipt_name(reference, self.target_id)
 
@@ -208,8 +209,8 @@ class DirectoryMirror:
         return Receipt(str(self.target.absolute()), reference.step, reference.kind, digest)
 
     def _write_receipt(self, reference: CheckpointReference, digest: str) -> None:
-        """Write a receipt durably: after a power loss it must not speak of what is not there."""
-        path = self._receipt(reference)
+        """Write a receipt durably, once all that it speaks of is durable."""
+        path = self._receipt_path(reference)
         # In place: a receipt that is cut short by a crash says nothing, which is the safe side.
         with path.open("wb") as file:
             file.write(canonical(vars(self._receipt_of(reference, digest))))

@@ -39,10 +39,19 @@ TIMEOUT = 600.0
 
 _GRACE = 30.0
 """Seconds that the others wait longer for the first rank, so that it can say who is lost."""
-_MOST_MESSAGE = 2000
-_MOST_BYTES = 1 << 30
+
+_MAX_ERROR = 2000
+"""Characters of an error's message that are sent."""
+
+_MAX_BYTES = 1 << 30
+"""Bytes that a rank may announce: a larger message is not one of ours."""
+
 _PIECE = 64 << 20
-_met: list[tuple[object, dict[str, int]]] = []
+"""Bytes that are sent at a time."""
+
+_groups: list[tuple[object, dict[str, int]]] = []
+"""At most one entry: the store of the job, and how many groups each set of members has made."""
+
 _c10d: Any = dist.distributed_c10d
 
 
@@ -60,7 +69,7 @@ class Ranks:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
         self._members = dist.get_process_group_ranks(group)
-        self._lines: Any = None
+        self._connections: Any = None
         self._lost = ""
         self._name = ""
 
@@ -92,20 +101,20 @@ class Ranks:
             RankLost: a rank died or did not answer in time.
         """
         self._connect(what)  # first: a rank that dies in its part is missed at once then
-        own: BaseException | None = None
+        own_error: BaseException | None = None
         result: Any = None
         outcome: dict[str, Json] = {"what": what}
         try:
             result = part()
             outcome["ok"] = report(result)
         except BaseException as error:  # noqa: BLE001 - peers must learn of it, then it is raised
-            own = error
+            own_error = error
             outcome["failed"] = self._failure(error)
         with self.speaking(what):
             outcomes = self._collect(what, outcome)
-            verdict = self._tell(what, self._judged(what, outcomes) if self.leads else None)
-        self._raise_if_failed(what, verdict, own)
-        return result, [one["ok"] for one in outcomes]
+            verdict = self._tell(what, self._verdict(what, outcomes) if self.leads else None)
+        self._raise_if_failed(what, verdict, own_error)
+        return result, [outcome["ok"] for outcome in outcomes]
 
     def lead(self, what: str, decide: Callable[[], Json]) -> Json:
         """Let the first rank decide or do something; all ranks get its result.
@@ -114,31 +123,31 @@ class Ranks:
             RankFailed: on every rank, if it failed there.
             RankLost: a rank died or did not answer in time.
         """
-        own: BaseException | None = None
+        own_error: BaseException | None = None
         verdict: dict[str, Json] | None = None
         if self.leads:
             try:
                 verdict = {"what": what, "ok": decide()}
             except BaseException as error:  # noqa: BLE001 - peers must learn of it, then it is raised
-                own = error
+                own_error = error
                 verdict = {"what": what, "failed": [self._failure(error)]}
         with self.speaking(what):
             verdict = self._tell(what, verdict)
-        self._raise_if_failed(what, verdict, own)
+        self._raise_if_failed(what, verdict, own_error)
         return verdict["ok"]
 
     def _failure(self, error: BaseException) -> Json:
-        """What the others learn of an error."""
+        """The fields of a `Failure` of this rank, as they are sent."""
         kind = type(error).__name__
-        return [self.rank, kind, str(error)[:_MOST_MESSAGE]]
+        return [self.rank, kind, str(error)[:_MAX_ERROR]]
 
-    def _judged(self, what: str, outcomes: list[dict[str, Json]]) -> dict[str, Json]:
+    def _verdict(self, what: str, outcomes: list[dict[str, Json]]) -> dict[str, Json]:
         """The verdict on the parts of all ranks."""
-        failed = [one["failed"] for one in outcomes if "failed" in one]
+        failed = [outcome["failed"] for outcome in outcomes if "failed" in outcome]
         failed += [
-            [rank, "RankFailed", f"it is at {one['what']!r} while rank 0 is at {what!r}"]
-            for rank, one in enumerate(outcomes)
-            if one["what"] != what
+            [rank, "RankFailed", f"it is at {outcome['what']!r} while rank 0 is at {what!r}"]
+            for rank, outcome in enumerate(outcomes)
+            if outcome["what"] != what
         ]
         return {"what": what, "failed": failed} if failed else {"what": what, "ok": None}
 
@@ -146,14 +155,14 @@ class Ranks:
         self,
         what: str,
         verdict: dict[str, Json],
-        own: BaseException | None,
+        own_error: BaseException | None,
     ) -> None:
         """Raise what the verdict says: the same on every rank."""
         if "failed" in verdict:
-            if own is not None and not isinstance(own, Exception):
-                raise own  # an interrupt of this rank's own process stays one
-            error = joint(what, [Failure(*one) for one in verdict["failed"]])
-            raise error from own
+            if own_error is not None and not isinstance(own_error, Exception):
+                raise own_error  # an interrupt of this rank's own process stays one
+            error = joint(what, [Failure(*failure) for failure in verdict["failed"]])
+            raise error from own_error
         if verdict["what"] != what:
             raise self._leave(f"rank 0 is at {verdict['what']!r} while this rank is at {what!r}")
 
@@ -161,9 +170,10 @@ class Ranks:
 
     @contextmanager
     def speaking(self, what: str) -> Generator[None]:
-        """Leave if anything ends a conversation half-way, Ctrl-C too: no other could follow it.
+        """Leave the group if an error ends an exchange of messages half-way, Ctrl-C too.
 
-        Around `send_memory` and `receive_memory`, so that the others do not wait for the rest.
+        After half an exchange the next message would be taken for the rest of this one. To leave
+        also ends the wait of the other ranks. Use it around `send_memory` and `receive_memory`.
         """
         try:
             yield
@@ -176,7 +186,7 @@ class Ranks:
             raise
 
     def _collect(self, what: str, outcome: dict[str, Json]) -> list[dict[str, Json]]:
-        """Bring the outcomes of all ranks to the first; an empty list on the others."""
+        """Gather the outcomes of all ranks on the first; an empty list on the others."""
         if not self.leads:
             self.send_bytes(what, 0, json.dumps(outcome).encode())
             return []
@@ -187,7 +197,7 @@ class Ranks:
         ]
 
     def _tell(self, what: str, verdict: dict[str, Json] | None) -> dict[str, Json]:
-        """Bring the first rank's verdict to all."""
+        """Broadcast the first rank's verdict; the others pass None. Returns it on every rank."""
         if verdict is None:
             until = time.monotonic() + self.timeout + min(_GRACE, self.timeout)
             answer: dict[str, Json] = json.loads(self.receive_bytes(what, 0, until))
@@ -207,7 +217,7 @@ class Ranks:
         length = bytearray(8)
         self.receive_memory(what, rank, memoryview(length), until)
         size = int.from_bytes(length, "little")
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             raise self._leave(f"rank {rank} announced {size} bytes ({what})")
         data = bytearray(size)
         self.receive_memory(what, rank, memoryview(data), until)
@@ -215,11 +225,11 @@ class Ranks:
 
     def send_memory(self, what: str, rank: int, memory: memoryview) -> None:
         """Send memory to a rank, which has to call `receive_memory` for as much."""
-        lines = self._connect(what)
+        connections = self._connect(what)
         wait = timedelta(seconds=self.timeout + min(_GRACE, self.timeout))
         try:
             for piece in _pieces(memory):
-                lines.send([piece], rank, 0).wait(wait)
+                connections.send([piece], rank, 0).wait(wait)
         except RuntimeError as error:
             raise self._leave(f"rank {rank} is gone ({what}): {_brief(error)}") from error
 
@@ -231,11 +241,11 @@ class Ranks:
         until: float | None = None,
     ) -> None:
         """Fill memory with what a rank sends; `until` is a time of `time.monotonic`."""
-        lines = self._connect(what)
+        connections = self._connect(what)
         until = time.monotonic() + self.timeout if until is None else until
         try:
             for piece in _pieces(memory):
-                lines.recv([piece], rank, 0).wait(_left(until))
+                connections.recv([piece], rank, 0).wait(_time_left(until))
         except RuntimeError as error:
             why = "did not answer in time" if time.monotonic() >= until else "is gone"
             raise self._leave(f"rank {rank} {why} ({what}): {_brief(error)}") from error
@@ -250,25 +260,29 @@ class Ranks:
         """
         if self._lost:
             raise RankLost(f"{what}: {self._lost}. This group ended with it: start the job again")
-        if self._lines is None:
+        if self._connections is None:
             store = self._store(new=True)
             wait = timedelta(seconds=self.timeout)
             try:
-                self._lines = _c10d.ProcessGroupGloo(store, self.rank, self.size, wait)
+                self._connections = _c10d.ProcessGroupGloo(store, self.rank, self.size, wait)
             except RuntimeError as error:
                 raise self._leave(f"not all ranks came to {what}: {_brief(error)}") from error
-        return self._lines
+        return self._connections
 
     def _store(self, *, new: bool = False) -> Any:  # noqa: ANN401  as above
-        """Where the ranks find each other: a corner of the job's store, a new one per group."""
+        """The part of the job's store in which the ranks find each other; `new` begins another."""
         store = _c10d._get_default_store()  # noqa: SLF001 - torch has no public way to it
         if new:
             members = digest_bytes(json.dumps(self._members).encode())[:16]
-            self._name = f"checkpoint_ranks/{members}/{_count(store, members)}"
+            self._name = f"checkpoint_ranks/{members}/{_count_group(store, members)}"
         return _c10d.PrefixStore(self._name, store)
 
     def _leave(self, why: str) -> RankLost:
-        """End the connections, so that the others learn at once; the reason is left for them."""
+        """Leave the group for good: keep the reason where the others find it, end the connections.
+
+        Returns:
+            The error to raise, with the first rank's reason if it has left one.
+        """
         if self.leads:
             with suppress(RuntimeError):
                 self._store().set("lost", why)
@@ -280,7 +294,7 @@ class Ranks:
         return RankLost(f"{self._lost}. Nothing more can be agreed with it: start the job again")
 
     def _reason(self) -> str:
-        """What the first rank left as the reason; nothing if it is gone itself."""
+        """The reason that the first rank left; empty if it left none within a second."""
         with suppress(RuntimeError):
             store = self._store()
             store.wait(["lost"], timedelta(seconds=1))
@@ -289,14 +303,27 @@ class Ranks:
 
     def close(self) -> None:
         """End the connections."""
-        self._lines = None
+        self._connections = None
 
 
-def _count(store: object, members: str) -> int:
-    """How many groups of these members met in a store: in the same order on each of them."""
-    if not _met or _met[0][0] is not store:  # torch was initialised anew
-        _met[:] = [(store, {})]
-    counts = _met[0][1]
+def ranks_of(group: dist.ProcessGroup | None, timeout: float) -> Ranks | None:
+    """The ranks of a group, by default all of the job; None for a process alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    size = dist.get_world_size(group)
+    if size < 1:
+        raise ValueError("this process is no member of the group that the manager was given")
+    return Ranks(group, timeout) if size > 1 else None
+
+
+def _count_group(store: object, members: str) -> int:
+    """Count one more group of these members; return how many there are now.
+
+    Its members make their groups in the same order, so each of them gets the same number.
+    """
+    if not _groups or _groups[0][0] is not store:  # torch was initialised anew
+        _groups[:] = [(store, {})]
+    counts = _groups[0][1]
     counts[members] = counts.get(members, 0) + 1
     return counts[members]
 
@@ -308,21 +335,11 @@ def _pieces(memory: memoryview) -> Iterator[torch.Tensor]:
 
 
 def _brief(error: RuntimeError) -> str:
-    """What gloo says, without the place in its source and its advice."""
-    words = str(error).partition("\n")[0].partition(". This is typically")[0]
-    return words.partition("] ")[2] if words.startswith("[/") else words
+    """The message of gloo, without the place in its source and its advice."""
+    message = str(error).partition("\n")[0].partition(". This is typically")[0]
+    return message.partition("] ")[2] if message.startswith("[/") else message
 
 
-def _left(until: float) -> timedelta:
-    """The time that is left, at least a moment."""
+def _time_left(until: float) -> timedelta:
+    """The time until then, at least a millisecond."""
     return timedelta(seconds=max(until - time.monotonic(), 0.001))
-
-
-def ranks_of(group: dist.ProcessGroup | None, timeout: float) -> Ranks | None:
-    """The ranks of a group, by default all of the job; None for a process alone."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    size = dist.get_world_size(group)
-    if size < 1:
-        raise ValueError("this process is no member of the group that the manager was given")
-    return Ranks(group, timeout) if size > 1 else None

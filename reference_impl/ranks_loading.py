@@ -43,17 +43,11 @@ from ckpt_conformance.reference_impl.loading import (
     LoadPlan,
     OpenCheckpoint,
     check_documents,
+    optimizer_ids,
     read_dcp_documents,
 )
-from ckpt_conformance.reference_impl.manifest import (
-    Manifest,
-    parse_manifest,
-)
-from ckpt_conformance.reference_impl.ranks_state import (
-    joined_ties,
-    layout_of_rank,
-    rank_key,
-)
+from ckpt_conformance.reference_impl.manifest import Manifest, parse_manifest
+from ckpt_conformance.reference_impl.ranks_state import joined_ties, layout_of_rank, rank_key
 from ckpt_conformance.reference_impl.shards import layout_of
 from ckpt_conformance.reference_impl.torch_zip import LocalRef, TensorRef
 
@@ -116,13 +110,13 @@ class RankLoading(Loading):
     ) -> Planned | None:
         """The first candidate that every rank can serve; None if there is none."""
         what = str(request)
-        _, reports = ranks.together(what, lambda: self.ask(job, request), lambda one: one)
-        found = ranks.lead(f"{what}: choose", lambda: self.choose(request, reports))
-        self._ties = found["ties"]
+        _, reports = ranks.together(what, lambda: self.ask(job, request), lambda report: report)
+        choice = ranks.lead(f"{what}: choose", lambda: self.choose(request, reports))
+        self._ties = choice["ties"]
         if self._run_id is None:
-            self._run_id = found["run_id"]
-        for one in found["candidates"]:
-            candidate = self.placed(one)
+            self._run_id = choice["run_id"]
+        for message in choice["candidates"]:
+            candidate = self.reference_from(message)
             try:
                 return self.open_together(ranks, candidate, job, request.allowed)
             except RanksDamaged as error:
@@ -132,7 +126,7 @@ class RankLoading(Loading):
         return None
 
     def ask(self, job: Destinations, request: LoadRequest) -> Json:
-        """What this rank wants, for the first one to compare."""
+        """What this rank asks for, for the first one to compare."""
         return {
             "step": request.step,
             "kind": request.kind,
@@ -143,7 +137,11 @@ class RankLoading(Loading):
         }
 
     def choose(self, request: LoadRequest, reports: Sequence[Json]) -> Json:
-        """The candidates as the first rank sees them, once all are seen to want the same."""
+        """The candidates as the first rank sees them, for all ranks.
+
+        Raises:
+            CheckpointMismatch: the ranks do not ask for the same.
+        """
         for rank, report in enumerate(reports):
             for fact in ("step", "kind", "reference", "allowed", "components"):
                 if report[fact] != reports[0][fact]:
@@ -151,21 +149,21 @@ class RankLoading(Loading):
                         f"{fact} is {reports[0][fact]} on rank 0 and {report[fact]} on rank "
                         f"{rank}: every rank has to ask for the same",
                     )
-        found = self.candidates(request.reference, request.step, request.kind)
+        candidates = self.candidates(request.reference, request.step, request.kind)
         return {
             "run_id": self.run_id,
             "ties": joined_ties([report["ties"] for report in reports]),
-            "candidates": [self.place_of(one) for one in found],
+            "candidates": [self.message_of(candidate) for candidate in candidates],
         }
 
-    def place_of(self, reference: CheckpointReference) -> Json:
-        """A reference as it is told: relative to the root, which each rank may have elsewhere."""
+    def message_of(self, reference: CheckpointReference) -> Json:
+        """A reference as it is sent: relative to the root, which each rank may have elsewhere."""
         inside = reference.directory.is_relative_to(self.root)
         place = reference.directory.relative_to(self.root) if inside else reference.directory
         return [str(place), reference.step, reference.kind]
 
-    def placed(self, message: Json) -> CheckpointReference:
-        """A reference as it was told."""
+    def reference_from(self, message: Json) -> CheckpointReference:
+        """The reference that another rank has sent, in this rank's root."""
         place, step, kind = message
         return CheckpointReference(self.root / Path(place), step, kind)
 
@@ -206,17 +204,17 @@ class RankLoading(Loading):
         return Planned(opened, plan)
 
     def tell_manifest(self, candidate: CheckpointReference, allowed: set[str]) -> Json:
-        """The manifest, and which files may be missing: if one rank's optimizer is, so are all."""
+        """Read the manifest for all ranks, and decide which files may be missing.
+
+        If the optimizer file of one rank is missing, with leave, those of all ranks are left out.
+        """
         manifest = self.read_manifest(candidate)
-        lost = [
-            name
-            for name in layout.optim_names(manifest.files)
-            if not (candidate.directory / name).exists()
-        ]
-        optimizers = [one for one in manifest.components if one.startswith("optimizer")]
-        leave = bool(lost) and all(snapshot.is_allowed(one, allowed) for one in optimizers)
-        absent = layout.optim_names(manifest.files) if leave else []
-        return [manifest.to_bytes().decode(), absent]
+        optim_files = layout.optim_names(manifest.files)
+        one_is_missing = any(not (candidate.directory / name).exists() for name in optim_files)
+        may_be = all(
+            snapshot.is_allowed(component, allowed) for component in optimizer_ids(manifest)
+        )
+        return [manifest.to_bytes().decode(), optim_files if one_is_missing and may_be else []]
 
     def verify_on_rank(self, ranks: Ranks, opened: OpenCheckpoint) -> None:
         """Verify this rank's share of the files and those that it reads whole; then read those."""
@@ -239,11 +237,11 @@ class RankLoading(Loading):
             own = {layout.DCP_EXTRA, layout.dcp_extra_name(self.source_rank(ranks, manifest))}
             if ranks.leads:
                 own.add(layout.DCP_METADATA)
-        shares = divided({name: one.size for name, one in manifest.files.items()}, ranks.size)
+        shares = divided({name: entry.size for name, entry in manifest.files.items()}, ranks.size)
         return sorted(own.union(shares[ranks.rank]) - opened.absent)
 
     def open_on_rank(self, opened: OpenCheckpoint, name: str) -> None:
-        """Open a file of the checkpoint, if it is not open yet; its size is right."""
+        """Open a file of the checkpoint, if it is not open yet, and check its size and owner."""
         if name in opened.files:
             return
         entry = opened.manifest.files.get(name)
@@ -319,7 +317,7 @@ class RankLoading(Loading):
 
 
 def or_damaged(part: Callable[[], T]) -> T:
-    """Do a part of a load; a disk that does not give the bytes is a damaged checkpoint."""
+    """Do a part of a load; turn an error of the disk into `CheckpointDamaged`."""
     try:
         return part()
     except OSError as error:
@@ -327,7 +325,7 @@ def or_damaged(part: Callable[[], T]) -> T:
 
 
 def check_rank_files(manifest: Manifest) -> None:
-    """The train state of every rank that saved is listed.
+    """Check that the manifest lists the train state of every rank that saved.
 
     Raises:
         CheckpointDamaged: one is not.
@@ -346,7 +344,7 @@ def divided(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     """Files in shares of about the same number of bytes; the same on every rank."""
     shares: list[list[str]] = [[] for _ in range(count)]
     load = [0] * count
-    for name in sorted(sizes, key=lambda one: (-sizes[one], one)):
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         least = min(range(count), key=load.__getitem__)
         shares[least].append(name)
         load[least] += sizes[name] + 1
@@ -393,12 +391,12 @@ def read_rank_documents(opened: OpenCheckpoint, rank: int) -> dict[str, Tree]:
         own = key.startswith(("optimizer", "extra.stateful."))
         return LocalRef(**vars(ref)) if own and key in manifest.layout else ref
 
-    found = snapshot.replace_tensors(trees, marked, TensorRef)
-    return {document: decode(tree) for document, tree in found.items()}
+    documents = snapshot.replace_tensors(trees, marked, TensorRef)
+    return {document: decode(tree) for document, tree in documents.items()}
 
 
 def check_layout(manifest: Manifest, model: Mapping[str, Tree], rank: int) -> None:
-    """The model is distributed as it was at the save: per-rank files hold what that gave a rank.
+    """Check that the model is distributed as it was at the save, as per-rank files require.
 
     Raises:
         CheckpointMismatch: another mesh or other placements, with the first key.
@@ -410,10 +408,10 @@ def check_layout(manifest: Manifest, model: Mapping[str, Tree], rank: int) -> No
     }
     saved = {key: words for key, words in manifest.layout.items() if key.startswith("model.")}
     for key in {**live, **saved}:
-        there, here = layout_of_rank(saved.get(key, ""), rank), live.get(key, "")
-        if there != here:
+        then, now = layout_of_rank(saved.get(key, ""), rank), live.get(key, "")
+        if then != now:
             raise CheckpointMismatch(
-                f"{key} was distributed as {there or 'one tensor'!r} and is as "
-                f"{here or 'one tensor'!r} here: per-rank files load with the layout that they "
+                f"{key} was distributed as {then or 'one tensor'!r} and is as "
+                f"{now or 'one tensor'!r} here: per-rank files load with the layout that they "
                 f"were saved with. Load them with it, and save with use_dcp=True",
             )

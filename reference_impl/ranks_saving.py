@@ -1,9 +1,11 @@
 """Saving on several ranks: each writes what it holds, the first one commits for all.
 
-    all      capture; tell the first what each holds of every tensor
-    first    every element is held, by whom it is written; the root, the staging directory
-    all      write, sync and hash the own files; tell what was written, and digests of replicas
-    first    replicas are equal; manifest, sync, rename, sync, latest; then rotation and mirror
+    all      capture; report to the first what each holds of every tensor
+    first    check that every element is held; decide who writes it; make the root and the
+             staging directory
+    all      write, sync and hash the own files; report them, and the digests of replicas
+    first    check that replicas are equal; manifest, sync, rename, sync, latest; then rotation
+             and mirror
 
 After each line all ranks know whether every one succeeded. If one failed, all raise the same
 error, nothing is published, and what was staged is removed (N01, I06, I09).
@@ -33,9 +35,7 @@ from ckpt_conformance.reference_impl import (
 )
 from ckpt_conformance.reference_impl.component_state import retie
 from ckpt_conformance.reference_impl.dcp_format import Written
-from ckpt_conformance.reference_impl.errors import (
-    SaveRefused,
-)
+from ckpt_conformance.reference_impl.errors import SaveRefused
 from ckpt_conformance.reference_impl.fill import memory_of
 from ckpt_conformance.reference_impl.layout import CheckpointReference
 from ckpt_conformance.reference_impl.manifest import FileEntry, TensorEntry, canonical
@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    import torch
+
+    from ckpt_conformance.reference_impl.dcp_format import Part
     from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.manifest import Json, Manifest
     from ckpt_conformance.reference_impl.ranks import Ranks
@@ -80,7 +83,7 @@ class FlatSaving(Retention):
     """Write and commit per-rank files of several ranks."""
 
     def check_seen(self, sizes: Mapping[Path, int]) -> None:
-        """The first rank sees what all ranks have written, before it publishes (N10)."""
+        """Check that the first rank sees what all ranks have written, before it publishes (N10)."""
         check_seen(sizes, self._timeout)
 
     def gather_model(
@@ -95,15 +98,9 @@ class FlatSaving(Retention):
         for key, boxes in begun.parted.items():
             part = own.parts[key]
             if ranks.leads:
-                whole[key] = part.data.new_empty(part.shape)
-            for rank, box in boxes.items():
-                if ranks.leads:
-                    data = part.data if rank == 0 else part.data.new_empty(box.sizes)
-                    if rank:
-                        ranks.receive_memory(what, rank, memory_of(data))
-                    whole[key][box.slices_in(whole_box(part.shape))] = data
-                elif rank == ranks.rank:
-                    ranks.send_memory(what, 0, memory_of(part.data))
+                whole[key] = gather_tensor(ranks, what, part, boxes)
+            elif ranks.rank in boxes:
+                ranks.send_memory(what, 0, memory_of(part.data))
         if not ranks.leads:
             return {}
         documents = {"model": state.documents["model"]}
@@ -112,7 +109,11 @@ class FlatSaving(Retention):
         return model
 
     def write_flat_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Json:
-        """Write this rank's files under staging names, durably; tell what they are."""
+        """Write this rank's files under staging names, durably.
+
+        Returns:
+            Their sizes and digests, and the place of each tensor, for the first rank.
+        """
         trees = {
             layout.optim_name(state.step, rank): ("optim", state.documents.get("optim")),
             layout.extra_name(state.step, rank): ("extra", state.documents["extra"]),
@@ -128,7 +129,7 @@ class FlatSaving(Retention):
             files[name] = vars(self.write_file(staged, tree))
             with durable.open_regular(staged) as file:
                 read = {document: torch_zip.read_tree(file, name)}
-            index.update({key: vars(one) for key, one in snapshot.index_trees(read).items()})
+            index |= {key: vars(entry) for key, entry in snapshot.index_trees(read).items()}
         return {"files": files, "index": index}
 
     def finish_flat(
@@ -139,13 +140,11 @@ class FlatSaving(Retention):
         written: Sequence[Json],
     ) -> CheckpointReference:
         """Write the manifest of all ranks' files, and publish them."""
-        files = {
-            name: FileEntry(**entry) for one in written for name, entry in one["files"].items()
-        }
+        files = files_of(written)
         tensors = {
             rank_key(rank, key): TensorEntry(**as_shaped(entry))
-            for rank, one in enumerate(written)
-            for key, entry in one["index"].items()
+            for rank, of_rank in enumerate(written)
+            for key, entry in of_rank["index"].items()
         }
         manifest = replace(
             self.make_manifest(state, begun.save_id, files, tensors),
@@ -193,9 +192,9 @@ class RankSaving(FlatSaving):
         step: int,
         parts: SavedParts,
     ) -> CheckpointReference:
-        """The four lines of the protocol."""
+        """Carry out the protocol that this module's first lines describe."""
         (state, own), reports = ranks.together(
-            what, lambda: self.bring(step, parts), lambda one: self.describe(*one)
+            what, lambda: self.bring(step, parts), lambda brought: self.describe(*brought)
         )
         if not ranks.lead(f"{what}: compare", lambda: self.agree(reports)):
             _, outlines = ranks.together(f"{what}: differences", lambda: own.outline, dict)
@@ -209,7 +208,7 @@ class RankSaving(FlatSaving):
         _, written = ranks.together(
             f"{what}: write",
             lambda: self.write_own(ranks.rank, state, own, begun),
-            lambda one: one,
+            lambda report: report,
         )
         name = ranks.lead(f"{what}: commit", lambda: self.commit(state, begun, reports, written))
         return self.committed(step, str(name))
@@ -223,7 +222,7 @@ class RankSaving(FlatSaving):
     # ---- what a rank brings --------------------------------------------------------------------
 
     def bring(self, step: int, parts: SavedParts) -> tuple[Snapshot, Own]:
-        """Capture this rank's state and take it apart; nothing is sent or written."""
+        """Capture this rank's state and take its tensors out; nothing is sent or written."""
         state = self.capture(step, **parts)
         return state, take_apart(state, dcp=self.use_dcp)
 
@@ -242,7 +241,7 @@ class RankSaving(FlatSaving):
     # ---- what the first rank decides -----------------------------------------------------------
 
     def agree(self, reports: Sequence[Json]) -> bool:
-        """Whether what is not a tensor is the same on every rank.
+        """Whether what is not a tensor is the same on every rank, by the digests of the outlines.
 
         Raises:
             SaveRefused: they do not even save one step in one format.
@@ -251,7 +250,10 @@ class RankSaving(FlatSaving):
         return all(report["outline"] == reports[0]["outline"] for report in reports)
 
     def begin(self, state: Snapshot, reports: Sequence[Json]) -> Json:
-        """Hold the ranks against each other, then make the place for their files.
+        """Check that the ranks' parts fit together, then make the place for their files.
+
+        Returns:
+            The fields of `Begun`, for every rank.
 
         Raises:
             SaveRefused: they do not hold one state.
@@ -278,7 +280,11 @@ class RankSaving(FlatSaving):
     # ---- what a rank writes --------------------------------------------------------------------
 
     def write_own(self, rank: int, state: Snapshot, own: Own, begun: Begun) -> Json:
-        """Write this rank's files, durably; tell what they are."""
+        """Write this rank's files, durably.
+
+        Returns:
+            What was written and the digests of replicas, for the first rank.
+        """
         write = self.write_shards if self.use_dcp else self.write_flat_own
         return {
             **write(rank, state, own, begun),
@@ -333,10 +339,14 @@ class RankSaving(FlatSaving):
         return reference.commit_name
 
     def check_replicas(self, reports: Sequence[Json], written: Sequence[Json]) -> None:
-        """What several ranks hold is the same on all of them, bit for bit (I04, I05, I09)."""
+        """Check that what several ranks hold is the same to the bit on all of them (I04, I05, I09).
+
+        Raises:
+            SaveRefused: it is not, with the first key.
+        """
         seen: dict[tuple[str, Box], tuple[int, str]] = {}
-        for rank, one in enumerate(written):
-            for key, digest in one["replicas"].items():
+        for rank, of_rank in enumerate(written):
+            for key, digest in of_rank["replicas"].items():
                 place = (key, as_held(reports[rank]["held"][key]).box)
                 first, other = seen.setdefault(place, (rank, digest))
                 if other != digest:
@@ -356,13 +366,11 @@ class RankSaving(FlatSaving):
     ) -> CheckpointReference:
         """Write `.metadata` and the manifest of everything that lies there, and publish it."""
         staged = self.staged(layout.directory_name(state.step), begun.save_id)
-        parts = [Written.from_json(part) for one in written for part in one["parts"]]
+        parts = [Written.from_json(part) for of_rank in written for part in of_rank["parts"]]
         tensors, sharded = dcp_format.index_parts(parts)
-        files = {
-            name: FileEntry(**entry) for one in written for name, entry in one["files"].items()
-        }
+        files = files_of(written)
         files |= dcp_format.write_metadata(staged, parts, begun.save_id, self.fsync_file)
-        extra = {key: entry for one in written for key, entry in one["extra"].items()}
+        extra = {key: entry for of_rank in written for key, entry in of_rank["extra"].items()}
         tensors |= {key: TensorEntry(**as_shaped(entry)) for key, entry in extra.items()}
         manifest = replace(
             self.make_manifest(state, begun.save_id, files, tensors),
@@ -375,3 +383,34 @@ class RankSaving(FlatSaving):
         self.write_bytes(staged / layout.DCP_MANIFEST, manifest.to_bytes())
         self.fsync_dir(staged)
         return self.publish(staged)
+
+
+def gather_tensor(
+    ranks: Ranks,
+    what: str,
+    own: Part,
+    boxes: Mapping[int, Box],
+) -> torch.Tensor:
+    """Put a tensor together on the first rank, in its memory.
+
+    Args:
+        ranks: those of the save.
+        what: the words of this exchange, for messages.
+        own: the first rank's own part.
+        boxes: rank -> the part that it sends.
+    """
+    whole = own.data.new_empty(own.shape)
+    for rank, box in boxes.items():
+        data = own.data
+        if rank != 0:
+            data = own.data.new_empty(box.sizes)
+            ranks.receive_memory(what, rank, memory_of(data))
+        whole[box.slices_in(whole_box(own.shape))] = data
+    return whole
+
+
+def files_of(written: Sequence[Json]) -> dict[str, FileEntry]:
+    """The files that all ranks have written, by name."""
+    return {
+        name: FileEntry(**entry) for of_rank in written for name, entry in of_rank["files"].items()
+    }

@@ -1,4 +1,4 @@
-"""What each rank brings to a save, and how the ranks' states are held against each other."""
+"""What each rank brings to a save, and how the states of the ranks are compared."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ckpt_conformance.reference_impl.manifest import Json
     from ckpt_conformance.reference_impl.snapshot import Snapshot
 
-_VISIBLE = 30.0
+_VISIBLE_WITHIN = 30.0
 """Seconds that a new directory may need at most until another machine sees it (N11)."""
 
-
-_EACH = " | "  # between the words of one rank and those of the next
+_BETWEEN_RANKS = " | "
+"""Stands between the layout of one rank and that of the next."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Begun:
         run_id: of the run.
         save_id: of this save.
         assignment: who writes what.
-        parted: key -> rank -> box, of what the first rank has to put together.
+        parted: key -> rank -> box, of the tensors that the first rank has to put together.
         ties: of the model, as all ranks see them.
     """
 
@@ -78,7 +78,7 @@ class Begun:
 
 
 def as_begun(message: Json) -> Begun:
-    """The first rank's decision, as it was told."""
+    """The first rank's decision, from its message."""
     assignment = Assignment(message["writes"], message["shared"])
     parted = {
         key: {rank: Box(tuple(begin), tuple(sizes)) for rank, (begin, sizes) in boxes}
@@ -89,23 +89,23 @@ def as_begun(message: Json) -> Begun:
 
 def parted(held: Sequence[Mapping[str, Held]], assignment: Assignment) -> Json:
     """Who brings which part of the tensors that the first rank does not hold whole, by key."""
-    found: dict[str, list[tuple[int, Box]]] = {}
+    boxes: dict[str, list[tuple[int, Box]]] = {}
     for rank, keys in enumerate(assignment.writes):
         for key in keys:
             first = held[0].get(key)
             if first is None or first.box != whole_box(first.shape):
-                found.setdefault(key, []).append((rank, held[rank][key].box))
-    return found
+                boxes.setdefault(key, []).append((rank, held[rank][key].box))
+    return boxes
 
 
 def as_held(message: Json) -> Held:
-    """What a rank holds of a tensor, as it was told."""
+    """What a rank holds of a tensor, from its message."""
     dtype, shape, (begin, sizes) = message
     return Held(dtype, tuple(shape), Box(tuple(begin), tuple(sizes)))
 
 
 def as_shaped(message: Json) -> Any:  # noqa: ANN401  the fields of an entry
-    """A tensor's entry, as it was told."""
+    """The fields of a tensor's entry, from a message: JSON has made a list of its shape."""
     return {**message, "shape": tuple(message["shape"])}
 
 
@@ -163,14 +163,19 @@ def index_extra(path: Path, rank: int) -> Json:
 
 
 def wait_until_seen(path: Path, timeout: float) -> None:
-    """Wait until what another rank has made is seen here, too (N11)."""
-    until = time.monotonic() + min(_VISIBLE, timeout)
+    """Wait until a path that another rank has made is seen here; give up in silence (N11).
+
+    Args:
+        path: what the other rank has made.
+        timeout: seconds to wait at most, if it is less than 30.
+    """
+    until = time.monotonic() + min(_VISIBLE_WITHIN, timeout)
     while not path.exists() and time.monotonic() < until:
         time.sleep(0.02)
 
 
 def check_seen(sizes: Mapping[Path, int], timeout: float) -> None:
-    """The first rank sees every rank's files, whole, where it is about to publish them (N10).
+    """Check that the first rank sees every rank's files, whole, where it will publish them (N10).
 
     Raises:
         SaveRefused: it does not.
@@ -187,8 +192,12 @@ def check_seen(sizes: Mapping[Path, int], timeout: float) -> None:
 
 
 def outline(tree: Tree, path: str = "") -> dict[str, str]:
-    """A state without its tensors, by path, in words that ranks can compare."""
-    found: dict[str, str] = {}
+    """Describe a state without its tensors, so that ranks can compare it.
+
+    Returns:
+        Path of a leaf -> its type and value in words; the end of a long value is its digest.
+    """
+    described: dict[str, str] = {}
     inner = list(children(tree))
     if not inner:
         # The order of a set is another one in each process.
@@ -199,14 +208,14 @@ def outline(tree: Tree, path: str = "") -> dict[str, str]:
         long = f"{words[:60]}... {durable.digest_bytes(words.encode())[:16]}"
         return {path: words if len(words) <= len(long) else long}
     if is_dict(tree):  # torch keeps the versions of modules in an attribute of the dict
-        found |= outline(getattr(tree, "_metadata", {}), f"{path}._metadata")
+        described |= outline(getattr(tree, "_metadata", {}), f"{path}._metadata")
     for key, item in inner:
-        found |= outline(item, f"{path}.{key}" if path else str(key))
-    return found
+        described |= outline(item, f"{path}.{key}" if path else str(key))
+    return described
 
 
 def check_facts(reports: Sequence[Json]) -> None:
-    """The ranks save one step in one format (N05).
+    """Check that the ranks save one step in one format (N05).
 
     Raises:
         SaveRefused: they differ.
@@ -221,18 +230,18 @@ def check_facts(reports: Sequence[Json]) -> None:
 
 
 def refuse_difference(outlines: Sequence[dict[str, str]]) -> None:
-    """What is not a tensor is the same on every rank.
+    """Refuse a save in which what is not a tensor differs between ranks.
 
     Raises:
-        SaveRefused: it is not, with the first difference.
+        SaveRefused: the first difference.
     """
-    first = outlines[0]
-    for rank, one in enumerate(outlines):
-        for key in {**first, **one}:
-            here, there = first.get(key, "not there"), one.get(key, "not there")
-            if here != there:
+    expected = outlines[0]
+    for rank, of_rank in enumerate(outlines):
+        for key in {**expected, **of_rank}:
+            first, other = expected.get(key, "not there"), of_rank.get(key, "not there")
+            if first != other:
                 raise SaveRefused(
-                    f"{key} is {here} on rank 0 and {there} on rank {rank}: what is not a tensor "
+                    f"{key} is {first} on rank 0 and {other} on rank {rank}: what is not a tensor "
                     f"has to be the same on every rank. Nothing was written",
                 )
 
@@ -241,8 +250,8 @@ def joined_ties(ties_of_ranks: Sequence[list[list[str]]]) -> list[list[str]]:
     """Groups of tied keys as all ranks see them: one that holds no row of a weight sees no tie."""
     groups: list[set[str]] = []
     for group in (set(keys) for ties in ties_of_ranks for keys in ties):
-        apart = [one for one in groups if not one & group]
-        groups = [*apart, group.union(*(one for one in groups if one & group))]
+        apart = [known for known in groups if not known & group]
+        groups = [*apart, group.union(*(known for known in groups if known & group))]
     return sorted(sorted(group) for group in groups)
 
 
@@ -252,18 +261,19 @@ def joined_layouts(layouts_of_ranks: Sequence[Mapping[str, str]]) -> dict[str, s
     On a 2-D mesh a tensor that is sharded along one dimension has a mesh of its own in every row.
     """
     keys = dict.fromkeys(key for layouts in layouts_of_ranks for key in layouts)
-    words = {key: [layouts.get(key, "") for layouts in layouts_of_ranks] for key in keys}
+    by_rank = {key: [layouts.get(key, "") for layouts in layouts_of_ranks] for key in keys}
     return {
-        key: found[0] if len(set(found)) == 1 else _EACH.join(found) for key, found in words.items()
+        key: words[0] if len(set(words)) == 1 else _BETWEEN_RANKS.join(words)
+        for key, words in by_rank.items()
     }
 
 
 def layout_of_rank(words: str, rank: int) -> str:
-    """What `joined_layouts` has of one rank."""
-    found = words.split(_EACH)
-    return found[rank] if len(found) > 1 else words
+    """The layout of one rank, out of what `joined_layouts` made."""
+    by_rank = words.split(_BETWEEN_RANKS)
+    return by_rank[rank] if len(by_rank) > 1 else words
 
 
 def rank_key(rank: int, key: str) -> str:
-    """The key of a tensor in the manifest: that of a further rank's own file bears its number."""
+    """The key of a tensor in the manifest; of a rank's own file, with its number: `rank1.KEY`."""
     return f"rank{rank}.{key}" if rank else key

@@ -1,4 +1,4 @@
-"""From one format to another, and from outside: explicit, logged, never chosen by discovery.
+"""From one format to another, and from outside: only when asked for, and never by discovery.
 
 Torch's own converter, `dcp_to_torch_save`, unpickles what it reads (M045). Here the same reader
 and the same writer are used as for resuming.
@@ -24,6 +24,7 @@ from ckpt_conformance.reference_impl.errors import CheckpointDamaged, Checkpoint
 from ckpt_conformance.reference_impl.fill import ReadPlan, fill
 from ckpt_conformance.reference_impl.manager import CheckpointManager
 from ckpt_conformance.reference_impl.manifest import MAX_BYTES
+from ckpt_conformance.reference_impl.shards import Box, whole_box
 from ckpt_conformance.reference_impl.snapshot import Snapshot
 from ckpt_conformance.reference_impl.torch_zip import TensorRef, read_directory
 
@@ -126,11 +127,14 @@ def import_unverified(directory: str | os.PathLike[str]) -> Imported:
     logger.warning("%s is read UNVERIFIED: nothing proves that it is whole", path)
     if (path / layout.DCP_METADATA).is_file():
         return _import_dcp(path)
-    steps = {layout.model_file_step(name): name for name in resolve.names_in(path)}
-    found = [step for step in steps if step is not None]
-    if not found:
+    steps = [
+        step
+        for name in resolve.names_in(path)
+        if (step := layout.model_file_step(name)) is not None
+    ]
+    if not steps:
         raise CheckpointNotFound(f"{path} holds neither .metadata nor a model_*.pt file")
-    return _import_flat(path, max(found))
+    return _import_flat(path, max(steps))
 
 
 def _import_dcp(path: Path) -> Imported:
@@ -139,11 +143,13 @@ def _import_dcp(path: Path) -> Imported:
         stored = dcp_format.read_metadata(file)
     state = {key: _read_item(path, item) for key, item in stored.items()}
     step = layout.directory_step(path.name)
-    names = [f"extra_{step:06d}.pt", f"meta_{step:06d}.json"] if step is not None else []
-    beside = {name: path.parent / name for name in names}
-    extra = _first(path / "extra_state.pt", path / "train_state.pt", *list(beside.values())[:1])
-    meta = _first(path / "meta.json", path / "metadata.json", *list(beside.values())[1:])
-    return Imported(path, step, state, _pt(extra), _json(meta))
+    extra_paths = [path / layout.DCP_EXTRA, path / "train_state.pt"]
+    meta_paths = [path / layout.DCP_MANIFEST, path / "metadata.json"]
+    if step is not None:
+        extra_paths.append(path.parent / layout.extra_name(step))
+        meta_paths.append(path.parent / layout.flat_manifest_name(step))
+    train_state = _load_torch(_first_file(*extra_paths))
+    return Imported(path, step, state, train_state, _load_json(_first_file(*meta_paths)))
 
 
 def _import_flat(path: Path, step: int) -> Imported:
@@ -156,18 +162,19 @@ def _import_flat(path: Path, step: int) -> Imported:
         if not name.endswith(".pt") or not number.isascii() or not number.isdecimal():
             continue
         if int(number) == step and stem in ("model", "optim"):
-            state[name] = _pt(path / name)
+            state[name] = _load_torch(path / name)
         elif int(number) == step and stem == "extra":
-            train_state = _pt(path / name)
-    return Imported(path, step, state, train_state, _json(_first(path / f"meta_{step:06d}.json")))
+            train_state = _load_torch(path / name)
+    meta = _load_json(_first_file(path / layout.flat_manifest_name(step)))
+    return Imported(path, step, state, train_state, meta)
 
 
-def _first(*paths: Path) -> Path | None:
-    """The first path that exists."""
+def _first_file(*paths: Path) -> Path | None:
+    """The first path that is a file; None if none is."""
     return next((path for path in paths if path.is_file()), None)
 
 
-def _pt(path: Path | None) -> Tree:
+def _load_torch(path: Path | None) -> Tree:
     """The content of a torch file, read safely; None without one."""
     if path is None:
         return None
@@ -175,7 +182,7 @@ def _pt(path: Path | None) -> Tree:
         return _safe_load(file, 0, durable.file_size(file))
 
 
-def _json(path: Path | None) -> Tree:
+def _load_json(path: Path | None) -> Tree:
     """The content of a small JSON file; None without one."""
     if path is None:
         return None
@@ -191,23 +198,24 @@ def _read_item(path: Path, item: dcp_format.StoredTensor | dcp_format.StoredByte
     if isinstance(item, dcp_format.StoredBytes):
         with durable.open_regular(path / item.file) as file:
             return _safe_load(file, item.start, item.length)
-    parts: list[tuple[dcp_format.Chunk, torch.Tensor]] = []
-    for chunk in item.chunks:
-        with durable.open_regular(path / chunk.file) as file:
-            part = _safe_load(file, chunk.start, chunk.length)
-        if not isinstance(part, torch.Tensor) or tuple(part.shape) != chunk.sizes:
-            raise CheckpointDamaged(f"{chunk.file}: the chunk at {chunk.start} has another shape")
-        if part.dtype != item.dtype:
-            raise CheckpointDamaged(f"{chunk.file}: the chunk at {chunk.start} is {part.dtype}")
-        parts.append((chunk, part))
+    parts = [_read_chunk(path, chunk, item.dtype) for chunk in item.chunks]
     # Allocated only now: the sizes are those of tensors that were really there.
     whole = torch.empty(item.shape, dtype=item.dtype)
-    for chunk, part in parts:
-        box = tuple(
-            slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True)
-        )
-        whole[box] = part
+    for chunk, part in zip(item.chunks, parts, strict=True):
+        box = Box(chunk.offsets, chunk.sizes)
+        whole[box.slices_in(whole_box(item.shape))] = part
     return whole
+
+
+def _read_chunk(path: Path, chunk: dcp_format.Chunk, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in the archive of one chunk; its shape and dtype are those of the metadata."""
+    with durable.open_regular(path / chunk.file) as file:
+        part = _safe_load(file, chunk.start, chunk.length)
+    if not isinstance(part, torch.Tensor) or tuple(part.shape) != chunk.sizes:
+        raise CheckpointDamaged(f"{chunk.file}: the chunk at {chunk.start} has another shape")
+    if part.dtype != dtype:
+        raise CheckpointDamaged(f"{chunk.file}: the chunk at {chunk.start} is {part.dtype}")
+    return part
 
 
 def _safe_load(file: BinaryIO, start: int, length: int) -> Tree:

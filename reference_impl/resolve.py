@@ -81,7 +81,10 @@ def preference(reference: CheckpointReference) -> tuple[int, int, str]:
 
 
 def candidate_at(reference: CheckpointReference) -> Candidate:
-    """Judge one place: its manifest, and the presence and size of each file."""
+    """Judge what is at a place by its manifest, and by the presence and size of each file.
+
+    Nothing is raised: what is wrong is the candidate's `problem`.
+    """
     manifest = None
     try:
         check_place(reference)
@@ -94,7 +97,11 @@ def candidate_at(reference: CheckpointReference) -> Candidate:
 
 
 def check_place(reference: CheckpointReference) -> None:
-    """A directory found by discovery must be one, and not a link that leads elsewhere (L01)."""
+    """Check that a DCP directory is a directory, not a link that leads elsewhere (L01).
+
+    Raises:
+        CheckpointDamaged: it is something else. A name that is absent is not checked here.
+    """
     with suppress(FileNotFoundError):
         mode = os.lstat(reference.directory).st_mode
         if reference.kind == "dcp" and not stat.S_ISDIR(mode):
@@ -102,7 +109,11 @@ def check_place(reference: CheckpointReference) -> None:
 
 
 def check_identity(reference: CheckpointReference, manifest: Manifest) -> None:
-    """The manifest speaks of the step and kind that its name promises (B02)."""
+    """Check that the manifest speaks of the step and kind that its name promises (B02).
+
+    Raises:
+        CheckpointDamaged: it speaks of others.
+    """
     if (manifest.step, manifest.kind) != (reference.step, reference.kind):
         raise CheckpointDamaged(
             f"{reference.manifest_path.name} is of step {manifest.step}, kind {manifest.kind}: "
@@ -111,7 +122,11 @@ def check_identity(reference: CheckpointReference, manifest: Manifest) -> None:
 
 
 def check_sizes(reference: CheckpointReference, manifest: Manifest) -> None:
-    """Every listed file is a regular file of the listed size (O04)."""
+    """Check that every listed file is a regular file of the listed size (O04).
+
+    Raises:
+        CheckpointDamaged: one is missing, of another kind, or of another size.
+    """
     for name, entry in manifest.files.items():
         try:
             status = os.lstat(reference.directory / name)
@@ -142,7 +157,11 @@ def orphans(root: Path) -> list[Refusal]:
 
 
 def read_latest(root: Path) -> str | None:
-    """The name in the pointer; None without one, or when it is not a plain short name."""
+    """The name in the pointer `latest`; None if there is none, or if it is no plain short name.
+
+    Raises:
+        OSError: the pointer is there and cannot be read.
+    """
     data = durable.read_small_file(root / layout.LATEST) or b""
     name = data.decode("utf-8", errors="replace").strip()
     return name if name and Path(name).name == name else None
@@ -176,7 +195,7 @@ def resolve_checkpoint_reference(
     """Normalise what people pass: a model file, a DCP directory, or their parent (M030).
 
     Args:
-        path: a path of one of these; a reference is given back.
+        path: a path of one of these; a reference is returned as it is.
         require_kind: the kind that is wanted. An explicit path of the other kind is an error: it
             is never replaced by a sibling (M031, R03).
 
@@ -196,12 +215,14 @@ def resolve_checkpoint_reference(
         return _of_kind(explicit, require_kind)
     if not path.is_dir():
         raise CheckpointNotFound(f"{path} does not exist")
-    found = [one for one in scan(path) if require_kind in (None, one.reference.kind)]
-    complete = [one.reference for one in found if one.complete]
+    candidates = [
+        candidate for candidate in scan(path) if require_kind in (None, candidate.reference.kind)
+    ]
+    complete = [candidate.reference for candidate in candidates if candidate.complete]
     if not complete:
         raise nothing_whole(
             path,
-            [Refusal(one.reference, str(one.problem)) for one in found],
+            [Refusal(candidate.reference, str(candidate.problem)) for candidate in candidates],
             require_kind,
         )
     warn_of_two_kinds(complete)
@@ -274,13 +295,21 @@ def nothing_whole(
         refused = [*refused, *orphans(root)]
     if not refused and (latest is None or kind is not None):
         return CheckpointNotFound(f"there is no {what} in {root}")
-    reasons = "; ".join(f"{one.reference.path.name}: {one.reason}" for one in refused)
+    reasons = reasons_of(refused)
     reasons = reasons or f"the pointer names {latest}, which is not there"
     return CheckpointDamaged(f"no {what} in {root} can be served: {reasons}", refused)
 
 
+def reasons_of(refused: list[Refusal]) -> str:
+    """Why each checkpoint was refused, in one line for a message."""
+    return "; ".join(f"{refusal.reference.path.name}: {refusal.reason}" for refusal in refused)
+
+
 def warn_of_two_kinds(references: list[CheckpointReference]) -> None:
-    """Say which of two kinds of one step is used: the first (MX10)."""
+    """Warn where the first of some references has a twin: the same step in the other kind (MX10).
+
+    The first is the one that is used.
+    """
     for other in references[1:]:
         chosen = references[0]
         if other.step != chosen.step or other.kind == chosen.kind:

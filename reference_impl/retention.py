@@ -82,25 +82,26 @@ class Retention(Saving):
         """
         if self.ranks is not None and not self.ranks.leads:
             return
-        found = resolve.scan(self.root)
+        candidates = resolve.scan(self.root)
         self.report_unparsed()
-        for victim in self.victims(found, saved):
+        for victim in self.victims(candidates, saved):
             if self.may_delete(victim):
                 self.delete_step(victim.reference)
 
     def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
-        """What is beyond `keep_last`, oldest first.
+        """The checkpoints beyond `keep_last`, oldest first; `found` is what is in the root.
 
         Newest by step number (C08), never by mtime (C05). The step just saved always stays (C06).
-        Incomplete directories, other runs and milestones take no slot (KX8, K018).
+        Incomplete directories, other runs and milestones do not count towards `keep_last` (KX8,
+        K018).
         """
-        own = [one for one in found if self.is_own(one)]
-        own = [one for one in own if not self.is_milestone(one.reference.step)]
-        steps = sorted({one.reference.step for one in own}, reverse=True)
+        own = [candidate for candidate in found if self.is_own(candidate)]
+        own = [candidate for candidate in own if not self.is_milestone(candidate.reference.step)]
+        steps = sorted({candidate.reference.step for candidate in own}, reverse=True)
         if self.keep_last <= 0:
             return []
         kept = {*steps[: self.keep_last], saved.step}
-        return [one for one in reversed(own) if one.reference.step not in kept]
+        return [candidate for candidate in reversed(own) if candidate.reference.step not in kept]
 
     def is_own(self, candidate: Candidate) -> bool:
         """Whether a checkpoint is complete and of this run or a declared parent."""
@@ -114,7 +115,7 @@ class Retention(Saving):
         return own and candidate.complete
 
     def may_delete(self, candidate: Candidate) -> bool:
-        """With a mirror: only what has a durable receipt for this very content (M013, MX7)."""
+        """Whether the mirror, if there is one, has a receipt for this very content (M013, MX7)."""
         if self.mirror is None or candidate.manifest is None:
             return True
         if self.mirror.has_receipt(candidate.reference, candidate.manifest.digest):
@@ -214,7 +215,7 @@ class Retention(Saving):
                 yield name, work
 
     def resume_replacements(self) -> None:
-        """Give committed replacements their final names, where a crash came before."""
+        """Rename committed replacements to their final names, where a crash came before that."""
         for candidate in resolve.scan(self.root):
             manifest = candidate.manifest
             if manifest is None or candidate.reference.kind != "model" or not candidate.complete:
@@ -223,7 +224,7 @@ class Retention(Saving):
                 self.finish_replacement(candidate.reference, manifest)
 
     def settle_aside(self, path: Path, work: WorkName) -> None:
-        """A directory that was set aside: put it back if its replacement never came."""
+        """Put a directory that was set aside back, or delete it if its replacement is complete."""
         final = self.root / work.final
         step = layout.directory_step(work.final)
         if step is None:
@@ -244,6 +245,6 @@ class Retention(Saving):
     def remove_superseded(self, saved: CheckpointReference) -> None:
         """Remove older saves of the step just saved: set aside, or of the other kind (R01)."""
         for reference in list(resolve.references(self.root)):
-            same = reference.step == saved.step and reference != saved
-            if same and self.is_own(resolve.candidate_at(reference)):
+            superseded = reference.step == saved.step and reference != saved
+            if superseded and self.is_own(resolve.candidate_at(reference)):
                 self.delete_step(reference)

@@ -84,7 +84,7 @@ class Saving(ManagerBase):
             documents["optim"] = encoder.encode(self.capture_optimizers(by_id))
         documents["extra"] = encoder.encode(extra_state)
         components: dict[str, ComponentFacts] = {
-            **{name: {} for name in ("model", "rng", "extra")},
+            **{name: {} for name in snapshot.ALWAYS_SAVED},
             **{
                 name: self.describe_optimizer(optimizer, model) for name, optimizer in by_id.items()
             },
@@ -104,7 +104,7 @@ class Saving(ManagerBase):
         return {component: optimizer.state_dict() for component, optimizer in optimizers.items()}
 
     def describe_optimizer(self, optimizer: Stateful, model: Stateful) -> ComponentFacts:
-        """Facts that the load needs: the names of the parameters, and what is kept on the CPU."""
+        """Facts that a load needs: the names of the parameters, and what is kept on the CPU."""
         return {
             "param_names": component_state.parameter_names(optimizer, bare(model)),
             "host_state": component_state.host_state(optimizer),
@@ -200,7 +200,7 @@ class Saving(ManagerBase):
         files: Mapping[str, FileEntry],
         tensors: Mapping[str, TensorEntry],
     ) -> Manifest:
-        """The manifest of what was written."""
+        """Build the manifest of what this process alone has written."""
         return Manifest(
             run_id=self.ensure_run_id(),
             save_id=save_id,
@@ -251,7 +251,7 @@ class Saving(ManagerBase):
         manifest: Manifest,
         staged: Path,
     ) -> None:
-        """Rename each file, sync the names, then publish the manifest: its rename commits."""
+        """Rename each file, sync the names, then rename the manifest: that is the commit."""
         for name in manifest.files:
             self.rename(self.staged(name, manifest.save_id), self.root / name)
         self.fsync_dir(self.root)
@@ -278,7 +278,10 @@ class Saving(ManagerBase):
         self.finish_replacement(reference, renamed)
 
     def finish_replacement(self, reference: CheckpointReference, manifest: Manifest) -> None:
-        """Give the files of a committed replacement their final names; also after a crash."""
+        """Bring the files of a committed replacement under their final names.
+
+        A save calls it, and the next one after a crash: it can be repeated from any point.
+        """
         names = {
             name: work.final for name in manifest.files if (work := layout.parse_work_name(name))
         }
@@ -293,7 +296,7 @@ class Saving(ManagerBase):
             self.unlink(self.root / staged)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name; where the file system has no hard links, copy it."""
+        """Hard-link a file under a second name; where the file system has no links, copy it."""
         with suppress(OSError):
             os.link(source, target)
             return
@@ -307,7 +310,7 @@ class Saving(ManagerBase):
 
 
 def index_directory(directory: Path) -> dict[str, TensorEntry]:
-    """Where each tensor of a DCP directory lies, read back from what was written."""
+    """Where each tensor of a DCP directory lies, by key; read back from what was written."""
     with durable.open_regular(directory / layout.DCP_EXTRA) as file:
         tensors = snapshot.index_trees({"extra": torch_zip.read_tree(file, layout.DCP_EXTRA)})
     with durable.open_regular(directory / layout.DCP_METADATA) as file:

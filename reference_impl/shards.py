@@ -1,7 +1,7 @@
 """Parts of tensors: which box of a whole tensor a rank holds, and which rank writes it.
 
-A DTensor says of itself where its local part lies. What the ranks say together is held against the
-whole: every element is in exactly one box, whatever the meshes and placements are (I01, I06, I10);
+A DTensor says of itself where its local part lies. What all ranks hold is compared with the whole
+tensor: every element is in exactly one box, whatever the meshes and placements are (I01, I06, I10);
 a box that several ranks hold is written by one of them, and must be the same on all (I05, I09).
 """
 
@@ -32,7 +32,7 @@ class Box(NamedTuple):
         return math.prod(self.sizes)
 
     def common(self, other: Box) -> Box | None:
-        """The part that two boxes share; None without one."""
+        """The part that two boxes share; None if they share none."""
         begin = tuple(map(max, self.begin, other.begin))
         ends = map(min, self.ends, other.ends)
         sizes = tuple(end - at for at, end in zip(begin, ends, strict=True))
@@ -83,12 +83,12 @@ def shard_of(value: DTensor) -> Shard:
     layout = layout_of(value)
     if any(placement.is_partial() for placement in value.placements):
         raise ValueError(f"it is a partial sum ({layout}): reduce it first")
-    found: Any = value
+    tensor: Any = value
     shape, local = tuple(value.shape), tuple(value.to_local().shape)
     if value.device_mesh.get_coordinate() is None or not math.prod(local):
         return Shard(shape, Box((0,) * len(shape), (0,) * len(shape)), layout)
-    chunks = found.__create_chunk_list__()
-    boxes = [Box(tuple(one.offsets), tuple(one.sizes)) for one in chunks]
+    chunks = tensor.__create_chunk_list__()
+    boxes = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
     if len(boxes) != 1 or boxes[0].sizes != local:
         raise ValueError(f"its local part of shape {local} is not one box of it ({layout})")
     return Shard(shape, boxes[0], layout)
@@ -120,37 +120,38 @@ def why_not_covered(shape: Sequence[int], boxes: Iterable[Box]) -> str:
 
     With no overlap and as many elements in the boxes as in the tensor, there is no hole.
     """
-    found = [box for box in boxes if box.volume]
+    boxes = [box for box in boxes if box.volume]
     whole = whole_box(shape)
-    if any(box.common(whole) != box for box in found):
+    if any(box.common(whole) != box for box in boxes):
         return f"a part lies outside of its shape {tuple(shape)}"
-    if _overlap(found):
+    if _overlap(boxes):
         return "its parts overlap"
-    missing = whole.volume - sum(box.volume for box in found)
+    missing = whole.volume - sum(box.volume for box in boxes)
     return f"{missing} of {whole.volume} elements are in no part" if missing else ""
 
 
 def _overlap(boxes: list[Box]) -> bool:
-    """Whether two boxes share an element; of a thousand ranks' boxes only near ones are compared.
+    """Whether two boxes share an element.
 
-    They are sorted by the dimension in which most of them begin at a place of their own.
+    The boxes are sorted along the dimension in which they begin at the most different places, so
+    that each is compared with its neighbours only: there may be thousands.
     """
     dimensions = range(len(boxes[0].begin) if boxes else 0)
-    by = max(dimensions, key=lambda at: len({box.begin[at] for box in boxes}), default=None)
-    if by is None:
+    axis = max(dimensions, key=lambda at: len({box.begin[at] for box in boxes}), default=None)
+    if axis is None:
         return len(boxes) > 1
-    boxes = sorted(boxes, key=lambda box: box.begin[by])
-    for at, one in enumerate(boxes):
+    boxes = sorted(boxes, key=lambda box: box.begin[axis])
+    for at, box in enumerate(boxes):
         for other in boxes[at + 1 :]:
-            if other.begin[by] >= one.ends[by]:
+            if other.begin[axis] >= box.ends[axis]:
                 break
-            if one.common(other):
+            if box.common(other):
                 return True
     return False
 
 
 class Held(NamedTuple):
-    """What one rank says of one tensor: dtype as `float32`, whole shape, and its own box."""
+    """What one rank holds of one tensor: dtype as `float32`, whole shape, and its own box."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -188,7 +189,7 @@ def assign(held: Sequence[Mapping[str, Held]]) -> Assignment:
     writes: list[list[str]] = [[] for _ in held]
     load = [0] * len(held)
     shared: list[str] = []
-    for key in dict.fromkeys(key for one in held for key in one):
+    for key in dict.fromkeys(key for of_rank in held for key in of_rank):
         holders = _holders(key, held)
         if any(len(ranks) > 1 for ranks in holders.values()):
             shared.append(key)
@@ -201,23 +202,27 @@ def assign(held: Sequence[Mapping[str, Held]]) -> Assignment:
 
 
 def _holders(key: str, held: Sequence[Mapping[str, Held]]) -> dict[Box, list[int]]:
-    """The ranks that hold each box of a tensor; the boxes cover it."""
-    entries = {rank: one[key] for rank, one in enumerate(held) if key in one}
-    first, described = next(iter(entries.items()))
-    for rank, one in entries.items():
-        if one[:2] != described[:2]:
+    """The ranks that hold each box of a tensor.
+
+    Raises:
+        SaveRefused: they differ in its shape or dtype, or the boxes do not cover it exactly once.
+    """
+    entries = {rank: of_rank[key] for rank, of_rank in enumerate(held) if key in of_rank}
+    first, expected = next(iter(entries.items()))
+    for rank, entry in entries.items():
+        if (entry.dtype, entry.shape) != (expected.dtype, expected.shape):
             raise SaveRefused(
-                f"{key} is {described.dtype} {described.shape} on rank {first} and {one.dtype} "
-                f"{one.shape} on rank {rank}. Nothing was written. Give what differs between "
+                f"{key} is {expected.dtype} {expected.shape} on rank {first} and {entry.dtype} "
+                f"{entry.shape} on rank {rank}. Nothing was written. Give what differs between "
                 f"ranks a name of its own on each, or make it a DTensor",
             )
-    whole = whole_box(described.shape)
+    whole = whole_box(expected.shape)
     holders: dict[Box, list[int]] = {}
-    for rank, one in entries.items():
-        if one.box.volume or (not whole.volume and one.box == whole):
-            holders.setdefault(one.box, []).append(rank)
-    if not whole.volume:
+    for rank, entry in entries.items():
+        if entry.box.volume or (not whole.volume and entry.box == whole):
+            holders.setdefault(entry.box, []).append(rank)
+    if not whole.volume:  # nobody may hold a box of an empty tensor: the first rank writes it
         return {whole: holders.get(whole) or [first]}
-    if why := why_not_covered(described.shape, holders):
+    if why := why_not_covered(expected.shape, holders):
         raise SaveRefused(f"{key}: what the ranks hold of it is not the whole: {why} (I06)")
     return holders

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ALWAYS_SAVED = ("model", "rng", "extra")
+"""Ids of the components that every checkpoint has."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -68,7 +71,7 @@ def by_id(component: T | Mapping[str, T] | None, family: str) -> dict[str, T]:
     if component is None:
         return {}
     if is_several(component):
-        return {f"{family}/{name}": one for name, one in component.items()}
+        return {f"{family}/{name}": part for name, part in component.items()}
     return {family: cast("T", component)}
 
 
@@ -105,7 +108,7 @@ def key_of(document: str, path: Path) -> str:
 
 
 def unique_key(key: str, taken: Mapping[str, object]) -> str:
-    """The key, or the key with primes."""
+    """The key, with a prime for each time that it is taken already."""
     while key in taken:
         key += "'"
     return key
@@ -116,7 +119,14 @@ def replace_tensors(
     new: Callable[[str, Any], Tree],
     wanted: type[Any] = torch.Tensor,
 ) -> dict[str, Tree]:
-    """Copies of the documents, with each tensor, or `wanted`, replaced by `new(its key, it)`."""
+    """Copy the documents, with each tensor replaced.
+
+    Args:
+        documents: by name.
+        new: gets a tensor's key, as `tensor_keys` gives it, and the tensor; returns what stands
+            in its place.
+        wanted: the class of the tensors: `torch.Tensor`, or `TensorRef` in what was read.
+    """
     taken: dict[str, None] = {}
     result: dict[str, Tree] = {}
     for document, tree in documents.items():

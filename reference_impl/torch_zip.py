@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _MAX_LEVELS = 200
 
 
+# ---- what a pickle may do ------------------------------------------------------------------------
+
+
 def opcodes(names: str) -> frozenset[str]:
     """A set of names of pickle instructions."""
     return frozenset(names.split())
@@ -42,9 +45,11 @@ def opcodes(names: str) -> frozenset[str]:
 
 _PUTS = ("BINPUT", "LONG_BINPUT")
 _ARGUMENTS = {
-    ord(one.code): (one.name, one.arg.n if one.arg is not None else 0)
-    for one in pickletools.opcodes
+    ord(opcode.code): (opcode.name, opcode.arg.n if opcode.arg is not None else 0)
+    for opcode in pickletools.opcodes
 }
+"""Code of an instruction -> its name, and the bytes of its argument or how they are counted."""
+
 _COUNTED_BY_1 = (pickletools.TAKEN_FROM_ARGUMENT1,)
 _COUNTED_BY_4 = (pickletools.TAKEN_FROM_ARGUMENT4, pickletools.TAKEN_FROM_ARGUMENT4U)
 
@@ -85,7 +90,9 @@ def check_opcodes(data: bytes, allowed: frozenset[str]) -> int:
 
 
 def check_extent(tree: Tree, limit: int) -> None:
-    """A tree has at most `limit` parts and 200 levels, each part counted where it stands.
+    """Check that a tree has at most `limit` parts and 200 levels.
+
+    A part counts once for each place where it stands.
 
     A list that holds one list twice, and that one the next, has 2**n parts in n instructions.
     What a save writes has no such sharing: each part took an instruction.
@@ -109,6 +116,8 @@ def torch_dtype(module: str, name: str) -> torch.dtype | None:
     value = getattr(torch, name, None) if module == "torch" else None
     return value if isinstance(value, torch.dtype) else None
 
+
+# ---- the zip directory ---------------------------------------------------------------------------
 
 _END = struct.Struct("<IHHHHIIH")  # end of central directory
 _END64_LOCATOR = struct.Struct("<IIQI")
@@ -147,7 +156,7 @@ class ShardedRef(TensorRef):
     """A tensor that is still in its files, in parts that cover it exactly once.
 
     Attributes:
-        parts: first index of each part in the whole tensor, and the part.
+        parts: the box of each part in the whole tensor, and where the part is.
     """
 
     parts: tuple[tuple[Box, TensorRef], ...] = ()
@@ -221,7 +230,14 @@ def _records(
     length: int,
     directory: tuple[int, int, int],
 ) -> dict[str, tuple[int, int]]:
-    """Walk the central directory."""
+    """The records of the central directory, each checked.
+
+    Args:
+        file: open for reading.
+        start: first byte of the archive.
+        length: of the archive, in bytes.
+        directory: what `_end_of_directory` returns.
+    """
     count, at, size = directory
     if at + size > length or not count * _CENTRAL.size <= size <= count * _MAX_RECORD:
         raise _damaged(file, f"its zip directory claims {size} bytes at {at} of {length}")
@@ -279,6 +295,8 @@ def _zip64_sizes(extra: bytes, packed: int, size: int, at: int) -> tuple[int, in
     return packed, size, at
 
 
+# ---- the pickled structure -----------------------------------------------------------------------
+
 # What the C pickler writes at protocol 2, the protocol of torch.save.
 _OPCODES = opcodes(
     "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
@@ -307,14 +325,14 @@ class StructureUnpickler(pickle.Unpickler):
             return self._rebuild_typed
         if module == "torch._utils" and name == "_rebuild_tensor_v3":
             return self._rebuild_untyped
-        found = (
+        allowed = (
             _CONSTRUCTORS.get((module, name))
             or _storage_type(module, name)
             or torch_dtype(module, name)
         )
-        if found is None:
+        if allowed is None:
             raise CheckpointDamaged(f"{self._file} asks for {module}.{name}: refused, not run")
-        return found
+        return allowed
 
     def persistent_load(self, pid: Tree) -> _Storage:
         """A storage, by its record: `("storage", type, key, device, number of elements)`."""

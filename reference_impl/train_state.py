@@ -68,14 +68,14 @@ def get_rng_state() -> StateDict:
     Returns:
         `python`: {version, words int64 [625], gauss float or None};
         `numpy`: {kind "MT19937", words int64 [624], position, has_gauss, gauss};
-        `torch_cpu`: uint8 [5056]; `torch_cuda`: list of uint8, one per device (KX3), of a rank
-        of several that of its own device; where there is CUDA.
+        `torch_cpu`: uint8 [5056];
+        `torch_cuda`, where there is CUDA: list of uint8, one for each of `own_devices` (KX3).
 
     Raises:
         SaveRefused: NumPy's global generator was replaced by one that is not MT19937.
     """
     state: StateDict = {
-        "python": _get_python(),
+        "python": _python_state(random.getstate()),
         "numpy": _get_numpy(),
         "torch_cpu": torch.random.get_rng_state(),
     }
@@ -84,9 +84,9 @@ def get_rng_state() -> StateDict:
     return state
 
 
-def _get_python() -> StateDict:
-    """`random.getstate()`, losslessly."""
-    version, words, gauss = random.getstate()
+def _python_state(state: tuple[Any, ...]) -> StateDict:
+    """What `Random.getstate()` gives, losslessly in plain types."""
+    version, words, gauss = state
     return {
         "version": version,
         "words": torch.tensor(words, dtype=torch.int64),
@@ -114,29 +114,24 @@ def _numpy_state(state: Any) -> StateDict:  # noqa: ANN401  what NumPy gives
 
 
 def fresh_rng_state(seed: str) -> StateDict:
-    """Generators as `get_rng_state` gives them, made from a text alone; draws from none.
+    """Generators as `get_rng_state` returns them, seeded by a text alone; nothing is drawn.
 
-    Another text gives other generators, and each of them its own seed.
+    The same text gives the same generators, and each of them has a seed of its own.
     """
 
-    def number(what: str) -> int:
+    def seed_of(what: str) -> int:
         return int(digest_bytes(f"{seed}/{what}".encode())[:15], 16)
 
-    python = random.Random(number("python"))  # noqa: S311 - no secret
-    version, words, gauss = python.getstate()
-    legacy: Any = np.random.RandomState(number("numpy") % 2**32).get_state(legacy=False)
+    python = random.Random(seed_of("python"))  # noqa: S311 - no secret
+    legacy: Any = np.random.RandomState(seed_of("numpy") % 2**32).get_state(legacy=False)
     state: StateDict = {
-        "python": {
-            "version": version,
-            "words": torch.tensor(words, dtype=torch.int64),
-            "gauss": gauss,
-        },
+        "python": _python_state(python.getstate()),
         "numpy": _numpy_state(legacy),
-        "torch_cpu": torch.Generator().manual_seed(number("torch")).get_state(),
+        "torch_cpu": torch.Generator().manual_seed(seed_of("torch")).get_state(),
     }
     if torch.cuda.is_available():
         state["torch_cuda"] = [
-            torch.Generator(f"cuda:{device}").manual_seed(number(f"cuda{device}")).get_state()
+            torch.Generator(f"cuda:{device}").manual_seed(seed_of(f"cuda{device}")).get_state()
             for device in own_devices()
         ]
     return state
@@ -163,7 +158,7 @@ def set_rng_state(state: Mapping[str, Tree]) -> None:
 
 
 def _decoded(state: Mapping[str, Tree]) -> tuple[Any, Any, torch.Tensor]:
-    """The states of the three CPU generators, checked on generators of no consequence."""
+    """The states of the three CPU generators, each tried first on a generator that nobody uses."""
     words = state["python"]["words"].tolist()
     python = (state["python"]["version"], tuple(words), state["python"]["gauss"])
     random.Random().setstate(python)  # noqa: S311 - no secret; only to see whether it is taken
@@ -255,7 +250,7 @@ def build_train_state(
 def state_of(component: Stateful | Mapping[str, Stateful]) -> Tree:
     """The state of one component, or of each of several by name."""
     if isinstance(component, Mapping):
-        return {name: one.state_dict() for name, one in component.items()}
+        return {name: part.state_dict() for name, part in component.items()}
     return component.state_dict()
 
 
@@ -297,11 +292,15 @@ def restore_train_state(
 
 
 def load_into(component: Stateful | Mapping[str, Stateful], state: Tree) -> None:
-    """Hand a state to one component, or to each of several by name."""
+    """Hand a state to one component, or to each of several by name.
+
+    Raises:
+        CheckpointDamaged: several, and not those that were saved.
+    """
     if isinstance(component, Mapping):
         if set(component) != set(state):
             raise CheckpointDamaged(f"saved for {sorted(state)}, asked for {sorted(component)}")
-        for name, one in component.items():
-            one.load_state_dict(state[name])
+        for name, part in component.items():
+            part.load_state_dict(state[name])
     else:
         component.load_state_dict(state)

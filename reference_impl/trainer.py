@@ -1,8 +1,8 @@
 """The reference trainer: a loop that owns its training, saves through the manager, resumes.
 
 A job brings `model`, `optimizers`, `schedulers`, `scaler`, `loader`, `ema`, `extra`, `gradients`
-and `accumulate`, `components`, `loss(batch)` and `after_step(loss)`. A journal is told what
-happened.
+and `accumulate`, `components`, `loss(batch)` and `after_step(loss)`. A journal notes when a save
+begins, and whether it succeeded.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Trainer:
             scheduler.step()
 
     def checkpoint(self, job: Any, journal: Any) -> None:  # noqa: ANN401
-        """Save; what the disk says reaches the caller."""
+        """Save; an error of the disk reaches the caller as it is."""
         journal.begun(job.step)
         try:
             self.manager.save(job.step, **parts(job), extra=job.extra.state_dict())
