@@ -211,10 +211,11 @@ class Subject:
             device=devices.CPU if layout is None else self.device,
         )
         own = f"-{rank}" if rank else ""
+        root = str(given.pop("root", self.root))
         more: Arguments = {"isolation": self.info.isolation, "deadline": self.deadline, **given}
         return Program(
             adapter=self.info.name,
-            root=str(given.pop("root", self.root)),
+            root=root,
             journal=str(self.folder / f"journal{own}"),
             result=str(self.folder / f"result{own}"),
             output=str(self.folder / f"output{own}"),
