@@ -22,7 +22,7 @@ INVARIANTS = load_catalogue().invariants
 def checks() -> dict[str, list[ast.FunctionDef]]:
     """Map each invariant id to the checks that name it, from the suites' source."""
     found: dict[str, list[ast.FunctionDef]] = defaultdict(list)
-    for path in sorted((ROOT / "suites").glob("test_*.py")):
+    for path in sorted((ROOT / "suites").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 for mark in node.decorator_list:

@@ -41,7 +41,7 @@ def test_nothing_recorded_is_no_order() -> None:
 
 def test_the_recorded_suites_are_there() -> None:
     recorded = msgspec.json.decode(durations.PATH.read_bytes(), type=Durations)
-    there = {path.stem for path in SUITES.glob("test_*.py")}
+    there = {path.stem for path in SUITES.rglob("test_*.py")}
     assert recorded.measured
     assert set(recorded.suites) <= there, "run: make durations"
     assert durations.recorded() == order_of(recorded.suites)
