@@ -1,0 +1,111 @@
+"""Results that need not be found out again: kept under a digest of all that they depend on.
+
+A cache is a folder, as a CI service keeps one between runs: one file for each result, named by the
+digest, written whole or not at all. Several processes and machines may share it. A file that does
+not read, or whose content is not what was written, counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from ckpt_conformance.contract.requests import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MARKER = "ckpt-conformance-cache"  # a file that says whose folder this is
+SCHEMA = "ckpt-conformance/cache/v1"
+
+
+class Entry(Struct, frozen=True):
+    """One result: what it depends on, for a reader who asks why it was found; and its content."""
+
+    schema: str
+    inputs: dict[str, Any]
+    digest: str  # of the content: a file that was damaged is not believed
+    content: msgspec.Raw
+
+
+def key_of(inputs: Mapping[str, Any]) -> str:
+    """Return the digest of what a result depends on: plain values, by name, in any order."""
+    text = msgspec.json.encode(inputs, order="sorted")
+    return hashlib.blake2b(text, digest_size=20).hexdigest()
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of results."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: Path) -> Cache:
+        """Make the folder, or take one that a cache was made in.
+
+        Raises RequestError for a folder that holds something else, or cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / MARKER).exists():
+                if any(folder.iterdir()):
+                    raise RequestError(
+                        f"--cache {folder}: the folder holds other files; name an empty one, or one "
+                        "that is not there yet"
+                    )
+                (folder / MARKER).write_text(f"{SCHEMA}: results of checks; may be removed\n")
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            reason = f"--cache {folder} cannot be written: {error.strerror}"
+            raise RequestError(f"{reason}; name another folder") from error
+        return cls(folder)
+
+    def get(self, key: str) -> bytes | None:
+        """Return the content that is kept under a key; None if there is none that can be read."""
+        try:
+            entry = msgspec.json.decode(self._path(key).read_bytes(), type=Entry)
+        except (OSError, msgspec.DecodeError):
+            return None
+        content = bytes(entry.content)
+        is_whole = entry.schema == SCHEMA and entry.digest == _digest(content)
+        return content if is_whole and key_of(entry.inputs) == key else None
+
+    def put(self, inputs: Mapping[str, Any], content: bytes) -> None:
+        """Keep a content, which is JSON, under the digest of its inputs.
+
+        A disk that is full loses the entry, and nothing else: the result itself is already known.
+        """
+        path = self._path(key_of(inputs))
+        entry = Entry(SCHEMA, dict(inputs), _digest(content), msgspec.Raw(content))
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, msgspec.json.encode(entry))
+        except OSError:
+            return
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under a name of its own, then rename it: no reader sees a part of it."""
+    descriptor, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)

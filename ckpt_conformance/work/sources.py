@@ -1,0 +1,157 @@
+"""What the source of a result is: the modules that it may run, found without running them.
+
+The imports of a module are read from its text: those at the top, those in functions, and modules
+that are named in a string, such as `"package.module:function"`. Imports for types only run nothing.
+What is found is more than what runs, never less: `tests/work/test_sources.py` holds it against what
+checks really import.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of one module, and what it names of a tree of modules."""
+
+    name: str  # dotted
+    path: Path
+
+    @cached_property
+    def text(self) -> bytes:
+        """What is in the file."""
+        return self.path.read_bytes()
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the text."""
+        return hashlib.blake2b(self.text, digest_size=16).hexdigest()
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every dotted name that an import or a string of the module may stand for."""
+        tree = ast.parse(self.text, str(self.path))
+        package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        return frozenset(name for node in _running(tree) for name in _named(node, package))
+
+
+@dataclass(frozen=True)
+class SourceTree:
+    """The modules of some packages, by dotted name.
+
+    `linked` modules are needed where another one is, although nothing in the text says so.
+    """
+
+    sources: dict[str, Source]
+    linked: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
+    @classmethod
+    def of_packages(cls, packages: dict[str, Path]) -> SourceTree:
+        """Read packages, each from its folder; `packages` maps dotted names to folders."""
+        found: dict[str, Source] = {}
+        for package, folder in packages.items():
+            for path in sorted(_files(folder)):
+                parts = path.relative_to(folder).with_suffix("").parts
+                inside = parts[:-1] if parts[-1] == "__init__" else parts
+                name = ".".join([package, *inside])
+                found[name] = Source(name, path)
+        return cls(found)
+
+    def closure(self, modules: Iterable[str]) -> frozenset[str]:
+        """Return the modules of the tree that are imported when these are, these included.
+
+        Names that are not in the tree are passed over: another digest covers them.
+        """
+        reached: set[str] = set()
+        waiting = [name for module in modules for name in self._with_parents(module)]
+        while waiting:
+            name = waiting.pop()
+            if name not in reached:
+                reached.add(name)
+                waiting += self.imports(name) - reached
+        return frozenset(reached)
+
+    def imports(self, module: str) -> frozenset[str]:
+        """Return the modules of the tree that one names, with the packages that they lie in."""
+        if module not in self._imports:
+            names = self.sources[module].names | self.linked.get(module, frozenset())
+            self._imports[module] = frozenset(
+                parent for name in names for parent in self._with_parents(name)
+            )
+        return self._imports[module]
+
+    def digest(self, modules: Iterable[str]) -> str:
+        """Return one digest of the texts of modules, whatever their order."""
+        lines = sorted(f"{name} {self.sources[name].digest}" for name in modules)
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def _imports(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    def _with_parents(self, dotted: str) -> Iterator[str]:
+        """Yield a name and the packages that it lies in, as far as the tree has them."""
+        parts = dotted.split(".")
+        for length in range(1, len(parts) + 1):
+            name = ".".join(parts[:length])
+            if name in self.sources:
+                yield name
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder; a link to a folder is another package's place."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink() and path.name != "__pycache__":
+            yield from _files(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk over what may run: without docstrings, and without what is for types only."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for node in child.orelse:
+                yield node
+                yield from _running(node)
+            continue
+        yield child
+        yield from _running(child)
+
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+
+
+def _named(node: ast.AST, package: str) -> Iterator[str]:
+    """Yield the dotted names that one node may stand for."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = _absolute(node, package)
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from _MODULE.findall(node.value)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """Write out what a relative import means."""
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    above = parts[: len(parts) - node.level + 1]
+    return ".".join([*above, *([node.module] if node.module else [])])

@@ -1,0 +1,79 @@
+"""What a module may run is read from its text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpt_conformance.work.sources import SourceTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tree_of(folder: Path, **texts: str) -> SourceTree:
+    """Write modules of a package `p`: by name, with `__` for the folder that one lies in."""
+    for name, text in {"init": "", **texts}.items():
+        path = folder / "p" / f"{name.replace('__', '/').replace('init', '__init__')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return SourceTree.of_packages({"p": folder / "p"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import p.b",
+        "from p import b",
+        "from p.b import thing",
+        "from . import b",
+        "from .b import thing",
+        "def f():\n    from p import b",
+        "def f():\n    import importlib\n    importlib.import_module('p.b')",
+        "PROBE = 'p.b:function'",
+        "def f(name):\n    return f'p.b:{name}'",
+        "if TYPE_CHECKING:\n    pass\nelse:\n    import p.b",
+        "try:\n    import p.b\nexcept ImportError:\n    pass",
+    ],
+)
+def test_a_module_that_may_be_imported_is_found(text: str, tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, a=text, b="", c="")
+    assert tree.closure(["p.a"]) == {"p", "p.a", "p.b"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "if TYPE_CHECKING:\n    from p import b",
+        "import typing\nif typing.TYPE_CHECKING:\n    import p.b",
+        '"""Reads what p.b wrote."""',
+        "def f():\n    '''See p.b.'''",
+        "import q.b, json",
+        "# p.b",
+    ],
+)
+def test_a_module_that_is_only_mentioned_is_not(text: str, tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, a=text, b="", c="")
+    assert tree.closure(["p.a"]) == {"p", "p.a"}
+
+
+def test_the_closure_goes_through_packages(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, a="import p.x.y", x__init="from p import c", x__y="", c="", d="")
+    assert tree.closure(["p.a"]) == {"p", "p.a", "p.x", "p.x.y", "p.c"}
+
+
+def test_a_cycle_ends(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, a="import p.b", b="import p.a")
+    assert tree.closure(["p.a"]) == tree.closure(["p.b"]) == {"p", "p.a", "p.b"}
+
+
+def test_a_digest_changes_with_each_text_and_with_nothing_else(tmp_path: Path) -> None:
+    before = tree_of(tmp_path, a="import p.b", b="x = 1", c="y = 1")
+    chosen = before.closure(["p.a"])
+    after_c = tree_of(tmp_path, a="import p.b", b="x = 1", c="y = 2")
+    assert before.digest(chosen) == after_c.digest(chosen)
+    after_b = tree_of(tmp_path, a="import p.b", b="x = 2", c="y = 1")
+    assert before.digest(chosen) != after_b.digest(chosen)
+    assert before.digest(sorted(chosen)) == before.digest(sorted(chosen, reverse=True))
