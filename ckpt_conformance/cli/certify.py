@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,22 +9,25 @@ import typer
 
 from ckpt_conformance.cli.options import (
     Budget,
+    CacheFolder,
     Device,
     Jobs,
     Names,
     OnDevice,
+    Part,
+    ResultLines,
     Seed,
     Spending,
     whole,
 )
-from ckpt_conformance.cli.sessions import INTERRUPTED, Session, run
+from ckpt_conformance.cli.sessions import INTERRUPTED, Session, fill_in, run, say_part, work_of
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.report import baseline, certificate, environment, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ckpt_conformance.plugin.options import SessionOptions
+    from ckpt_conformance.plugin.options import CheckOptions
     from ckpt_conformance.report.result import Result
 
 MEANINGS = {0: "certified", 1: "violated", 3: "undecided"}
@@ -66,6 +68,9 @@ def certify(  # noqa: PLR0913  one parameter for each option
         int | None,
         typer.Option(parser=whole(1, 9999), metavar="N", help="Pin the version of the invariants."),
     ] = None,
+    shard: Part = "1/1",
+    results: ResultLines = None,
+    cache: CacheFolder = None,
 ) -> None:
     """Certify checkpoint managers; write result.json, report.html, junit.xml and summary.md."""
     from ckpt_conformance.plugin.options import SessionOptions
@@ -84,14 +89,16 @@ def certify(  # noqa: PLR0913  one parameter for each option
         catalogue=catalogue,
     )
     certificate.check_request(options, load_catalogue(), PROFILES)
+    work = work_of(shard, results, cache)
     old = prepare_files(options, known, write_baseline)
-    session = run(options, "certify", options.adapters)
-    results = build_results(session, options)
-    raise typer.Exit(deliver(results, options, old, write_baseline))
+    session = run(options, "certify", options.adapters, work)
+    if work.shard.count > 1:
+        raise typer.Exit(say_part(session, work))
+    raise typer.Exit(deliver(build_results(session, options), options, old, write_baseline))
 
 
 def prepare_files(
-    options: SessionOptions, known: Path | None, write: Path | None
+    options: CheckOptions, known: Path | None, write: Path | None
 ) -> baseline.Baseline | None:
     """Read the baseline and try every file that will be written, before anything runs."""
     old = baseline.read_baseline(known) if known else None
@@ -102,19 +109,23 @@ def prepare_files(
     return old
 
 
-def folders_of(options: SessionOptions) -> dict[str, Path]:
+def folders_of(options: CheckOptions) -> dict[str, Path]:
     """Return the folder of the files by adapter."""
     return environment.output_folders(options.out or Path(), options.adapters)
 
 
-def build_results(session: Session, options: SessionOptions) -> list[Result]:
+def build_results(session: Session, options: CheckOptions) -> list[Result]:
     """Merge the outcomes into one result for each adapter."""
+    if session.header is None:
+        return []
+    fill_in(session, options)
     facts = certificate.RunFacts(
         options=options,
         catalogue=load_catalogue(),
         profiles=PROFILES,
-        environment=environment.describe_environment(Path(tempfile.gettempdir())),
-        commit=environment.suite_commit(),
+        environment=session.header.environment,
+        commit=session.header.commit,
+        created=session.header.created,
         interrupted=session.interrupted,
     )
     return [
@@ -125,7 +136,7 @@ def build_results(session: Session, options: SessionOptions) -> list[Result]:
 
 def deliver(
     results: Sequence[Result],
-    options: SessionOptions,
+    options: CheckOptions,
     old: baseline.Baseline | None,
     write: Path | None,
 ) -> int:

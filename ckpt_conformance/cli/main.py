@@ -18,7 +18,16 @@ from ckpt_conformance.subject import bundle
 try:
     import typer
 
-    from ckpt_conformance.cli import certify, diff, explore, fsck, listing, mutants, running
+    from ckpt_conformance.cli import (
+        certify,
+        combine,
+        diff,
+        explore,
+        fsck,
+        listing,
+        mutants,
+        running,
+    )
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
         raise
@@ -53,7 +62,7 @@ def top(
         raise typer.Exit
 
 
-for command in (certify, mutants, listing, explore, fsck, diff):
+for command in (certify, mutants, combine, listing, explore, fsck, diff):
     command.register(app)
 
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli.options import Budget, Jobs, Seed, Spending
-from ckpt_conformance.cli.sessions import INTERRUPTED, run
+from ckpt_conformance.cli.options import (
+    Budget,
+    CacheFolder,
+    Jobs,
+    Part,
+    ResultLines,
+    Seed,
+    Spending,
+)
+from ckpt_conformance.cli.sessions import INTERRUPTED, Session, run, say_part, work_of
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.catalogue import PROFILES
 from ckpt_conformance.report import environment, files, kill_matrix
 from ckpt_conformance.report.result import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 
@@ -26,11 +37,15 @@ def mutants(
     jobs: Jobs = None,
     budget: Spending = Budget.QUICK,
     seed: Seed = 0,
+    shard: Part = "1/1",
+    results: ResultLines = None,
+    cache: CacheFolder = None,
 ) -> None:
     """Print the kill matrix: each mutant must violate exactly what it was built to break."""
     from ckpt_conformance.mutants import all_mutants
     from ckpt_conformance.plugin.options import SessionOptions
 
+    work = work_of(shard, results, cache)
     known = all_mutants()
     requests.check_names("mutant", only or (), known)
     chosen = {name: known[name] for name in only or known}
@@ -43,16 +58,29 @@ def mutants(
         seed=seed,
         jobs=jobs or environment.usable_cpus(),
     )
-    session = run(options, "mutants")
+    session = run(options, "mutants", work=work)
+    if work.shard.count > 1:
+        raise typer.Exit(say_part(session, work))
+    raise typer.Exit(deliver(session, options.adapters, as_json=as_json))
+
+
+def deliver(session: Session, adapters: Sequence[str], *, as_json: bool) -> int:
+    """Print the matrix of a session; return the exit status."""
+    from ckpt_conformance.mutants import all_mutants
+
+    chosen = {
+        name: info for name, info in all_mutants().items() if f"mutant:{name}" in set(adapters)
+    }
     if not session.interrupted:
         # A control without any outcome was not shown to be clean.
-        session.outcomes |= {name: session.outcomes.get(name, []) for name in options.adapters}
+        session.outcomes |= {name: session.outcomes.get(name, []) for name in adapters}
     matrix = kill_matrix.kill_matrix(chosen, session.outcomes, interrupted=session.interrupted)
     if as_json:
         typer.echo(json.dumps(encode(matrix), indent=2))
     else:
-        files.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, (*controls, *chosen))))
-    raise typer.Exit(INTERRUPTED if session.interrupted else int(not matrix.exact))
+        names = (*(name for name in adapters if not name.startswith("mutant:")), *chosen)
+        files.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, names)))
+    return INTERRUPTED if session.interrupted else int(not matrix.exact)
 
 
 def register(app: typer.Typer) -> None:

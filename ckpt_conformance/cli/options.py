@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +39,22 @@ Threads = Annotated[
         parser=whole(1, 1024),
         metavar="N",
         help="Threads; default: one a core, and at least 8 for a URL.",
+    ),
+]
+Part = Annotated[
+    str,
+    typer.Option(
+        "--shard", metavar="K/N", help="Run this part only; `combine` makes one report of all."
+    ),
+]
+ResultLines = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="FILE", help="Write each result as one line of JSON."),
+]
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache", metavar="DIR", help="Keep results there; what has not changed is not run again."
     ),
 ]
 Spending = Annotated[Budget, typer.Option(help="quick: a sample of the faults; full: all of them.")]

@@ -19,6 +19,8 @@ from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.requests import nearest
 
 GROUP = "ckpt_conformance.adapters"
+PACKAGE = __name__.partition(".")[0]
+MUTANT = "mutant:"
 
 # name -> (module below ckpt_conformance.adapters, attribute): an adapter, or what makes one.
 BUNDLED: dict[str, tuple[str, str]] = {
@@ -104,19 +106,31 @@ def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
     Raises AdapterError for an unknown name, a module that does not import, a missing attribute, or
     an object that is no adapter.
     """
-    if name.startswith("mutant:"):
-        mutants = importlib.import_module("ckpt_conformance.mutants")
-        return _check(name, mutants.adapter(name.removeprefix("mutant:")))
+    if name.startswith(MUTANT):
+        return _check(name, _mutants().adapter(name.removeprefix(MUTANT)))
+    module, _, attribute = place_of(name).partition(":")
+    return _check(name, _load(name, module, attribute))
+
+
+def place_of(name: str) -> str:
+    """Name the place of an adapter as `module:attribute`, without importing it.
+
+    Raises AdapterError for an unknown name.
+    """
+    if name.startswith(MUTANT):
+        return str(_mutants().place_of(name.removeprefix(MUTANT)))
     if name in BUNDLED:
         module, attribute = BUNDLED[name]
-        return _check(name, _load(name, f"ckpt_conformance.adapters.{module}", attribute))
+        return f"{PACKAGE}.adapters.{module}:{attribute}"
     if ":" in name:
-        module, _, attribute = name.partition(":")
-        return _check(name, _load(name, module, attribute))
+        return name
     if name in (plugins := entry_points()):
-        module, _, attribute = plugins[name].partition(":")
-        return _check(name, _load(name, module, attribute))
+        return plugins[name]
     raise _unknown(name)
+
+
+def _mutants() -> Any:  # noqa: ANN401  a package that stands above this one
+    return importlib.import_module(f"{PACKAGE}.mutants")
 
 
 def check_name(name: str) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_conformance.contract import Capability
@@ -69,6 +71,27 @@ def mutant(
 
 
 @lru_cache(maxsize=1)
+def places() -> Mapping[str, str]:
+    """Map each mutant's id to its module, read from the texts: nothing is imported for it."""
+    marked = re.compile(r'^@?mutant\(\s*"([^"]+)"', re.MULTILINE)
+    return {
+        found: f"{__name__}.{path.stem}"
+        for folder in __path__
+        for path in sorted(Path(folder).glob("*.py"))
+        for found in marked.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+def place_of(name: str) -> str:
+    """Name a mutant's place as `module:id`; raises AdapterError for an unknown id."""
+    if name not in places():
+        why = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
+        msg = f"adapter 'mutant:{name}' cannot be made: {why}"
+        raise AdapterError(msg)
+    return f"{places()[name]}:{name}"
+
+
+@lru_cache(maxsize=1)
 def all_mutants() -> Mapping[str, MutantInfo]:
     """Import every module of this package and give the mutants by id, sorted."""
     for module in pkgutil.iter_modules(__path__):
@@ -78,11 +101,8 @@ def all_mutants() -> Mapping[str, MutantInfo]:
 
 def adapter(name: str) -> Any:  # noqa: ANN401  an Adapter
     """Return the adapter of a mutant; raises AdapterError for an unknown id."""
-    info = all_mutants().get(name)
-    if info is None:
-        why = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
-        msg = f"adapter 'mutant:{name}' cannot be made: {why}"
-        raise AdapterError(msg)
+    importlib.import_module(place_of(name).partition(":")[0])
+    info = _MUTANTS[name]
     if info.base == "reference-trainer":
         from ckpt_conformance.adapters import reference_trainer
 

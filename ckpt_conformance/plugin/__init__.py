@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
 from ckpt_conformance.plugin.options import SENT, CheckOptions, add_options, options_of
-from ckpt_conformance.subject.checks import MARKER, invariant_of
+from ckpt_conformance.subject.checks import MARKER, invariant_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -169,7 +169,10 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerCon
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every check on every adapter."""
     if "subject" in metafunc.fixturenames and metafunc.definition.get_closest_marker(MARKER):
-        adapters = options_of(metafunc.config).adapters
+        options = options_of(metafunc.config)
+        adapters = options.adapters
+        if options.selection is not None:
+            adapters = options.selection.get(key_of(metafunc.function), ())
         # None named: one placeholder, so that the checks are there and can be deselected.
         metafunc.parametrize("subject", adapters or [""], indirect=True, scope="function")
 
@@ -200,7 +203,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from ckpt_conformance.plugin import durations
 
     known, order = load_catalogue(options.catalogue).invariants, durations.recorded()
-    dropped = [item for item in items if not _selected(invariant_of(item), known, options)]
+    dropped = [item for item in items if not _selected(item, known, options)]
     gone = set(map(id, dropped))
     items[:] = [item for item in items if id(item) not in gone]
     config.hook.pytest_deselected(items=dropped)
@@ -214,11 +217,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(group))
 
 
-def _selected(name: str | None, known: Mapping[str, Invariant], options: CheckOptions) -> bool:
+def _selected(item: pytest.Item, known: Mapping[str, Invariant], options: CheckOptions) -> bool:
     from ckpt_conformance.contract.catalogue import is_chosen
 
+    name = invariant_of(item)
     if name is None:
         return True  # a test of the user's own: these options are not about it
+    if options.selection is not None and not adapter_of(item):
+        return False
     asked = options.profiles, options.only, options.claims, options.budget
     return name in known and is_chosen(known[name], *asked)
 

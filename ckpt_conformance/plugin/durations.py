@@ -62,4 +62,13 @@ def order_of(suites: dict[str, Suite]) -> Order:
 @functools.cache
 def recorded() -> Order:
     """Read `durations.json`, once, and order the suites by it."""
-    return order_of(msgspec.json.decode(PATH.read_bytes(), type=Durations).suites)
+    return order_of(_suites())
+
+
+def costs() -> dict[str, float]:
+    """Return the seconds that one check of each suite takes in the mean."""
+    return {name: suite.seconds / max(suite.checks, 1) for name, suite in _suites().items()}
+
+
+def _suites() -> dict[str, Suite]:
+    return msgspec.json.decode(PATH.read_bytes(), type=Durations).suites

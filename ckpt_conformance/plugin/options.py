@@ -6,9 +6,10 @@ pytest-xdist's workers get it as plain data. Nothing of it imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import pytest
@@ -34,11 +35,18 @@ class CheckOptions:
     catalogue: int | None = None  # version of the invariants; None: the newest
     server: str = ""  # socket of a running fork server; empty: the session starts its own
     out: Path | None = None  # folder of the certificate: bundles of violations are kept below it
+    # Check -> the adapters that it runs on; None: every chosen check on every adapter.
+    selection: Mapping[str, tuple[str, ...]] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Turn them into values that xdist sends to a worker, where `options_of` reads them."""
         values = {field.name: getattr(self, field.name) for field in fields(CheckOptions)}
         return values | {"out": None if self.out is None else str(self.out)}
+
+    @classmethod
+    def from_plain(cls, values: object) -> Self:
+        """Read what `to_plain` gave; raises msgspec.ValidationError for anything else."""
+        return msgspec.convert(values, cls, dec_hook=lambda kind, value: kind(value))
 
 
 @dataclass(frozen=True)
@@ -58,13 +66,8 @@ def options_of(config: pytest.Config) -> CheckOptions:
     """Look up the options of a session: handed over, sent to this worker, or parsed once."""
     if OPTIONS not in config.stash:
         sent = getattr(config, "workerinput", {}).get(SENT)
-        config.stash[OPTIONS] = _parsed(config) if sent is None else _read(sent)
+        config.stash[OPTIONS] = _parsed(config) if sent is None else CheckOptions.from_plain(sent)
     return config.stash[OPTIONS]
-
-
-def _read(sent: object) -> CheckOptions:
-    """Read what `to_plain` gave; the hook makes the path."""
-    return msgspec.convert(sent, CheckOptions, dec_hook=lambda kind, value: kind(value))
 
 
 def _parsed(config: pytest.Config) -> CheckOptions:

@@ -58,8 +58,8 @@ class Cache:
             if not (folder / MARKER).exists():
                 if any(folder.iterdir()):
                     raise RequestError(
-                        f"--cache {folder}: the folder holds other files; name an empty one, or one "
-                        "that is not there yet"
+                        f"--cache {folder}: the folder holds other files; name an "
+                        "empty one, or one that is not there yet"
                     )
                 (folder / MARKER).write_text(f"{SCHEMA}: results of checks; may be removed\n")
             with tempfile.TemporaryFile(dir=folder):

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import re
+import site
+import sys
+import sysconfig
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 PACKAGE = Path(__file__).resolve().parents[1]
+OURS = "ckpt_conformance"
+BESIDE = ("suites", "fault_injectors", "reference_impl")  # packages that may lie beside it
+
+
+def our_packages(package: Path = PACKAGE) -> dict[str, Path]:
+    """Return the packages of this suite by dotted name, wherever it is installed."""
+    beside = {f"{OURS}.{name}": (package / name).resolve() for name in BESIDE}
+    return {OURS: package, **beside}
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,8 @@ class SourceTree:
     def closure(self, modules: Iterable[str]) -> frozenset[str]:
         """Return the modules of the tree that are imported when these are, these included.
 
-        Names that are not in the tree are passed over: another digest covers them.
+        A package that is neither in the tree nor installed, such as a folder beside the user, is
+        added to it. What is installed is passed over: its version covers it.
         """
         reached: set[str] = set()
         waiting = [name for module in modules for name in self._with_parents(module)]
@@ -101,13 +114,45 @@ class SourceTree:
     def _imports(self) -> dict[str, frozenset[str]]:
         return {}
 
+    @cached_property
+    def _elsewhere(self) -> set[str]:
+        """The top names that were looked for outside of the tree."""
+        return set()
+
     def _with_parents(self, dotted: str) -> Iterator[str]:
         """Yield a name and the packages that it lies in, as far as the tree has them."""
         parts = dotted.split(".")
+        if parts[0] not in self.sources and parts[0] not in self._elsewhere:
+            self._elsewhere.add(parts[0])
+            self.sources.update(not_installed(parts[0]))
         for length in range(1, len(parts) + 1):
             name = ".".join(parts[:length])
             if name in self.sources:
                 yield name
+
+
+def not_installed(top: str) -> dict[str, Source]:
+    """Read a module or package of the user's own, by its top name; nothing if it is installed."""
+    if top in sys.stdlib_module_names or not top.isidentifier():
+        return {}
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # half imported, or a name that cannot be one
+        return {}
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return {}
+    path = Path(spec.origin).resolve()
+    if any(path.is_relative_to(place) for place in _INSTALLED):
+        return {}
+    if path.name == "__init__.py":
+        return SourceTree.of_packages({top: path.parent}).sources
+    return {top: Source(top, path)}
+
+
+_INSTALLED = {
+    Path(place).resolve()
+    for place in (*site.getsitepackages(), sysconfig.get_path("stdlib"), site.getusersitepackages())
+}
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -75,7 +75,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="cannot be written: .*; name another folder"):
+    with pytest.raises(RequestError, match=r"cannot be written: .*; name another folder"):
         Cache.open(tmp_path / "file" / "cache")
 
 

@@ -1,0 +1,90 @@
+"""The command `combine`: one report of the results of all shards."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpt_conformance.cli import certify, mutants
+from ckpt_conformance.cli.sessions import fill_in, session_of
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.report import certificate, terminal
+from ckpt_conformance.work import lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpt_conformance.cli.sessions import Session
+    from ckpt_conformance.plugin.options import CheckOptions
+
+UNDECIDED = 3
+
+
+def combine(
+    results: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Files that --results wrote, of one run.")
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the certificate's files.")] = Path("reports"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead (of the kill matrix).")
+    ] = False,
+) -> None:
+    """Make one report of the results of all shards, and say which shard is missing."""
+    whole = lines.combine([lines.read(path) for path in results])
+    session = session_of(whole)
+    options = _options(whole.header, out)
+    fill_in(session, options)
+    if whole.header.command == "mutants":
+        status = mutants.deliver(session, options.adapters, as_json=as_json)
+    else:
+        status = _certificates(session, options, results)
+    if whole.missing:
+        terminal.say(
+            f"error: {terminal.count(len(whole.missing), 'shard')} missing: "
+            f"{', '.join(whole.missing)}; run them with the same arguments",
+            error=True,
+        )
+        status = certificate.merge_status([status, UNDECIDED])
+    raise typer.Exit(status)
+
+
+def _options(header: lines.Header, out: Path) -> CheckOptions:
+    """Read what was asked for; raises RequestError if the suite here plans something else."""
+    from ckpt_conformance.plugin.options import CheckOptions
+    from ckpt_conformance.plugin.plan import plan_of
+
+    options = CheckOptions.from_plain(header.request)
+    if plan_of(options).digest != header.plan:
+        reason = "these results were planned by another version of the suite"
+        raise RequestError(
+            f"{reason} ({header.version}, commit {header.commit}); combine them with that one"
+        )
+    return replace(options, out=out)
+
+
+def _certificates(session: Session, options: CheckOptions, parts: Sequence[Path]) -> int:
+    certify.prepare_files(options, None, None)
+    made = certify.build_results(session, options)
+    for result, folder in zip(made, certify.folders_of(options).values(), strict=True):
+        for name in certificate.bundles_named(result):
+            _copy_bundle(name, folder, parts)
+    return certify.deliver(made, options, None, None)
+
+
+def _copy_bundle(name: str, folder: Path, parts: Sequence[Path]) -> None:
+    """Copy a bundle from beside the shard's results, where that kept one."""
+    target = folder / "bundles" / name
+    for part in parts:
+        source = part.parent / "bundles" / name
+        if source.is_dir() and not target.exists():
+            shutil.copytree(source, target, symlinks=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(combine)

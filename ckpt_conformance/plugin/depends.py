@@ -1,0 +1,167 @@
+"""What the outcome of a check depends on, in plain values: the key under which it is cached.
+
+Anything that may change an outcome has to be here. What is too much costs a run; what is missing
+would give an old verdict for new code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ckpt_conformance.contract import registry
+from ckpt_conformance.contract.catalogue import load_catalogue
+from ckpt_conformance.work.sources import SourceTree, our_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_conformance.plugin.options import CheckOptions
+    from ckpt_conformance.plugin.plan import CheckItem
+
+# What runs around every check: the plugin that judges what it raised, the server that forks its
+# children, the interpreters that are started anew, and what children are asked to run by name.
+AROUND = (
+    "ckpt_conformance.plugin",
+    "ckpt_conformance.plugin.outcomes",
+    "ckpt_conformance.harness.server",
+    "ckpt_conformance.harness.child",
+    "ckpt_conformance.harness.facts",
+    "ckpt_conformance.harness.probes",
+    "ckpt_conformance.subject.elastic",
+    "ckpt_conformance.subject.observing",
+)
+INJECTORS = "ckpt_conformance.fault_injectors"
+PROSE = {"statement", "why", "incidents"}  # of an invariant: no verdict depends on it
+MACHINE = ("model name", "flags", "Features")  # of /proc/cpuinfo: they choose the arithmetic
+ENVIRONMENT = (
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH",
+    "CUDA",
+    "PYTHON",
+    "NCCL",
+    "GLOO",
+    "LC_",
+    "LANG",
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What all checks of a session depend on, and the sources of the suite."""
+
+    options: CheckOptions
+    tree: SourceTree
+    machine: Mapping[str, Any]
+
+    def of(self, item: CheckItem) -> dict[str, Any]:
+        """Return all that the outcome of one check on one adapter depends on."""
+        return {
+            "check": item.check.key,
+            "catalogue": _rules(self.options.catalogue),
+            "seed": self.options.seed,
+            "budget": self.options.budget,
+            "deadline": self.options.deadline,
+            "claims": sorted(self.options.claims),
+            **self._common(item.adapter, item.check.module),
+        }
+
+    def of_adapter(self, name: str) -> dict[str, Any]:
+        """Return all that an adapter's description of itself depends on."""
+        return {"facts": True, **self._common(name)}
+
+    def modules_of(self, adapter: str, *modules: str) -> frozenset[str]:
+        """Name the modules whose text decides what modules find out about an adapter."""
+        roots = (*AROUND, *adapter_modules(adapter), *modules)
+        return frozenset().union(*(self._closure(root) for root in roots))
+
+    def _common(self, adapter: str, *modules: str) -> dict[str, Any]:
+        key = (adapter, *modules)
+        if key not in self._digests:
+            self._digests[key] = self.tree.digest(self.modules_of(*key))
+        return {
+            "adapter": adapter,
+            "device": self.options.device,
+            "sources": self._digests[key],
+            "machine": self.machine,
+        }
+
+    @functools.cached_property
+    def _digests(self) -> dict[tuple[str, ...], str]:
+        return {}
+
+    @functools.cached_property
+    def _closures(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    def _closure(self, root: str) -> frozenset[str]:
+        if root not in self._closures:
+            self._closures[root] = self.tree.closure([root])
+        return self._closures[root]
+
+
+def inputs(options: CheckOptions, scratch: str) -> Inputs:
+    """Read the sources and the machine; `scratch` names the file system of the checkpoints."""
+    tree = SourceTree.of_packages(our_packages())
+    injectors = frozenset(name for name in tree.sources if name.startswith(f"{INJECTORS}."))
+    tree.linked[INJECTORS] = injectors  # a fault is asked for by name
+    return Inputs(options, tree, machine(scratch))
+
+
+def adapter_modules(name: str) -> tuple[str, ...]:
+    """Name the modules that an adapter's name stands for."""
+    module, _, _ = registry.place_of(name).partition(":")
+    return (module,)
+
+
+@functools.cache
+def _rules(version: int | None) -> str:
+    """Return a digest of the catalogue's rules, without what is only for readers."""
+    invariants = load_catalogue(version).invariants.values()
+    rules = [
+        {key: value for key, value in msgspec.to_builtins(one).items() if key not in PROSE}
+        for one in invariants
+    ]
+    return hashlib.blake2b(msgspec.json.encode(rules, order="sorted"), digest_size=16).hexdigest()
+
+
+def machine(scratch: str) -> dict[str, Any]:
+    """Describe what surrounds the code: interpreter, packages, processor, kernel, variables."""
+    return {
+        "python": sys.version,
+        "flags": repr(sys.flags),
+        "packages": sorted(
+            {f"{one.name} {one.version}" for one in importlib.metadata.distributions()}
+        ),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "processor": _processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "root": os.geteuid() == 0,
+        "filesystem": scratch,
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(ENVIRONMENT)
+        },
+    }
+
+
+def _processor(path: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Return the model and the instructions of the first processor."""
+    try:
+        first = path.read_text().split("\n\n")[0]
+    except OSError:
+        return [platform.processor()]
+    return [line for line in first.splitlines() if line.startswith(MACHINE)]

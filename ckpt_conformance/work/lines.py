@@ -1,0 +1,225 @@
+"""Results as lines of JSON: written one by one as they come, read when all are there.
+
+A file begins with a `Header`, which says what was asked for, and holds a `Line` for each item. A
+file of a run that was killed ends with the last line that is whole; nothing before it is lost. All
+that a report says is in these lines, so that the parts of a run can be put together anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from ckpt_conformance.contract.requests import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+SCHEMA = "ckpt-conformance/lines/v1"
+Origin = Literal["run", "cache", "unreached"]  # how a result came to be known
+
+
+class Header(Struct, frozen=True, kw_only=True, tag_field="line", tag="header"):
+    """What a file of results is part of.
+
+    `request` has the choices that results depend on; `plan` is the digest of all items, of which
+    `items` are in this `shard`. Two files with the same command, version, request and plan belong
+    together.
+    """
+
+    schema: str = SCHEMA
+    command: str
+    version: str  # of this suite
+    commit: str | None = None
+    request: dict[str, Any]
+    environment: dict[str, Any]
+    created: str  # ISO 8601, UTC
+    plan: str
+    shard: str = "1/1"
+    items: list[str]
+
+
+class Fact(Struct, frozen=True, kw_only=True, tag_field="line", tag="fact"):
+    """What is known of a subject, such as an adapter's description."""
+
+    subject: str
+    fact: msgspec.Raw
+
+
+class Line(Struct, frozen=True, kw_only=True, tag_field="line", tag="result"):
+    """What came of one item."""
+
+    item: str
+    origin: Origin = "run"
+    result: msgspec.Raw
+
+
+class End(Struct, frozen=True, kw_only=True, tag_field="line", tag="end"):
+    """The run came to its end, or was stopped by its user."""
+
+    interrupted: bool = False
+
+
+AnyLine = Header | Fact | Line | End
+_DECODER = msgspec.json.Decoder(AnyLine)
+
+
+class LinesError(RequestError):
+    """A file of results that cannot be used; the message says why, and what to do."""
+
+
+class Writer:
+    """Writes lines to a file as they come, each with one system call."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Begin the file anew; None keeps the lines in memory alone. Raises LinesError."""
+        self.lines: list[AnyLine] = []
+        self._file = None
+        if path is None:
+            return
+        _refuse_foreign(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            reason = f"--results {path} cannot be written: {error.strerror}"
+            raise LinesError(f"{reason}; name another file") from error
+
+    def write(self, line: AnyLine) -> None:
+        """Add a line; what raised OSError is in memory all the same."""
+        self.lines.append(line)
+        if self._file is not None:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Say how the run ended, if it was not by an error; close the file."""
+        if kind is None or issubclass(kind, KeyboardInterrupt):
+            self.write(End(interrupted=kind is not None))
+        if self._file is not None:
+            self._file.close()
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise LinesError for a file that `Writer` did not write: it would be overwritten."""
+    if not path.is_file():
+        return
+    try:
+        read(path)
+    except LinesError as error:
+        reason = f"--results {path} is there and holds no results ({error})"
+        raise LinesError(f"{reason}; move it away or name another file") from error
+
+
+@dataclass(frozen=True)
+class Results:
+    """The lines of one run: of one file, or of all its parts together."""
+
+    header: Header
+    facts: dict[str, msgspec.Raw]  # by subject
+    results: dict[str, Line]  # by item
+    missing: tuple[str, ...] = ()  # shards of which there is no file
+    ended: bool = True  # whether every part came to its end
+
+    @property
+    def undone(self) -> list[str]:
+        """The items of the shards that are there, without a result."""
+        return [item for item in self.header.items if item not in self.results]
+
+
+def gather(lines: Iterable[AnyLine], name: str = "the results") -> Results:
+    """Make the results of one file's lines; raises LinesError if they are not that."""
+    header: Header | None = None
+    facts: dict[str, msgspec.Raw] = {}
+    results: dict[str, Line] = {}
+    ended = False
+    for line in lines:
+        if isinstance(line, Header):
+            if header is not None:
+                raise LinesError(f"{name}: two headers; write each run to a file of its own")
+            header = line
+        elif isinstance(line, Fact):
+            facts[line.subject] = line.fact
+        elif isinstance(line, Line):
+            results[line.item] = line
+        else:
+            ended = not line.interrupted
+    if header is None:
+        raise LinesError(f"{name} has no header line: it is no file that --results wrote")
+    if header.schema != SCHEMA:
+        reason = f"{name}: schema is {header.schema!r}, this version reads {SCHEMA!r}"
+        raise LinesError(f"{reason}; combine with the version that wrote it ({header.version})")
+    return Results(header, facts, results, ended=ended)
+
+
+def read(path: Path) -> Results:
+    """Read a file; what a killed run left of its last line is passed over. Raises LinesError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LinesError(f"{path} cannot be read: {error.strerror}") from error
+    lines: list[AnyLine] = []
+    *whole, _torn = content.split(b"\n")
+    for number, text in enumerate(whole, 1):
+        try:
+            lines.append(_DECODER.decode(text))
+        except msgspec.DecodeError as error:
+            reason = f"{path}, line {number}, is no result: {error}"
+            raise LinesError(f"{reason}; was the file edited, or cut and joined?") from error
+    return gather(lines, str(path))
+
+
+def combine(parts: Sequence[Results]) -> Results:
+    """Put the parts of one run together; raises LinesError if they are not of one run.
+
+    A shard that is there twice counts once where both say the same.
+    """
+    first = parts[0].header
+    for part in parts[1:]:
+        _require_same(first, part.header)
+    by_shard = {part.header.shard: part for part in sorted(parts, key=lambda part: part.ended)}
+    count = int(first.shard.partition("/")[2])
+    wanted = [f"{number}/{count}" for number in range(1, count + 1)]
+    there = [by_shard[name] for name in wanted if name in by_shard]
+    header = msgspec.structs.replace(
+        first,
+        shard="1/1" if len(there) == count else first.shard,
+        created=min(part.header.created for part in there),
+        items=[item for part in there for item in part.header.items],
+    )
+    return Results(
+        header,
+        {subject: fact for part in there for subject, fact in part.facts.items()},
+        {item: line for part in there for item, line in part.results.items()},
+        tuple(name for name in wanted if name not in by_shard),
+        all(part.ended for part in there),
+    )
+
+
+def _require_same(first: Header, other: Header) -> None:
+    """Raise LinesError with the first thing in which two headers differ."""
+    pairs: dict[str, tuple[object, object]] = {
+        "the command": (first.command, other.command),
+        "the version": (first.version, other.version),
+        "the commit": (first.commit, other.commit),
+        "the number of shards": (first.shard.partition("/")[2], other.shard.partition("/")[2]),
+    }
+    names = sorted({*first.request, *other.request})
+    pairs |= {f"--{name}": (first.request.get(name), other.request.get(name)) for name in names}
+    pairs["what was planned"] = (first.plan, other.plan)
+    for what, (one, two) in pairs.items():
+        if one != two:
+            reason = f"results of shards {first.shard} and {other.shard} do not belong together"
+            raise LinesError(
+                f"{reason}: {what} is {one!r} and {two!r}; run every shard with the same arguments"
+            )
