@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 
 
-def mutants(
+def mutants(  # noqa: PLR0913  one parameter for each option
     only: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="This mutant and its base only.")
     ] = None,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 AROUND = (
     "ckpt_conformance.plugin",
     "ckpt_conformance.plugin.outcomes",
+    "ckpt_conformance.plugin.session",
     "ckpt_conformance.harness.server",
     "ckpt_conformance.harness.child",
     "ckpt_conformance.harness.facts",
