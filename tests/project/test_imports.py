@@ -25,7 +25,7 @@ CORE_DEPENDENCIES = {"torch", "numpy", "pytest", "_pytest", "hypothesis", "faker
 # So there is no cycle between rooms.
 ALLOWED = {
     "cli": {
-        *("report", "plugin", "mutants", "fault_injectors", "subject", "harness"),
+        *("report", "plugin", "work", "mutants", "fault_injectors", "subject", "harness"),
         *("crash.script", "crash.explore", "crash.model", "trace", "processes", "contract"),
         *("fsck.diff", "fsck.judge", "fsck.source"),
     },
@@ -33,7 +33,8 @@ ALLOWED = {
         *("plugin", "mutants", "crash.explore", "subject", "contract"),
         *("fsck.diff", "fsck.judge", "fsck.source"),
     },
-    "plugin": {"subject", "harness", "contract"},
+    "plugin": {"work", "subject", "harness", "contract"},
+    "work": {"contract"},
     "suites": {
         *("suites.controls", "crash.explore", "fault_injectors", "subject", "harness", "contract"),
     },
