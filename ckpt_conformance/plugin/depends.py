@@ -85,7 +85,7 @@ class Inputs:
     def modules_of(self, adapter: str, *modules: str) -> frozenset[str]:
         """Name the modules whose text decides what modules find out about an adapter."""
         roots = (*AROUND, *adapter_modules(adapter), *modules)
-        return frozenset().union(*(self._closure(root) for root in roots))
+        return frozenset[str]().union(*(self._closure(root) for root in roots))
 
     def _common(self, adapter: str, *modules: str) -> dict[str, Any]:
         key = (adapter, *modules)
