@@ -20,6 +20,7 @@ import msgspec
 
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.catalogue import load_catalogue
+from ckpt_conformance.work.cache import key_of
 from ckpt_conformance.work.sources import SourceTree, our_packages
 
 if TYPE_CHECKING:
@@ -95,8 +96,13 @@ class Inputs:
             "adapter": adapter,
             "device": self.options.device,
             "sources": self._digests[key],
-            "machine": self.machine,
+            "machine": self._machine,
         }
+
+    @functools.cached_property
+    def _machine(self) -> str:
+        """A digest: the list of packages in every entry of a cache would be most of it."""
+        return key_of(self.machine)
 
     @functools.cached_property
     def _digests(self) -> dict[tuple[str, ...], str]:
