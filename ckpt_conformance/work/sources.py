@@ -9,6 +9,7 @@ checks really import.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import re
@@ -54,9 +55,8 @@ class Source:
     @cached_property
     def names(self) -> frozenset[str]:
         """Every dotted name that an import or a string of the module may stand for."""
-        tree = ast.parse(self.text, str(self.path))
         package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
-        return frozenset(name for node in _running(tree) for name in _named(node, package))
+        return _names_in(self.text, package)
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,12 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from _files(path)
         elif path.suffix == ".py":
             yield path
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(text: bytes, package: str) -> frozenset[str]:
+    """Read the names of a module's text once, however many trees it is in."""
+    return frozenset(name for node in _running(ast.parse(text)) for name in _named(node, package))
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
