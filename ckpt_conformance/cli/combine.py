@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpt_conformance.cli import certify, mutants
-from ckpt_conformance.cli.sessions import fill_in, session_of
+from ckpt_conformance.cli.sessions import session_of
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.report import certificate, terminal
 from ckpt_conformance.work import lines
@@ -38,9 +38,8 @@ def combine(
     whole = lines.combine([lines.read(path) for path in results])
     session = session_of(whole)
     options = _options(whole.header, out)
-    fill_in(session, options)
     if whole.header.command == "mutants":
-        status = mutants.deliver(session, options.adapters, as_json=as_json)
+        status = mutants.deliver(session, options, as_json=as_json)
     else:
         status = _certificates(session, options, results)
     if whole.missing:
@@ -49,7 +48,7 @@ def combine(
             f"{', '.join(whole.missing)}; run them with the same arguments",
             error=True,
         )
-        status = certificate.merge_status([status, UNDECIDED])
+        status = status or UNDECIDED
     raise typer.Exit(status)
 
 

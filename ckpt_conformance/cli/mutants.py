@@ -16,14 +16,14 @@ from ckpt_conformance.cli.options import (
     Seed,
     Spending,
 )
-from ckpt_conformance.cli.sessions import INTERRUPTED, Session, run, say_part, work_of
+from ckpt_conformance.cli.sessions import INTERRUPTED, Session, fill_in, run, say_part, work_of
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.catalogue import PROFILES
 from ckpt_conformance.report import environment, files, kill_matrix
 from ckpt_conformance.report.result import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from ckpt_conformance.plugin.options import CheckOptions
 
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 
@@ -61,24 +61,22 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     session = run(options, "mutants", work=work)
     if work.shard.count > 1:
         raise typer.Exit(say_part(session, work))
-    raise typer.Exit(deliver(session, options.adapters, as_json=as_json))
+    raise typer.Exit(deliver(session, options, as_json=as_json))
 
 
-def deliver(session: Session, adapters: Sequence[str], *, as_json: bool) -> int:
+def deliver(session: Session, options: CheckOptions, *, as_json: bool) -> int:
     """Print the matrix of a session; return the exit status."""
     from ckpt_conformance.mutants import all_mutants
 
-    chosen = {
-        name: info for name, info in all_mutants().items() if f"mutant:{name}" in set(adapters)
-    }
-    if not session.interrupted:
-        # A control without any outcome was not shown to be clean.
-        session.outcomes |= {name: session.outcomes.get(name, []) for name in adapters}
+    asked = set(options.adapters)
+    chosen = {name: info for name, info in all_mutants().items() if f"mutant:{name}" in asked}
+    if not session.interrupted:  # what has no outcome was not shown to be clean
+        fill_in(session, options)
     matrix = kill_matrix.kill_matrix(chosen, session.outcomes, interrupted=session.interrupted)
     if as_json:
         typer.echo(json.dumps(encode(matrix), indent=2))
     else:
-        names = (*(name for name in adapters if not name.startswith("mutant:")), *chosen)
+        names = (*(name for name in options.adapters if not name.startswith("mutant:")), *chosen)
         files.show("kill_matrix.txt.j2", matrix=matrix, pad=max(map(len, names)))
     return INTERRUPTED if session.interrupted else int(not matrix.exact)
 

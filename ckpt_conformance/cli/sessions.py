@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.plugin.plan import CheckItem
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
-NOT_ASKED = ("adapters", "server", "out", "selection")  # of options: no choice of the user's
+NOT_ASKED = ("server", "out", "selection")  # of options: no choice of the user's
 
 
 class Progress(cli_progress.Progress):
@@ -110,7 +110,10 @@ def run(
         _Run(options, what, described, work, writer).run()
     if not any(isinstance(line, Header) for line in writer.lines):
         return Session(None, {}, {}, interrupted=True)
-    return session_of(gather(writer.lines))
+    session = session_of(gather(writer.lines))
+    if session.cached:
+        terminal.say(f"{terminal.count(session.cached, 'result')} from the cache", error=True)
+    return session
 
 
 class _Run:
@@ -231,7 +234,7 @@ def header(options: SessionOptions, what: str, whole: Plan, part: Plan, shard: S
         command=what,
         version=__version__,
         commit=environment.suite_commit(),
-        request=msgspec.to_builtins(asked | {"adapters": options.adapters}),
+        request=msgspec.to_builtins(asked),
         environment=environment.describe_environment(Path(tempfile.gettempdir())),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         plan=whole.digest,

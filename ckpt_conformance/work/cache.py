@@ -8,10 +8,9 @@ not read, or whose content is not what was written, counts as absent.
 from __future__ import annotations
 
 import hashlib
-import os
+import secrets
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +20,7 @@ from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 MARKER = "ckpt-conformance-cache"  # a file that says whose folder this is
 SCHEMA = "ckpt-conformance/cache/v1"
@@ -101,11 +101,13 @@ def _digest(content: bytes) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a name of its own, then rename it: no reader sees a part of it."""
-    descriptor, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    """Write a file under a name of its own, then rename it: no reader sees a part of it.
+
+    It gets the user's own mode (umask), since others may share the folder.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
+        draft.write_bytes(content)
+        draft.replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)

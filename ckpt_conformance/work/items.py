@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -69,11 +70,6 @@ class Plan:
         ids = sorted(item.id for item in self.items)
         return hashlib.blake2b(msgspec.json.encode(ids), digest_size=16).hexdigest()
 
-    @property
-    def cost(self) -> float:
-        """The estimated seconds of all items."""
-        return sum(item.cost for item in self.items)
-
     def shard(self, shard: Shard) -> Plan:
         """Return one part; all parts together are the plan, and each group is in one of them.
 
@@ -94,19 +90,6 @@ class Plan:
         done = set(ids)
         return replace(self, items=tuple(item for item in self.items if item.id not in done))
 
-    def batches(self, cost: float) -> list[Plan]:
-        """Cut it into parts of about a cost each; a group is cut only where it costs more alone."""
-        batches: list[list[Item]] = []
-        room = 0.0
-        for group in sorted(_groups(self.items), key=_cost, reverse=True):
-            for piece in _pieces(group, cost):
-                if not batches or room < _cost(piece):
-                    batches.append([])
-                    room = cost
-                batches[-1] += piece
-                room -= _cost(piece)
-        return [replace(self, items=tuple(batch)) for batch in batches]
-
 
 def _groups(items: Iterable[Item]) -> list[list[Item]]:
     groups = defaultdict[str, list[Item]](list)
@@ -116,16 +99,7 @@ def _groups(items: Iterable[Item]) -> list[list[Item]]:
 
 
 def _cost(items: Sequence[Item]) -> float:
-    return sum(item.cost for item in items)
-
-
-def _pieces(group: Sequence[Item], cost: float) -> list[list[Item]]:
-    pieces: list[list[Item]] = [[]]
-    for item in group:
-        if pieces[-1] and _cost(pieces[-1]) + item.cost > cost:
-            pieces.append([])
-        pieces[-1].append(item)
-    return pieces
+    return math.fsum(item.cost for item in items)  # whatever their order
 
 
 def balance(things: Sequence[T], count: int, cost: Callable[[T], float]) -> list[list[T]]:

@@ -112,7 +112,7 @@ class Writer:
 
 def _refuse_foreign(path: Path) -> None:
     """Raise LinesError for a file that `Writer` did not write: it would be overwritten."""
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:  # empty: killed before its header
         return
     try:
         read(path)

@@ -98,6 +98,26 @@ def test_a_check_that_did_not_run_is_not_passed_by_its_sibling(
     assert "not run" in out
 
 
+def test_a_part_that_was_stopped_beside_one_that_is_missing(ckpt: Ckpt, tmp_path: Path) -> None:
+    first, second, _ = shards(ckpt, *CERTIFY)
+    text = (tmp_path / first).read_text().splitlines(keepends=True)
+    (tmp_path / first).write_text("".join(text[:-1]))  # without the line that says it ended
+    status, out, err = ckpt("combine", first, second, "--out", "part")
+    assert status == 130
+    assert "Stopped before the end" in out
+    assert "1 shard missing: 3/3" in err
+
+
+def test_a_check_of_a_control_that_did_not_run_makes_the_matrix_inexact(
+    ckpt: Ckpt, fake: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.told |= {("mutant:A01", ATOM): "VIOLATION", ("mutant:O01", CORR): "VIOLATION"}
+    assert ckpt("mutants")[0] == 0
+    both = (*fake_session.planned(), plan.Check(f"other::{ATOM}", ATOM, "ckpt_conformance.suites"))
+    monkeypatch.setattr(plan, "checks", lambda: both)
+    assert ckpt("mutants")[0] == 1
+
+
 def test_a_shard_needs_a_file(ckpt: Ckpt) -> None:
     status, _, err = ckpt(*CERTIFY, "--shard", "1/3")
     assert status == 2

@@ -86,6 +86,15 @@ def test_what_cannot_be_kept_is_only_not_kept(cache: Cache) -> None:
     assert cache.get(key) is None
 
 
+def test_others_who_share_the_folder_can_read_it(cache: Cache) -> None:
+    before = os.umask(0o022)
+    try:
+        cache.put(INPUTS, b"{}")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in entries(cache)] == [0o644]
+
+
 def test_nothing_temporary_stays(cache: Cache) -> None:
     for seed in range(20):
         cache.put({"seed": seed}, b"[]")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,22 +46,18 @@ def test_a_shard_depends_on_what_is_planned_and_on_nothing_else(
         assert {item.id for item in mine.items} == {item.id for item in other.items}
 
 
-@given(st.lists(st.floats(0.1, 50.0), min_size=1, max_size=40), st.integers(1, 6))
-def test_no_part_has_more_than_four_thirds_of_a_fair_share(costs: list[float], count: int) -> None:
+@given(st.lists(st.floats(0.1, 50.0), min_size=1, max_size=6), st.integers(1, 3))
+def test_no_part_costs_more_than_four_thirds_of_the_best_dealing(
+    costs: list[float], count: int
+) -> None:
+    """The bound of longest processing time; the best dealing is found by trying all of them."""
+    best = min(
+        max(sum(c for c, to in zip(costs, dealt, strict=True) if to == part) for part in dealt)
+        for dealt in itertools.product(range(count), repeat=len(costs))
+    )
     loads = [sum(part) for part in balance(costs, count, float)]
-    best = max(sum(costs) / count, *costs)  # nobody can do better than this
-    assert max(loads) <= best * 4 / 3 + max(costs) + 1e-9
     assert len(loads) == count
-
-
-@given(items, st.floats(0.5, 300.0))
-def test_batches_are_the_plan_and_of_the_wanted_size(given_items: list[Item], cost: float) -> None:
-    plan = Plan(tuple(given_items))
-    batches = plan.batches(cost)
-    ids = [item.id for batch in batches for item in batch.items]
-    assert sorted(ids) == sorted(item.id for item in given_items)
-    for batch in batches:
-        assert batch.cost <= cost + 1e-6 or len(batch.items) == 1
+    assert max(loads) <= best * 4 / 3 + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,13 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
     assert path.read_text() == '{"mine": 1}\n'
 
 
+def test_a_run_that_was_killed_before_its_first_line_can_be_made_again(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").touch()
+    with Writer(tmp_path / "results.jsonl") as writer:
+        writer.write(header())
+    assert lines.read(tmp_path / "results.jsonl").ended
+
+
 def test_a_run_replaces_its_own_results(tmp_path: Path) -> None:
     for items in ("ab", "c"):
         with Writer(tmp_path / "results.jsonl") as writer:
