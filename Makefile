@@ -11,6 +11,7 @@ MAKEFLAGS += --no-print-directory
 JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 SOAK_RUNS ?= 100
 KILLS ?= 1000
+CACHE ?= .cache/results
 VENV := .venv
 BIN := $(VENV)/bin
 THIRD := .venv-third-party
@@ -121,11 +122,11 @@ test: $(VENV)/.stamp-dev ## the project's own tests (under 10 minutes on 2 cores
 
 test-all: $(VENV)/.stamp-dev ## every test, the whole kill matrix, lint, types, wheel, python -O
 	$(BIN)/tox run -e lint,types,build,optimized
-	$(BIN)/ckpt-conformance mutants
+	$(BIN)/ckpt-conformance mutants --cache $(CACHE)
 	@$(PYTEST) $(ARGS)
 
 mutants: $(VENV)/.stamp-use ## the kill matrix: which check catches which broken manager
-	$(BIN)/ckpt-conformance mutants $(ARGS)
+	$(BIN)/ckpt-conformance mutants --cache $(CACHE) $(ARGS)
 
 validate-models: $(VENV)/.stamp-dev ## the crash models against real ext4, xfs and btrfs (needs root and loop devices)
 	@$(BIN)/python -m pytest -q -rs -s tests/crash/test_crash_real_fs.py $(ARGS)
@@ -138,8 +139,9 @@ soak: $(VENV)/.stamp-use ## certify the reference manager SOAK_RUNS=100 times, e
 	  rm -rf reports-soak.log reports/soak/$$seed; echo "soak: $$seed of $(SOAK_RUNS) certified"; \
 	done
 
-nightly: $(VENV)/.stamp-use ## kill ranks at KILLS=1000 random points of their saves
+nightly: $(VENV)/.stamp-use ## kill ranks at KILLS=1000 random points of their saves; run some pairs that `mutants` passes over
 	$(BIN)/python benchmarks/nightly_ranks.py --kills $(KILLS) --jobs $(JOBS) $(ARGS)
+	$(BIN)/python benchmarks/nightly_unreached.py --jobs $(JOBS) --cache $(CACHE)
 
 bench: $(VENV)/.stamp-dev ## the numbers of benchmarks/, as tables
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench $(ARGS) || exit; done
@@ -166,5 +168,5 @@ clean: ## what the other targets made, but for the environments
 	rm -rf reports build dist .tox .mypy_cache .ruff_cache .coverage *.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
-distclean: clean ## the environments too
-	rm -rf $(VENV) $(THIRD)
+distclean: clean ## the environments and kept results, too
+	rm -rf $(VENV) $(THIRD) .cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,12 +41,15 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     shard: Part = "1/1",
     results: ResultLines = None,
     cache: CacheFolder = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Run checks that enter nothing of a change, too.")
+    ] = False,
 ) -> None:
     """Print the kill matrix: each mutant must violate exactly what it was built to break."""
     from ckpt_conformance.mutants import all_mutants
     from ckpt_conformance.plugin.options import SessionOptions
 
-    work = work_of(shard, results, cache)
+    work = replace(work_of(shard, results, cache), is_whole=whole)
     known = all_mutants()
     requests.check_names("mutant", only or (), known)
     chosen = {name: known[name] for name in only or known}
@@ -72,7 +76,9 @@ def deliver(session: Session, options: CheckOptions, *, as_json: bool) -> int:
     chosen = {name: info for name, info in all_mutants().items() if f"mutant:{name}" in asked}
     if not session.interrupted:  # what has no outcome was not shown to be clean
         fill_in(session, options)
-    matrix = kill_matrix.kill_matrix(chosen, session.outcomes, interrupted=session.interrupted)
+    matrix = kill_matrix.kill_matrix(
+        chosen, session.outcomes, session.unreached, interrupted=session.interrupted
+    )
     if as_json:
         typer.echo(json.dumps(encode(matrix), indent=2))
     else:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.plugin.plan import CheckItem
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
-NOT_ASKED = ("server", "out", "selection")  # of options: no choice of the user's
+NOT_ASKED = ("server", "out", "selection", "reach")  # of options: no choice of the user's
 
 
 class Progress(cli_progress.Progress):
@@ -60,6 +60,7 @@ class Work:
     shard: Shard = field(default_factory=Shard)
     results: Path | None = None  # a file of lines
     cache: Cache | None = None
+    is_whole: bool = True  # whether pairs run that cannot come out differently
 
 
 def work_of(shard: str, results: Path | None, cache: Path | None) -> Work:
@@ -82,6 +83,7 @@ class Session:
     outcomes: dict[str, list[CheckOutcome]]
     interrupted: bool
     cached: int = 0  # outcomes that were known before
+    unreached: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # checks
 
 
 def say_part(session: Session, work: Work) -> int:
@@ -113,6 +115,9 @@ def run(
     session = session_of(gather(writer.lines))
     if session.cached:
         terminal.say(f"{terminal.count(session.cached, 'result')} from the cache", error=True)
+    if unreached := sum(map(len, session.unreached.values())):
+        what = "that enter nothing of what the mutant changes"
+        terminal.say(f"{terminal.count(unreached, 'check')} {what}: as without it", error=True)
     return session
 
 
@@ -144,6 +149,7 @@ class _Run:
 
         with Progress(self.what) as self.progress, scratch_folder() as scratch:
             left = self.plan.without(self._known())
+            left = left.without(self._unreached(left))
             if not left.items and self._describe_from_cache():
                 return
             served = facts.serve(self.options.adapters, self.described, self.options.device)
@@ -209,6 +215,20 @@ class _Run:
                 found.append(item.id)
         return found
 
+    def _unreached(self, left: Plan) -> list[str]:
+        """Write a line for each check that enters nothing of its mutant's change; name them."""
+        if self.work.is_whole:
+            return []
+        from ckpt_conformance.cli.unreached import Recorder
+
+        self.progress.begin("which functions each check enters", "recording")
+        recorder = Recorder(self.options, self.work.cache, self.inputs, self.progress)
+        outcomes = recorder.outcomes(cast("tuple[CheckItem, ...]", left.items))
+        self.progress.begin(self.what, "starting")
+        for item, outcome in outcomes.items():
+            self._write(item, _encoded(outcome), "unreached")
+        return list(outcomes)
+
     def _needs_a_bundle(self, content: bytes) -> bool:
         """Return whether an outcome is a violation of which a bundle is to be kept: it must run."""
         bad = {Verdict.VIOLATION, Verdict.NOT_MET}
@@ -217,8 +237,7 @@ class _Run:
     def _keep(self, outcome: CheckOutcome) -> None:
         """Write an outcome as it comes; what may be the machine's doing is not cached."""
         item = self.items.get(f"{outcome.adapter} {outcome.check}")
-        message = outcome.to_message() | {"evidence": plain(outcome.evidence)}
-        content = msgspec.json.encode(message)
+        content = _encoded(outcome)
         self._write(item.id if item else f"{outcome.adapter} {outcome.check}", content, "run")
         if item and self.work.cache and self.inputs and outcome.verdict is not Verdict.UNKNOWN:
             self.work.cache.put(self.inputs.of(item), content)
@@ -252,6 +271,8 @@ def session_of(results: Results) -> Session:
         outcome = _outcome(line.result)
         session.outcomes[outcome.adapter].append(outcome)
         session.cached += line.origin == "cache"
+        if line.origin == "unreached":
+            session.unreached.setdefault(outcome.adapter, []).append(outcome.check)
     return session
 
 
@@ -272,6 +293,10 @@ def fill_in(session: Session, options: CheckOptions) -> None:
                 cause=cause,
             )
             session.outcomes[item.adapter].append(outcome)
+
+
+def _encoded(outcome: CheckOutcome) -> bytes:
+    return msgspec.json.encode(outcome.to_message() | {"evidence": plain(outcome.evidence)})
 
 
 def _outcome(content: bytes | msgspec.Raw) -> CheckOutcome:

@@ -19,6 +19,7 @@ from msgspec import structs
 from ckpt_conformance.contract import journal
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
+from ckpt_conformance.harness.reach import FunctionTable, Marks
 from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.trace import notify
 from ckpt_conformance.workload import devices
@@ -149,12 +150,16 @@ class ProcessResult:
 class Server:
     """A running fork server; a context manager."""
 
-    def __init__(self, adapters: tuple[str, ...] = ()) -> None:
-        """Start it and wait until it is ready; raises ServerError with its reason."""
+    def __init__(self, adapters: tuple[str, ...] = (), *, reach: str = "") -> None:
+        """Start it and wait until it is ready; raises ServerError with its reason.
+
+        `reach` is a package: which of its functions are entered is then seen in `marks`.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="ckc-server-"))
+        self.marks = Marks(self.folder / "marks", FunctionTable.of(reach)) if reach else None
         self.socket = str(self.folder / "s")
         self.log = (self.folder / "log").open("w+")
-        self.process = self._start(adapters)
+        self.process = self._start(adapters, reach)
         try:
             line = self.process.stdout.readline() if self.process.stdout else ""
         except BaseException:  # Ctrl-C while it starts: nothing is left behind
@@ -170,7 +175,7 @@ class Server:
             )
         self.refused = answer.refused  # adapter -> why it can't be used
 
-    def _start(self, adapters: tuple[str, ...]) -> subprocess.Popen[str]:
+    def _start(self, adapters: tuple[str, ...], reach: str) -> subprocess.Popen[str]:
         """Start the server's process: a session of its own, which prints one line when ready."""
         command = [
             sys.executable,
@@ -179,6 +184,7 @@ class Server:
             "ckpt_conformance.harness.server",
             self.socket,
             *adapters,
+            *(["--reach", str(self.folder / "marks"), reach] if reach else []),
         ]
         temporary = self.folder / "tmp"  # what a killed child leaves in TMPDIR goes with the server
         temporary.mkdir()

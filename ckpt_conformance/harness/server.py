@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ckpt_conformance.harness import messages
+from ckpt_conformance.harness import messages, reach
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
 from ckpt_conformance.harness.preload import import_named, preload
 from ckpt_conformance.processes import hugepages, lifecycle, orphans
@@ -193,12 +193,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")
+    parser.add_argument("--reach", nargs=2, metavar=("FILE", "PACKAGE"))
     arguments = parser.parse_args()
     gc.disable()  # it would walk the growing heap for a fifth of the time that the imports take
     channel = os.fdopen(os.dup(1), "w")  # ours alone: what an adapter prints goes to the log
     os.dup2(2, 1)
     try:
         orphans.adopt()
+        if arguments.reach:
+            file, package = arguments.reach
+            reach.install(Path(file), package)
         refused = preload(arguments.adapters)
         server = Server(arguments.socket, refused)
     except Exception as error:  # noqa: BLE001  the client prints it

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 T = TypeVar("T")
+TRAINER = "reference-trainer"
 OF_RANKS = {Capability.RANKS, Capability.RESHARD}
+# The managers as they are, but of one process; by name whether DCP writes.
+UNBROKEN = {"unbroken-reference": False, "unbroken-reference-dcp": True}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class MutantInfo:
         """Whether it takes several ranks to see it; a mutant of one process declares no ranks."""
         known = load_catalogue().invariants
         return any("distributed" in known[one].profiles for one in self.violates if one in known)
+
+    @property
+    def unbroken(self) -> str:
+        """The adapter that is this one without its change: it declares the same capabilities."""
+        has_ranks = self.spans_ranks or self.base == TRAINER
+        return self.base if has_ranks else f"mutant:unbroken-{self.base}"
 
 
 _MUTANTS: dict[str, MutantInfo] = {}
@@ -84,6 +93,8 @@ def places() -> Mapping[str, str]:
 
 def place_of(name: str) -> str:
     """Name a mutant's place as `module:id`; raises AdapterError for an unknown id."""
+    if name in UNBROKEN:
+        return f"{__name__}:{name}"
     if name not in places():
         why = f"unknown mutant {name!r}; `ckpt-conformance list mutants` names them"
         msg = f"adapter 'mutant:{name}' cannot be made: {why}"
@@ -101,15 +112,21 @@ def all_mutants() -> Mapping[str, MutantInfo]:
 
 def adapter(name: str) -> Any:  # noqa: ANN401  an Adapter
     """Return the adapter of a mutant; raises AdapterError for an unknown id."""
+    from ckpt_conformance.adapters import reference
+
+    if name in UNBROKEN:
+        return _of_one_process(reference.make(f"mutant:{name}", use_dcp=UNBROKEN[name]))
     importlib.import_module(place_of(name).partition(":")[0])
     info = _MUTANTS[name]
-    if info.base == "reference-trainer":
+    if info.base == TRAINER:
         from ckpt_conformance.adapters import reference_trainer
 
         return reference_trainer.make(f"mutant:{name}", trainer=info.broken)
-    from ckpt_conformance.adapters import reference
-
     made = reference.make(
         f"mutant:{name}", use_dcp=info.base == "reference-dcp", manager=info.broken
     )
-    return made if info.spans_ranks else replace(made, capabilities=made.capabilities - OF_RANKS)
+    return made if info.spans_ranks else _of_one_process(made)
+
+
+def _of_one_process(made: Any) -> Any:  # noqa: ANN401  adapters of the reference manager
+    return replace(made, capabilities=made.capabilities - OF_RANKS)

@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 import pytest
 
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
@@ -30,6 +31,7 @@ NO_ADAPTER = (
 )
 SHARED = "ckpt_server"  # the key of a worker's input: the socket of the session's server
 PROPERTY = "ckpt"  # the user property under which an outcome travels, also through xdist
+ENTERED = "ckpt-entered"  # and that of the functions that the check entered, where it is asked for
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,7 +99,7 @@ class State:
 
     def socket(self) -> str:
         """Name the server's socket; the first one to ask starts it."""
-        given = self.shared or self.options.server
+        given = "" if self.options.reach else self.shared or self.options.server
         if given:
             return given
         server = self.server or self._start()
@@ -107,7 +109,7 @@ class State:
         """Start the server; raises pytest.UsageError if no adapter or not the device is there."""
         from ckpt_conformance.harness.client import Server
 
-        self.server = server = Server(self.options.adapters)
+        self.server = server = Server(self.options.adapters, reach=self.options.reach)
         if server.refused.keys() >= set(self.options.adapters):  # else these alone are UNKNOWN
             reasons = (refusal.about(name) for name, refusal in server.refused.items())
             raise pytest.UsageError("; ".join(reasons))
@@ -144,6 +146,19 @@ class State:
             )
         return self.subjects[name]
 
+    def forget(self) -> None:
+        """Let go of all subjects and what they remember, and of what was entered."""
+        for subject in self.subjects.values():
+            subject.client.close()
+        self.subjects.clear()
+        if self.server is not None and self.server.marks is not None:
+            self.server.marks.clear()
+
+    def entered(self) -> list[str]:
+        """Name the functions that were entered since `forget`."""
+        marks = self.server.marks if self.server is not None else None
+        return sorted(marks.entered()) if marks is not None else []
+
     def close(self) -> None:
         """Let go of clients and stop the server."""
         for subject in self.subjects.values():
@@ -160,7 +175,7 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerCon
     """Start the one server of an xdist session and tell each worker where it listens."""
     state = node.config.stash[STATE]
     node.workerinput[SENT] = state.options.to_plain()
-    if state.options.adapters:
+    if state.options.adapters and not state.options.reach:  # else each worker starts its own
         node.workerinput[SHARED] = state.socket()
     elif any("ckpt_conformance" in argument for argument in node.config.args):
         raise pytest.UsageError(NO_ADAPTER)
@@ -243,6 +258,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     state = request.config.stash[STATE]
     if not request.param:
         pytest.fail(NO_ADAPTER, pytrace=False)
+    if state.options.reach:
+        state.forget()  # what an earlier check found out would hide what this one enters
     checked = state.subject(request.param, tmp_path_factory)
     checked.reset()
     item = cast("pytest.Item", request.node)
@@ -294,6 +311,8 @@ def pytest_runtest_makereport(
         return report
     from ckpt_conformance.plugin import outcomes
 
+    if call.when == "call" and options_of(item.config).reach:
+        report.user_properties.append((ENTERED, item.config.stash[STATE].entered()))
     if call.when == "setup" and report.failed and call.excinfo:
         outcome = outcomes.of_error(item, name, call.excinfo.value)
         report.user_properties.append((PROPERTY, outcome.to_message()))
@@ -308,6 +327,13 @@ def outcome_of(report: pytest.TestReport | pytest.CollectReport) -> CheckOutcome
     properties: list[tuple[str, object]] = getattr(report, "user_properties", [])
     messages = [value for key, value in properties if key == PROPERTY]
     return CheckOutcome.from_message(messages[-1]) if messages else None
+
+
+def entered_by(report: pytest.TestReport) -> frozenset[str] | None:
+    """Name the functions that a check entered; None where that was not noted."""
+    properties: list[tuple[str, object]] = report.user_properties
+    names = [value for key, value in properties if key == ENTERED]
+    return frozenset(msgspec.convert(names[-1], list[str])) if names else None
 
 
 def pytest_report_teststatus(

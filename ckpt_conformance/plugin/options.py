@@ -37,6 +37,8 @@ class CheckOptions:
     out: Path | None = None  # folder of the certificate: bundles of violations are kept below it
     # Check -> the adapters that it runs on; None: every chosen check on every adapter.
     selection: Mapping[str, tuple[str, ...]] | None = None
+    # A package: which of its functions each check enters is noted in the check's report.
+    reach: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """Turn them into values that xdist sends to a worker, where `options_of` reads them."""

@@ -40,6 +40,14 @@ class CheckItem(Item, frozen=True, kw_only=True):
     adapter: str
     check: Check
 
+    @classmethod
+    def of(cls, adapter: str, check: Check, cost: float = 1.0) -> CheckItem:
+        """Make the item of a check on an adapter."""
+        suite = f"{adapter} {check.suite}"
+        return cls(
+            id=f"{adapter} {check.key}", group=suite, cost=cost, adapter=adapter, check=check
+        )
+
 
 @functools.cache
 def checks() -> tuple[Check, ...]:
@@ -74,13 +82,7 @@ def plan_of(options: CheckOptions) -> Plan:
     cost = durations.costs()
     return Plan(
         tuple(
-            CheckItem(
-                id=f"{adapter} {check.key}",
-                group=f"{adapter} {check.suite}",
-                cost=cost.get(check.suite, 1.0),
-                adapter=adapter,
-                check=check,
-            )
+            CheckItem.of(adapter, check, cost.get(check.suite, 1.0))
             for adapter in options.adapters
             for check in chosen
         )

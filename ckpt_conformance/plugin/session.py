@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance.contract.verdicts import CheckOutcome
-from ckpt_conformance.plugin import outcome_of
+from ckpt_conformance.plugin import entered_by, outcome_of
 from ckpt_conformance.plugin.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -28,12 +28,21 @@ class SessionError(RuntimeError):
     """pytest itself did not run the suites; the message holds what it printed."""
 
 
+@dataclass(frozen=True)
+class Reached:
+    """The outcome of a check, and the functions that it entered of the package it was asked for."""
+
+    outcome: CheckOutcome
+    entered: frozenset[str]
+
+
 @dataclass(eq=False)
 class Collector:
     """A pytest plugin that gathers outcomes, here or from xdist's workers."""
 
     options: SessionOptions
     outcomes: list[CheckOutcome] = field(default_factory=list[CheckOutcome])
+    reached: list[Reached] = field(default_factory=list[Reached])
     problems: list[str] = field(default_factory=list[str])
     total: int = 0
     config: pytest.Config | None = None
@@ -71,6 +80,9 @@ class Collector:
         if outcome is None:
             return
         self.outcomes.append(replace(outcome, seconds=report.duration))
+        entered = entered_by(report)
+        if entered is not None:
+            self.reached.append(Reached(outcome, entered))
         if self.options.on_progress:
             self.options.on_progress(len(self.outcomes), self.total, self.outcomes[-1])
 
@@ -103,11 +115,24 @@ def _hypothesis_in(folder: Path) -> Generator[None]:
 
 
 def run_session(options: SessionOptions) -> list[CheckOutcome]:
-    """Run the suites on the adapters and give every outcome.
+    """Run the suites on the adapters and return every outcome.
 
     Raises SessionError if pytest could not run them (nothing collected is not an error: the
     selection may be empty).
     """
+    return _run(options).outcomes
+
+
+def record_reach(options: SessionOptions) -> list[Reached]:
+    """Run the suites, each check as if it were the first; return what each entered, too.
+
+    The functions are those of the package `options.reach`. A check whose set-up failed is left out.
+    Raises SessionError as `run_session` does.
+    """
+    return _run(options).reached
+
+
+def _run(options: SessionOptions) -> Collector:
     collector = Collector(options)
     with contextlib.ExitStack() as stack:
         folder = options.scratch or Path(stack.enter_context(scratch_folder()))
@@ -121,7 +146,7 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
         raise SessionError(msg)
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    return collector.outcomes
+    return collector
 
 
 def _arguments(options: SessionOptions, folder: Path) -> list[str]:

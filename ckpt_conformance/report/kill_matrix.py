@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract.verdicts import CheckOutcome
     from ckpt_conformance.mutants import MutantInfo
 
-SCHEMA = "ckpt-conformance/kill-matrix/v1"
+SCHEMA = "ckpt-conformance/kill-matrix/v2"
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -30,6 +30,8 @@ class Row(Struct, frozen=True, kw_only=True):
     unknown: list[str]
     reasons: dict[str, str]  # id -> the first reason, of what is violated or UNKNOWN
     verdicts: dict[str, dict[str, Verdict]]  # id -> check -> verdict: what ran, and what applied
+    # Checks that did not run: they enter nothing that the mutant changes.
+    unreached: list[str] = field(default_factory=list[str])
     bug: str = ""  # these four of a mutant, empty for a control
     url: str = ""
     change: str = ""
@@ -51,19 +53,23 @@ class KillMatrix(Struct, frozen=True, kw_only=True):
 def kill_matrix(
     mutants: Mapping[str, MutantInfo],
     outcomes: Mapping[str, Sequence[CheckOutcome]],
+    unreached: Mapping[str, Sequence[str]] | None = None,
     *,
     interrupted: bool = False,
 ) -> KillMatrix:
     """Compare what each mutant violates with what it was built to break.
 
-    `outcomes` are by adapter; those that belong to no mutant are controls. UNKNOWN is shown and
+    `outcomes` are by adapter, and so are the checks that were `unreached`; outcomes that belong to
+    no mutant are controls. UNKNOWN is shown and
     does not spare a mutant; in a control it is a fault, because "violates nothing" was not shown.
     """
     infos = {f"mutant:{name}": info for name, info in mutants.items()}
     others = {name: of_one for name, of_one in outcomes.items() if name not in infos}
     controls = {name: _control(of_one) for name, of_one in others.items()}
     killed = {
-        info.id: _mutant(info, outcomes[name]) for name, info in infos.items() if name in outcomes
+        info.id: _mutant(info, outcomes[name], (unreached or {}).get(name, ()))
+        for name, info in infos.items()
+        if name in outcomes
     }
     return KillMatrix(
         exact=all(row.exact for row in (*controls.values(), *killed.values())),
@@ -73,7 +79,7 @@ def kill_matrix(
     )
 
 
-def _mutant(info: MutantInfo, outcomes: Sequence[CheckOutcome]) -> Row:
+def _mutant(info: MutantInfo, outcomes: Sequence[CheckOutcome], unreached: Sequence[str]) -> Row:
     got, unknown = _reasons(outcomes, Verdict.VIOLATION), _reasons(outcomes, Verdict.UNKNOWN)
     missed, extra = sorted(info.violates - got.keys()), sorted(got.keys() - info.violates)
     return Row(
@@ -84,6 +90,7 @@ def _mutant(info: MutantInfo, outcomes: Sequence[CheckOutcome]) -> Row:
         unknown=sorted(unknown.keys() - got.keys()),
         reasons=_plain(unknown | got),
         verdicts=_verdicts(outcomes),
+        unreached=sorted(unreached),
         bug=info.bug,
         url=info.url,
         change=info.change,

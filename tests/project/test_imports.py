@@ -48,7 +48,7 @@ ALLOWED = {
     },
     "crash.model": {"trace"},
     "fault_injectors": {"subject", "harness", "workload", "trace", "processes", "contract"},
-    "mutants": {"adapters.reference", "contract", "reference_impl"},
+    "mutants": {"adapters.reference", "harness", "contract", "reference_impl"},
     "adapters.reference": {"subject", "contract", "reference_impl"},
     "adapters": {"workload", "contract"},
     "subject": {"harness", "workload", "processes", "contract"},

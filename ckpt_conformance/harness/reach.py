@@ -1,0 +1,186 @@
+"""Which functions of a package are entered, in whatever process or thread, until it is killed.
+
+The server of a recording imports the package through `install`: each function then begins with one
+more statement, which sets a byte of a file that is mapped into memory. Children share that mapping,
+so a byte stays set when the process that set it is killed in the next instruction.
+
+What is not seen: a generator function is entered when its first element is asked for, which is
+later than its call; `FunctionTable.lazy` names these.
+"""
+
+from __future__ import annotations
+
+import ast
+import mmap
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Sequence
+
+MARKS = "__entered__"  # the mapping, in each module of the package
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class FunctionTable:
+    """The functions of a package as `module:Class.method`, in the order of their marks.
+
+    A function inside of another one belongs to it. `lazy` are those that run after their call.
+    """
+
+    names: tuple[str, ...]
+    lazy: frozenset[str]
+
+    @classmethod
+    def of(cls, package: str) -> FunctionTable:
+        """Read the texts of a package's modules; nothing of them is imported.
+
+        Raises ModuleNotFoundError for a package that is not there.
+        """
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ModuleNotFoundError(f"no package {package!r}", name=package)
+        names: list[str] = []
+        lazy: set[str] = set()
+        for folder in spec.submodule_search_locations:
+            for path in sorted(Path(folder).rglob("*.py")):
+                reader = _Reader(_module_name(package, path.relative_to(folder)))
+                reader.visit(ast.parse(path.read_bytes()))
+                names += reader.functions
+                lazy |= {name for name, node in reader.functions.items() if _is_lazy(node)}
+        return cls(tuple(names), frozenset(lazy))
+
+
+class Marks:
+    """The file of marks, one byte for each function; the reader's end."""
+
+    def __init__(self, path: Path, table: FunctionTable) -> None:
+        """Make the file, with nothing marked."""
+        self.path, self.table = path, table
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was entered; writes in place, since processes have the file mapped."""
+        with self.path.open("r+b" if self.path.exists() else "w+b") as file:
+            file.write(bytes(len(self.table.names)))
+
+    def entered(self) -> frozenset[str]:
+        """Name the functions that were entered since the file was cleared."""
+        marks = self.path.read_bytes()
+        return frozenset(name for name, mark in zip(self.table.names, marks, strict=True) if mark)
+
+
+def install(path: Path, package: str) -> None:
+    """Make this process and its forks mark in `path` what they enter of `package`.
+
+    Raises RuntimeError if the package was imported before: its functions would mark nothing.
+    """
+    if package in sys.modules:
+        raise RuntimeError(f"{package} was imported before its functions could be marked")
+    table = FunctionTable.of(package)
+    with path.open("r+b") as file:
+        marks = mmap.mmap(file.fileno(), len(table.names))
+    sys.meta_path.insert(0, _Finder(package, table, marks))
+
+
+def _module_name(package: str, path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def _is_lazy(node: Function) -> bool:
+    """Return whether a call of the function runs nothing of it yet."""
+    nodes = [node, *(inner for statement in node.body for inner in _same_function(statement))]
+    return any(
+        isinstance(inner, ast.Yield | ast.YieldFrom | ast.AsyncFunctionDef) for inner in nodes
+    )
+
+
+def _same_function(node: ast.AST) -> list[ast.AST]:
+    """Return a node and what is below it, without the functions that are defined there."""
+    if isinstance(node, Function | ast.Lambda | ast.ClassDef):
+        return []
+    return [
+        node,
+        *(below for child in ast.iter_child_nodes(node) for below in _same_function(child)),
+    ]
+
+
+class _Reader(ast.NodeVisitor):
+    """Collects the functions of a module by name, those in classes too."""
+
+    def __init__(self, module: str) -> None:
+        self.functions: dict[str, Function] = {}
+        self._prefix = f"{module}:"
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        outer, self._prefix = self._prefix, f"{self._prefix}{node.name}."
+        self.generic_visit(node)
+        self._prefix = outer
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.functions[self._prefix + node.name] = node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.functions[self._prefix + node.name] = node
+
+
+class _Finder:
+    """Finds the modules of one package and has their functions marked."""
+
+    def __init__(self, package: str, table: FunctionTable, marks: mmap.mmap) -> None:
+        self.package, self.marks = package, marks
+        self.numbers = {name: number for number, name in enumerate(table.names)}
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: types.ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if name != self.package and not name.startswith(f"{self.package}."):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.origin is None:
+            return spec
+        folders = spec.submodule_search_locations
+        loader = _Loader(name, spec.origin, self)
+        return spec_from_file_location(
+            name, spec.origin, loader=loader, submodule_search_locations=folders
+        )
+
+
+class _Loader(SourceFileLoader):
+    """Compiles a module from its text, with marks; what Python has cached is passed over."""
+
+    def __init__(self, name: str, path: str, finder: _Finder) -> None:
+        super().__init__(name, path)
+        self.finder = finder
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        tree = ast.parse(self.get_data(path), path)
+        reader = _Reader(fullname)
+        reader.visit(tree)
+        for name, node in reader.functions.items():
+            _mark(node, self.finder.numbers[name])
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        setattr(module, MARKS, self.finder.marks)
+        super().exec_module(module)
+
+
+def _mark(function: Function, number: int) -> None:
+    """Put the statement that marks a function before its first one; lines stay what they are."""
+    statement = ast.parse(f"{MARKS}[{number}] = 1").body[0]
+    has_docstring = ast.get_docstring(function, clean=False) is not None
+    for node in ast.walk(statement):
+        ast.copy_location(node, function.body[0])
+    function.body.insert(int(has_docstring), statement)
