@@ -12,6 +12,7 @@ a load that leaves them out of step is seen: then the world ends, and the rest n
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -116,6 +117,19 @@ class Loaded:
         return Recovery(self.exit_kind, self.step, error=self.error)
 
 
+@dataclass(frozen=True)
+class Onward:
+    """Where a job goes on, from which step (0: the beginning), and two steps that it saves."""
+
+    place: Place
+    step: int
+    saves: tuple[int, int]
+
+
+UNHARMED = -1  # the number of going on where there was no crash
+NO_ANSWER = "the process that restarts ends"
+
+
 class Recoverer:
     """Recovers from the items of a task; `say` takes each answer."""
 
@@ -208,29 +222,70 @@ class Recoverer:
 
     # -- going on after a recovery ----------------------------------------------------------
 
-    def _continue(self, place: Place, step: int, saves: tuple[int, int]) -> str:
+    def _continue(self, going: Onward) -> str:
         """Resume, train and save both steps in one child, restart in another.
 
         Returns what went wrong; empty if nothing did.
         """
-        first, second = saves
 
         def train(say: Say) -> None:
             self.materializer = None
-            self.materialize(place)
-            say(Continued(self._train(step, first, second)))
+            self.materialize(going.place)
+            say(Continued(self._train(going.step, *going.saves)))
 
         def restart(say: Say) -> None:
-            loaded = self.load()
-            gave = (loaded.error and loaded.error.message) or f"step {loaded.step}"
-            good = loaded.step == second
-            say(Continued("" if good else f"a restart after step {second} was saved gives: {gave}"))
+            say(Continued(self._restart(going.saves[1])))
 
         for function in (train, restart):
             error = self._error_of(function)
             if error:
                 return error
         return ""
+
+    def _continue_together(self, ways: dict[int, Onward]) -> dict[int, str]:
+        """Go on from all in one child, restart from what each leaves in another one.
+
+        Returns what went wrong by number; nothing of those that no answer came of.
+        """
+        folder = Path(self.task.out).with_name("onward")
+        trees.clear(folder)
+
+        def train(say: Say) -> None:
+            self.materializer = None
+            for number, going in ways.items():
+                self.materialize(going.place)
+                error = self._train(going.step, *going.saves)
+                self.child.close()
+                trees.copy(self.root, folder / str(number))
+                say(Continued(error, number))
+
+        errors = self._errors_of(train)
+
+        def restart(say: Say) -> None:
+            for number in (number for number, error in errors.items() if not error):
+                self.materialize(str(folder / str(number)))
+                say(Continued(self._restart(ways[number].saves[1]), number))
+
+        restarted = self._errors_of(restart)
+        shutil.rmtree(folder)
+        return {
+            number: error or restarted.get(number, NO_ANSWER) for number, error in errors.items()
+        }
+
+    def _errors_of(self, function: Callable[[Say], None]) -> dict[int, str]:
+        answers = in_child(function, self.task.deadline)
+        return {
+            answer.item: answer.error
+            for answer in answers
+            if isinstance(answer, Continued) and answer.item is not None
+        }
+
+    def _restart(self, step: int) -> str:
+        """Load the newest step in a process that did not save it; return what is wrong with it."""
+        loaded = self.load()
+        gave = (loaded.error and loaded.error.message) or f"step {loaded.step}"
+        good = loaded.step == step
+        return "" if good else f"a restart after step {step} was saved gives: {gave}"
 
     def _error_of(self, function: Callable[[Say], None]) -> str:
         """Run a part of going on in a child; return what went wrong, its death too."""
@@ -273,19 +328,35 @@ class Recoverer:
         self._continue_each(in_batch)
 
     def _continue_each(self, in_batch: dict[int, Recovery]) -> None:
-        """Go on from one item of each kind, if going on works where nothing was harmed."""
+        """Go on from one item of each kind, if going on works where nothing was harmed.
+
+        All at first in one child. What goes wrong there, and the first that does not, goes on again
+        alone: only that counts.
+        """
         saves = next((item.saves_after for item in self.task.items if item.saves_after), None)
         if saves is None or not self.legal:
             return
+        chosen = [] if self.task.control else self._choose_onward(in_batch)
+        items = self.task.items
+        ways = {
+            n: Onward(items[n].place, in_batch[n].step or 0, items[n].saves_after or saves)
+            for n in chosen
+        }
+        if self.task.control is None:
+            whole = self.task.legal[-1]
+            ways = {UNHARMED: Onward(whole.place, whole.step, saves), **ways}
+        together = self._continue_together(ways) if len(ways) > 1 else {}
+
+        def settle(number: int) -> str:
+            is_fine = together.get(number) == "" and number not in chosen[:1]
+            return "" if is_fine else self._continue(ways[number])
+
         control = self.task.control
         if control is None:
-            whole = self.task.legal[-1]
-            control = self._continue(whole.place, whole.step, saves)
+            control = settle(UNHARMED)
         self.say(Continued(control))
-        for number in [] if control else self._choose_onward(in_batch):
-            item, step = self.task.items[number], in_batch[number].step or 0
-            error = self._continue(item.place, step, item.saves_after or saves)
-            self.say(Continued(error, number))
+        for number in [] if control else chosen:
+            self.say(Continued(settle(number), number))
 
     def _choose_onward(self, in_batch: dict[int, Recovery]) -> list[int]:
         """Choose the items after whose recovery a job goes on.
