@@ -1,4 +1,4 @@
-"""Directory trees: copy, lay out, list.
+"""Directory trees: copy, lay out, list; a file written whole.
 
 Times, modes, symlinks and shared inodes are kept: managers choose by them.
 """
@@ -6,6 +6,7 @@ Times, modes, symlinks and shared inodes are kept: managers choose by them.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import stat
 from pathlib import Path
@@ -133,3 +134,21 @@ def listing(root: Path) -> dict[str, tuple[str, int, int]]:
             size = 0 if kind == "dir" else info.st_size
             entries[path.relative_to(root).as_posix()] = (kind, size, info.st_ino)
     return entries
+
+
+def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Write a file under a name of its own, then rename it: no reader ever sees a part of it.
+
+    It gets the user's own mode (umask), since others may share the folder. With `is_synced` its
+    bytes are on the disk before it has its name.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ckpt_conformance import __version__
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.catalogue import is_chosen
 from ckpt_conformance.contract.requests import RequestError, check_names, reproduce
 from ckpt_conformance.contract.verdicts import (
@@ -343,15 +343,7 @@ def bundles_of(path: Path) -> set[str]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a whole file or nothing: a run that is stopped leaves the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    trees.write_whole(path, text.encode(), is_synced=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ not read, or whose content is not what was written, counts as absent.
 from __future__ import annotations
 
 import hashlib
-import secrets
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Cache:
         entry = Entry(SCHEMA, dict(inputs), _digest(content), msgspec.Raw(content))
         try:
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, msgspec.json.encode(entry))
+            trees.write_whole(path, msgspec.json.encode(entry))
         except OSError:
             return
 
@@ -98,16 +98,3 @@ class Cache:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a name of its own, then rename it: no reader sees a part of it.
-
-    It gets the user's own mode (umask), since others may share the folder.
-    """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
