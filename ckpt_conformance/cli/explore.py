@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from ckpt_conformance.cli import progress as cli_progress
-from ckpt_conformance.cli import scripts
-from ckpt_conformance.cli.options import Budget, Jobs, Names, Seed
+from ckpt_conformance.cli import explorations, scripts
+from ckpt_conformance.cli.options import Budget, Jobs, Names, ResultLines, Seed
+from ckpt_conformance.cli.options import Part as PartOfRun
+from ckpt_conformance.cli.sessions import work_of
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
 from ckpt_conformance.report import (
@@ -23,10 +25,12 @@ from ckpt_conformance.report import (
     files,
 )
 from ckpt_conformance.subject import bundle
+from ckpt_conformance.work import lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from ckpt_conformance.cli.sessions import Work
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.explore.exploration import (
         BaseExplorer,
@@ -108,6 +112,8 @@ def explore(  # noqa: PLR0913  one parameter for each option
     no_fork: scripts.NoFork = False,
     preload: scripts.Preload = None,
     deadline: scripts.Deadline = 0,
+    shard: PartOfRun = "1/1",
+    results: ResultLines = None,
 ) -> None:
     """Recover from what the disk may hold after a crash in a save; keep what violates as bundles.
 
@@ -129,6 +135,8 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
+    work = work_of(shard, results, None)
+    _check_part(work, ranks, real or ())
     script = scripts.script_of(what, with_command, workload, out)
     exploration.prepare(out)
     limits = engine.FULL if is_full else engine.QUICK_COMMAND
@@ -136,11 +144,19 @@ def explore(  # noqa: PLR0913  one parameter for each option
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
     run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
     run.ranks = ranks
+    if work.results:
+        options = scripts.options_of(with_command) if script else {}
+        run.take_part(explorations.request_of(asked, what, options), work)
     about: Json = {}
-    try:
-        about = scripts.explore(run, script) if script else run.explore_adapter(what[0], chosen)
-    except KeyboardInterrupt:  # while it started
-        run.findings.interrupted = True
+    with explorations.writing(run.part, run):
+        try:
+            about = scripts.explore(run, script) if script else run.explore_adapter(what[0], chosen)
+        except KeyboardInterrupt:  # while it started
+            run.findings.interrupted = True
+        if run.part and about:
+            run.part.describe(about)
+    if run.part and not run.part.is_whole:
+        raise typer.Exit(explorations.say_part(run, run.part, work.results or out))
     raise typer.Exit(run.finish(about))
 
 
@@ -172,6 +188,18 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
         raise requests.RequestError(f"{what} is explored with one rank; leave --ranks out")
 
 
+def _check_part(work: Work, ranks: int, real: Sequence[str]) -> None:
+    """Refuse lines of what is not the same on two machines, or not recovered from in batches."""
+    if work.results and (real or ranks > 1):
+        what = f"--real {real[0]}" if real else f"--ranks {ranks}"
+        why = (
+            "an image is of the machine that mounts it"
+            if real
+            else "the recoveries of several ranks are not cut into batches"
+        )
+        raise requests.RequestError(f"{what} and --results: {why}; run it without --results")
+
+
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
     from ckpt_conformance.crash.explore import workloads
 
@@ -185,9 +213,17 @@ class Run:
         """Start with nothing explored."""
         self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
         self.ranks = 1
+        self.part: explorations.Part | None = None  # whose lines are written
+        self.bundle_folder = out / "bundles"
         self.explorations: list[Exploration] = []
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
+
+    def take_part(self, request: explorations.Request, work: Work) -> None:
+        """Explore a part only, and write its lines."""
+        writer = lines.Writer(work.results)
+        self.part = explorations.Part(request, work.shard, writer)
+        self.bundle_folder = explorations.bundles_of(self.out, work.shard)
 
     def explore_adapter(self, name: str, workloads: Sequence[str]) -> Json:
         """Explore an adapter; return what `result.json` says of it."""
@@ -198,18 +234,28 @@ class Run:
     def _explore_all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
         with Progress(subject.info.name) as progress:
-            for name in names:
+            for name in self._mine(names):
                 progress.begin(f"{subject.info.name} {name}", "recording")
                 try:
                     self._explore_workload(subject, name, progress)
                 except NotApplicable as error:
                     self.findings.not_applicable.append(f"{name}: {error}")
+                    self._give_up(name, error)
                 except Unknown as error:
                     self.findings.unknown.append(f"{name}: {error}")
+                    self._give_up(name, error)
                 except KeyboardInterrupt:
                     self.findings.interrupted = True
                 if self.findings.interrupted:
                     break
+
+    def _mine(self, names: Sequence[str]) -> list[str]:
+        """Return the workloads of which some batch is explored here."""
+        return [name for name in names if self.part is None or name in self.part.items]
+
+    def _give_up(self, name: str, error: NotApplicable | Unknown) -> None:
+        if self.part:
+            self.part.give_up(name, error)
 
     def _explore_workload(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
@@ -220,8 +266,12 @@ class Run:
             return
         recorded = workloads.record(subject, name)
         explorer = engine.Explorer(subject, recorded, self.limits, progress)
-        engine.run(explorer, self.asked.models, self.asked.real)
+        notebook = self.part.notebook(explorer, name) if self.part else None
+        share = notebook.share if notebook else None
+        engine.run(explorer, self.asked.models, self.asked.real, share)
         reproduced.reproduce(explorer)
+        if self.part and notebook:
+            self.part.finish(notebook, name)
         self.take(explorer, bundles.write)
 
     def _explore_on_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
@@ -236,16 +286,17 @@ class Run:
         reproduced.reproduce_ranks(explorer)
         self.take(explorer, bundles.write)
 
-    def take(self, explorer: E, write: Callable[[Path, E, Violation], Path]) -> None:
-        """Take what was found, and write bundles of what violates."""
+    def take(self, explorer: E, write: Callable[[Path, E, Violation], Path | None]) -> None:
+        """Take what was found, and write bundles of what violates, as far as that can be done."""
         result = explorer.result
         self.explorations.append(result)
         self.findings.unknown += [f"{result.workload}: {why}" for why in result.unknown]
         self.findings.interrupted = result.interrupted
-        folder = self.out / "bundles"
-        self.bundles[len(self.explorations) - 1] = {
-            key: str(write(folder, explorer, group[0])) for key, group in result.classes().items()
+        paths = {
+            key: write(self.bundle_folder, explorer, group[0])
+            for key, group in result.classes().items()
         }
+        self.bundles[len(self.explorations) - 1] = {k: str(path) for k, path in paths.items() if path}
         self.findings.add(explorer, self.bundles[len(self.explorations) - 1])
         if self.keep:
             _keep(explorer.recording.folder, self.out / "recordings" / result.workload)

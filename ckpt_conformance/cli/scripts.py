@@ -6,13 +6,14 @@ import contextlib
 import shlex
 import tempfile
 import time
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from ckpt_conformance.cli import explorations
 from ckpt_conformance.cli.options import whole
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.cli.explore import Progress, Run
     from ckpt_conformance.crash.explore.bundles import Replayed
+    from ckpt_conformance.crash.explore.evidence import Basis, Notebook
+    from ckpt_conformance.crash.script.explore import ScriptExplorer
     from ckpt_conformance.crash.script.rehearsal import Rehearsal
     from ckpt_conformance.report.certificate import Json
 
@@ -106,6 +109,12 @@ class CommandOptions:
         return [name for name in names if getattr(self, name) != getattr(usual, name)]
 
 
+def options_of(options: CommandOptions) -> Json:
+    """Return what a user gave with a command, by the names of the options."""
+    values: Json = msgspec.to_builtins(asdict(options))
+    return {OPTIONS.get(name, name.replace("_", "-")): value for name, value in values.items()}
+
+
 def script_of(
     what: Sequence[str], options: CommandOptions, workload: object, out: Path
 ) -> Script | None:
@@ -163,6 +172,8 @@ def explore(run: Run, script: Script) -> Json:
             _explore(run, rehearsal, progress, begun)
         except Unknown as error:
             run.findings.unknown.append(f"{script.name}: {error}")
+            if run.part:
+                run.part.give_up(explorations.SCRIPT, error)
         except KeyboardInterrupt:
             run.findings.interrupted = True
     return about
@@ -233,8 +244,32 @@ def _explore(run: Run, rehearsal: Rehearsal, progress: Progress, begun: float) -
         f"first violation after {time.monotonic() - begun:.1f} s: {what}", highlight=False
     )
     progress.begin(rehearsal.script.name, "recovering")
-    explore.explore(explorer, run.asked.models, run.asked.real)
+    notebook = _notebook(run, explorer)
+    share = notebook.share if notebook else None
+    explore.explore(explorer, run.asked.models, run.asked.real, share)
+    if run.part and notebook:
+        run.part.finish(notebook, explorations.SCRIPT)
     run.take(explorer, bundles.write)
+
+
+def _notebook(run: Run, explorer: ScriptExplorer) -> Notebook | None:
+    """Return what writes down the exploration of a part, with what only a rehearsal knows."""
+    if run.part is None:
+        return None
+    rehearsal, findings = explorer.rehearsal, run.findings
+    places = {v.number: rehearsal.meter.describe(v.step) for v in rehearsal.versions}
+
+    def complete(basis: Basis) -> Basis:
+        return msgspec.structs.replace(
+            basis,
+            places=places,
+            notes=tuple(findings.notes),
+            without_a_crash=tuple(findings.without_a_crash),
+        )
+
+    notebook = run.part.notebook(explorer, explorations.SCRIPT)
+    notebook.complete, notebook.free = complete, set(rehearsal.controls)
+    return notebook
 
 
 def replay(folder: Path, content: Json) -> int:
