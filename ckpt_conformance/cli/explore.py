@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from ckpt_conformance.cli import progress as cli_progress
-from ckpt_conformance.cli import explorations, scripts
+from ckpt_conformance.cli import explorations, recordings, scripts
 from ckpt_conformance.cli.options import Budget, Jobs, Names, ResultLines, Seed
 from ckpt_conformance.cli.options import Part as PartOfRun
 from ckpt_conformance.cli.sessions import work_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from ckpt_conformance.cli.sessions import Work
+    from ckpt_conformance.crash.explore.engine import Recorded
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.explore.exploration import (
         BaseExplorer,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         Limits,
         Violation,
     )
+    from ckpt_conformance.crash.script.command import Script
     from ckpt_conformance.report.certificate import Json
     from ckpt_conformance.subject.subject import Subject
 
@@ -114,6 +116,8 @@ def explore(  # noqa: PLR0913  one parameter for each option
     deadline: scripts.Deadline = 0,
     shard: PartOfRun = "1/1",
     results: ResultLines = None,
+    record: recordings.Record = None,
+    recording: recordings.Recording = None,
 ) -> None:
     """Recover from what the disk may hold after a crash in a save; keep what violates as bundles.
 
@@ -137,15 +141,25 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
     work = work_of(shard, results, None)
     _check_part(work, ranks, real or ())
+    alone = {"--results": results, "--keep": keep} if record else {}
+    recordings.check(
+        record, recording, {"--real": real if record else None, "--ranks": ranks > 1, **alone}
+    )
     script = scripts.script_of(what, with_command, workload, out)
-    exploration.prepare(out)
     limits = engine.FULL if is_full else engine.QUICK_COMMAND
     chosen = [] if script else _workloads(workload or (), every=is_full)
+    cores = jobs or environment.usable_cpus()
+    if record:
+        raise typer.Exit(_record(what[0], chosen, script, with_command, cores, record))
+    exploration.prepare(out)
     asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
-    run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
+    run = Run(asked, replace(limits, jobs=cores), out, keep=keep)
     run.ranks = ranks
+    options = scripts.options_of(with_command) if script else {}
+    if recording:
+        run.kit = recordings.Kit.open(recording, what, options)
+        run.kit.check(chosen)
     if work.results:
-        options = scripts.options_of(with_command) if script else {}
         run.take_part(explorations.request_of(asked, what, options), work)
     about: Json = {}
     with explorations.writing(run.part, run):
@@ -158,6 +172,28 @@ def explore(  # noqa: PLR0913  one parameter for each option
     if run.part and not run.part.is_whole:
         raise typer.Exit(explorations.say_part(run, run.part, work.results or out))
     raise typer.Exit(run.finish(about))
+
+
+def _record(  # noqa: PLR0913  what a recording depends on
+    adapter: str,
+    workloads: Sequence[str],
+    script: Script | None,
+    options: scripts.CommandOptions,
+    jobs: int,
+    folder: Path,
+) -> int:
+    """Record and explore nothing; return the exit status."""
+    from ckpt_conformance.crash.explore import kept
+
+    kept.prepare(folder)
+    try:
+        if script:
+            return scripts.record(script, options, jobs, folder)
+        with subject_of(adapter, 0) as subject:
+            return recordings.record(subject, workloads, folder)
+    except KeyboardInterrupt:
+        files.say(f"Stopped before the end; {folder} is not whole.")
+        return INTERRUPTED
 
 
 def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
@@ -213,6 +249,7 @@ class Run:
         """Start with nothing explored."""
         self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
         self.ranks = 1
+        self.kit: recordings.Kit | None = None  # recordings that were made before
         self.part: explorations.Part | None = None  # whose lines are written
         self.bundle_folder = out / "bundles"
         self.explorations: list[Exploration] = []
@@ -259,12 +296,22 @@ class Run:
 
     def _explore_workload(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
-        from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
+        from ckpt_conformance.crash.explore import workloads
 
         if self.ranks > 1:
             self._explore_on_ranks(subject, name, progress)
             return
-        recorded = workloads.record(subject, name)
+        with contextlib.ExitStack() as stack:
+            if self.kit:
+                recorded = stack.enter_context(self.kit.workload(name))
+            else:
+                recorded = workloads.record(subject, name)
+            self._explore_recorded(subject, recorded, progress)
+
+    def _explore_recorded(self, subject: Subject, recorded: Recorded, progress: Progress) -> None:
+        from ckpt_conformance.crash.explore import bundles, engine, reproduced
+
+        name = recorded.name
         explorer = engine.Explorer(subject, recorded, self.limits, progress)
         notebook = self.part.notebook(explorer, name) if self.part else None
         share = notebook.share if notebook else None

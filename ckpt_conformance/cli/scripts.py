@@ -15,6 +15,7 @@ import typer
 
 from ckpt_conformance.cli import explorations
 from ckpt_conformance.cli.options import whole
+from ckpt_conformance.cli.recordings import say_recorded
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.bundles import Replayed
     from ckpt_conformance.crash.explore.evidence import Basis, Notebook
     from ckpt_conformance.crash.script.explore import ScriptExplorer
-    from ckpt_conformance.crash.script.rehearsal import Rehearsal
+    from ckpt_conformance.crash.script.rehearsal import Rehearsal, Stage
     from ckpt_conformance.report.certificate import Json
 
 KIND = "script-state"
+PREFIX = "ckc-explore-"  # of temporary folders
 PANEL = "With a command"
 OPTIONS = {"fork": "no-fork", "resume": "resume-cmd"}  # whose names are not those of the fields
 
@@ -112,6 +114,7 @@ class CommandOptions:
 def options_of(options: CommandOptions) -> Json:
     """Return what a user gave with a command, by the names of the options."""
     values: Json = msgspec.to_builtins(asdict(options))
+    values["fork"] = not options.fork
     return {OPTIONS.get(name, name.replace("_", "-")): value for name, value in values.items()}
 
 
@@ -162,12 +165,12 @@ def explore(run: Run, script: Script) -> Json:
     about: Json = {"script": _content(script)}
     begun = time.monotonic()
     with (
-        tempfile.TemporaryDirectory(prefix="ckc-explore-", ignore_cleanup_errors=True) as folder,
+        _scratch() as folder,
         contextlib.ExitStack() as stack,
         Progress(script.name) as progress,
     ):
         try:
-            rehearsal = _rehearse(run, script, Path(folder), stack, progress)
+            rehearsal = _rehearse(run, script, folder, stack, progress)
             about |= _about(rehearsal, run)
             _explore(run, rehearsal, progress, begun)
         except Unknown as error:
@@ -179,23 +182,72 @@ def explore(run: Run, script: Script) -> Json:
     return about
 
 
-def _rehearse(
-    run: Run, script: Script, folder: Path, stack: contextlib.ExitStack, progress: Progress
-) -> Rehearsal:
-    from ckpt_conformance.crash.script import rehearsal
+def record(script: Script, options: CommandOptions, jobs: int, folder: Path) -> int:
+    """Record and rehearse a script, and keep that; return the exit status."""
+    from ckpt_conformance.cli.explore import Progress
+    from ckpt_conformance.crash.explore import kept as recordings
+    from ckpt_conformance.crash.script import kept, rehearsal
+
+    with _scratch() as scratch, contextlib.ExitStack() as stack, Progress(script.name) as progress:
+        place = _places(scratch)
+        try:
+            rehearsed = rehearsal.rehearse(
+                _stage(script.at(str(place / "out")), scratch, stack, progress, jobs)
+            )
+        except Unknown as error:
+            files.say(f"? unknown  {script.name}: {error}")
+            return certificate.UNDECIDED
+        kept.keep(rehearsed, folder / explorations.SCRIPT)
+    recordings.write(
+        folder, recordings.Kept(recordings.SCHEMA, script.command, options_of(options))
+    )
+    files.say(f"{script.name}: {files.count(len(rehearsed.recording.operations), 'operation')}")
+    return say_recorded(folder)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+
+
+def _places(scratch: str) -> Path:
+    """Make the folders that a rehearsal needs; return the one that the script runs in."""
     from ckpt_conformance.processes import memory
 
-    work, place = folder / "work", folder / "run"
+    work, place = Path(scratch) / "work", Path(scratch) / "run"
     for path in (work, place, place / memory.TEMPORARY):
         path.mkdir()
-    stage = rehearsal.Stage(
-        script=script.at(str(place / "out")),
-        folder=work,
-        jobs=run.limits.jobs,
+    return place
+
+
+def _stage(
+    script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress, jobs: int
+) -> Stage:
+    from ckpt_conformance.crash.script import rehearsal
+
+    return rehearsal.Stage(
+        script=script,
+        folder=Path(scratch) / "work",
+        jobs=jobs,
         tell=lambda what: progress.begin(script.name, what),
         stack=stack,
     )
-    return rehearsal.rehearse(stage)
+
+
+def _rehearse(
+    run: Run, script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress
+) -> Rehearsal:
+    from ckpt_conformance.crash.script import kept, rehearsal
+
+    place = _places(scratch)
+    if run.kit is None:
+        there = script.at(str(place / "out"))
+        return rehearsal.rehearse(_stage(there, scratch, stack, progress, run.limits.jobs))
+    folder = run.kit.folder / explorations.SCRIPT
+    known = kept.read(folder, script)
+    stack.enter_context(run.kit.directory(known.script.root))
+    stage = _stage(known.script, scratch, stack, progress, run.limits.jobs)
+    progress.begin(script.name, "starting")
+    return kept.resume(stage, known, folder)
 
 
 def _about(rehearsal: Rehearsal, run: Run) -> Json:
