@@ -50,9 +50,7 @@ def combine(
     raise typer.Exit(status)
 
 
-def _of_session(
-    whole: lines.Results, results: Sequence[Path], out: Path, *, as_json: bool
-) -> int:
+def _of_session(whole: lines.Results, results: Sequence[Path], out: Path, *, as_json: bool) -> int:
     """Make the matrix or the certificates of a session of the suites."""
     session = session_of(whole)
     options = _options(whole.header, out)

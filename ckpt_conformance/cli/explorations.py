@@ -150,9 +150,12 @@ class Part:
         """Write why nothing of a workload can be explored."""
         from ckpt_conformance.crash.explore.evidence import Evidence
 
-        name = "not_applicable" if isinstance(error, NotApplicable) else "failed"
+        if isinstance(error, NotApplicable):
+            evidence = Evidence(not_applicable=str(error))
+        else:
+            evidence = Evidence(failed=str(error))
         for item in self.items.get(workload, {}).values():
-            self.write(item, Evidence(**{name: str(error)}))
+            self.write(item, evidence)
 
     def describe(self, about: Json) -> None:
         """Write what was explored."""
@@ -179,7 +182,9 @@ def say_part(run: Run, part: Part, results: Path) -> int:
     visited = sum(result.recovered for result in run.explorations)
     classes = sum(len(result.classes()) for result in run.explorations)
     found = files.count(classes, "finding") if classes else "no finding"
-    files.say(f"shard {part.shard}: {count} batches, {files.count(visited, 'state')} visited, {found}")
+    files.say(
+        f"shard {part.shard}: {count} batches, {files.count(visited, 'state')} visited, {found}"
+    )
     for line in run.findings.unknown:
         files.say(f"? unknown  {line}")
     if run.findings.interrupted:
@@ -207,17 +212,14 @@ def combine(whole: lines.Results, paths: Sequence[Path], out: Path) -> int:
 
 def _request(header: lines.Header) -> Request:
     """Read what was asked for; raises RequestError if the suite here plans something else."""
-    try:
+    with contextlib.suppress(msgspec.ValidationError, KeyError):
         request = msgspec.convert(header.request, Request)
-        same = plan_of(request).digest == header.plan
-    except (msgspec.ValidationError, KeyError):
-        same = False
-    if not same:
-        raise RequestError(
-            f"these results were planned by another version of the suite ({header.version}, "
-            f"commit {header.commit}); combine them with that one"
-        )
-    return request
+        if plan_of(request).digest == header.plan:
+            return request
+    raise RequestError(
+        f"these results were planned by another version of the suite ({header.version}, "
+        f"commit {header.commit}); combine them with that one"
+    )
 
 
 class _Report:
@@ -314,7 +316,9 @@ class _Report:
         for source in self._kept():
             if bundles.is_of(source, violation):
                 return bundles.adopt(source, folder, known.result.workload, violation)
-        line = f"no bundle of {violation.outcome} under {violation.case.model} is beside the results"
+        line = (
+            f"no bundle of {violation.outcome} under {violation.case.model} is beside the results"
+        )
         self.run.findings.notes.append(line)
         return None
 
@@ -335,9 +339,9 @@ class _Report:
 
 def _recordings_differ(workload: str, count: int) -> str:
     return (
-        f"{workload}: the shards recorded {count} different saves, so that none was explored whole; "
-        "a manager whose names or bytes are new each time is recorded once: "
-        "explore --record DIR, then each shard with --recording DIR"
+        f"{workload}: the shards recorded {count} different saves, so none was explored whole: "
+        "names or bytes of this manager are new each time, or the machines differ. Record once, "
+        "with explore --record DIR, and explore that in each shard, with --recording DIR"
     )
 
 

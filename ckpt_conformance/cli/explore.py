@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli import explorations, recordings, scripts
+from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli.options import Budget, Jobs, Names, ResultLines, Seed
 from ckpt_conformance.cli.options import Part as PartOfRun
 from ckpt_conformance.cli.sessions import work_of
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from ckpt_conformance.cli.sessions import Work
-    from ckpt_conformance.crash.explore.engine import Recorded
     from ckpt_conformance.crash.explore.audit import Finding
+    from ckpt_conformance.crash.explore.engine import Recorded
     from ckpt_conformance.crash.explore.exploration import (
         BaseExplorer,
         Exploration,
@@ -141,59 +141,75 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
     work = work_of(shard, results, None)
     _check_part(work, ranks, real or ())
-    alone = {"--results": results, "--keep": keep} if record else {}
-    recordings.check(
-        record, recording, {"--real": real if record else None, "--ranks": ranks > 1, **alone}
-    )
+    recordings.check(record, recording, keep=keep, results=results, real=real, ranks=ranks)
     script = scripts.script_of(what, with_command, workload, out)
-    limits = engine.FULL if is_full else engine.QUICK_COMMAND
     chosen = [] if script else _workloads(workload or (), every=is_full)
-    cores = jobs or environment.usable_cpus()
-    if record:
-        raise typer.Exit(_record(what[0], chosen, script, with_command, cores, record))
-    exploration.prepare(out)
-    asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
-    run = Run(asked, replace(limits, jobs=cores), out, keep=keep)
-    run.ranks = ranks
-    options = scripts.options_of(with_command) if script else {}
-    if recording:
-        run.kit = recordings.Kit.open(recording, what, options)
-        run.kit.check(chosen)
+    limits = engine.FULL if is_full else engine.QUICK_COMMAND
+    order = Order(
+        what=what,
+        script=script,
+        options=with_command,
+        asked=exploration.Asked(seed, str(budget), models, chosen, list(real or ())),
+        limits=replace(limits, jobs=jobs or environment.usable_cpus()),
+        ranks=ranks,
+        out=out,
+        keep=keep,
+    )
+    raise typer.Exit(_record(order, record) if record else _explore(order, work, recording))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be explored, and how."""
+
+    what: Sequence[str]  # an adapter, or the words of a command
+    script: Script | None
+    options: scripts.CommandOptions  # of a command
+    asked: exploration.Asked
+    limits: Limits
+    ranks: int
+    out: Path
+    keep: bool
+
+    @property
+    def of_command(self) -> Json:
+        """What was given with a command, by the names of the options."""
+        return scripts.options_of(self.options) if self.script else {}
+
+
+def _explore(order: Order, work: Work, recording: Path | None) -> int:
+    """Explore, or a part of it; return the exit status."""
+    asked, script = order.asked, order.script
+    given = (order.what, order.of_command, asked.workloads)
+    kit = recordings.Kit.open(recording, *given) if recording else None
+    exploration.prepare(order.out)
+    run = Run(asked, order.limits, order.out, keep=order.keep)
+    run.ranks, run.kit = order.ranks, kit
     if work.results:
-        run.take_part(explorations.request_of(asked, what, options), work)
+        run.take_part(explorations.request_of(asked, order.what, order.of_command), work)
     about: Json = {}
     with explorations.writing(run.part, run):
         try:
-            about = scripts.explore(run, script) if script else run.explore_adapter(what[0], chosen)
+            if script:
+                about = scripts.explore(run, script)
+            else:
+                about = run.explore_adapter(order.what[0], asked.workloads)
         except KeyboardInterrupt:  # while it started
             run.findings.interrupted = True
         if run.part and about:
             run.part.describe(about)
     if run.part and not run.part.is_whole:
-        raise typer.Exit(explorations.say_part(run, run.part, work.results or out))
-    raise typer.Exit(run.finish(about))
+        return explorations.say_part(run, run.part, work.results or order.out)
+    return run.finish(about)
 
 
-def _record(  # noqa: PLR0913  what a recording depends on
-    adapter: str,
-    workloads: Sequence[str],
-    script: Script | None,
-    options: scripts.CommandOptions,
-    jobs: int,
-    folder: Path,
-) -> int:
+def _record(order: Order, folder: Path) -> int:
     """Record and explore nothing; return the exit status."""
-    from ckpt_conformance.crash.explore import kept
-
-    kept.prepare(folder)
-    try:
-        if script:
-            return scripts.record(script, options, jobs, folder)
-        with subject_of(adapter, 0) as subject:
-            return recordings.record(subject, workloads, folder)
-    except KeyboardInterrupt:
-        files.say(f"Stopped before the end; {folder} is not whole.")
-        return INTERRUPTED
+    with recordings.making(folder):
+        if order.script:
+            return scripts.record(order.script, order.options, order.limits.jobs, folder)
+        with subject_of(order.what[0], 0) as subject:
+            return recordings.record(subject, order.what[0], order.asked.workloads, folder)
 
 
 def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
@@ -343,7 +359,9 @@ class Run:
             key: write(self.bundle_folder, explorer, group[0])
             for key, group in result.classes().items()
         }
-        self.bundles[len(self.explorations) - 1] = {k: str(path) for k, path in paths.items() if path}
+        self.bundles[len(self.explorations) - 1] = {
+            k: str(path) for k, path in paths.items() if path
+        }
         self.findings.add(explorer, self.bundles[len(self.explorations) - 1])
         if self.keep:
             _keep(explorer.recording.folder, self.out / "recordings" / result.workload)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,30 +30,34 @@ Recording = Annotated[
 ]
 
 
+INTERRUPTED = 130
+
+
 @dataclass
 class Kit:
     """A folder of recordings that is explored, and whether memory can be private here."""
 
     folder: Path
     kept: Kept
-    private: bool = field(default=False)
+    private: bool
 
     @classmethod
-    def open(cls, folder: Path, explored: Sequence[str], options: Mapping[str, Any]) -> Kit:
+    def open(
+        cls,
+        folder: Path,
+        explored: Sequence[str],
+        options: Mapping[str, Any],
+        workloads: Sequence[str],
+    ) -> Kit:
         """Read a folder of recordings; raises RequestError if it is not of what is explored."""
         from ckpt_conformance.crash.explore import kept
         from ckpt_conformance.processes import memory
 
         content = kept.read(folder, explored, dict(options))
-        return cls(folder.resolve(), content, memory.has_private_memory())
-
-    def check(self, workloads: Sequence[str]) -> None:
-        """Raise RequestError for a workload that was not asked for when it was recorded."""
-        from ckpt_conformance.crash.explore import kept
-
         for name in workloads:
             with contextlib.suppress(NotApplicable, Unknown):
-                kept.load(self.folder, self.kept, name)
+                kept.load(folder, content, name)
+        return cls(folder.resolve(), content, memory.has_private_memory())
 
     @contextlib.contextmanager
     def workload(self, name: str) -> Generator[Recorded]:
@@ -76,8 +80,8 @@ class Kit:
             yield
 
 
-def record(subject: Subject, workloads: Sequence[str], folder: Path) -> int:
-    """Record workloads of an adapter; return the exit status."""
+def record(subject: Subject, adapter: str, workloads: Sequence[str], folder: Path) -> int:
+    """Record workloads of an adapter, which is named as the user does; return the exit status."""
     from ckpt_conformance.crash.explore import kept
     from ckpt_conformance.crash.explore import workloads as recorder
 
@@ -92,8 +96,21 @@ def record(subject: Subject, workloads: Sequence[str], folder: Path) -> int:
             continue
         made[name] = kept.keep(recorded, folder / name)
         files.say(f"{name}: {files.count(len(recorded.recording.operations), 'operation')}")
-    kept.write(folder, kept.Kept(kept.SCHEMA, (subject.info.name,), {}, made))
+    kept.write(folder, kept.Kept(kept.SCHEMA, (adapter,), {}, made))
     return say_recorded(folder, failed=any(workload.failed for workload in made.values()))
+
+
+@contextlib.contextmanager
+def making(folder: Path) -> Generator[None]:
+    """Make a folder for recordings; Ctrl-C ends the command, and the folder is not whole."""
+    from ckpt_conformance.crash.explore import kept
+
+    kept.prepare(folder)
+    try:
+        yield
+    except KeyboardInterrupt:
+        files.say(f"Stopped before the end: {folder} is not whole; remove it and record again.")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def say_recorded(folder: Path, *, failed: bool = False) -> int:
@@ -102,10 +119,21 @@ def say_recorded(folder: Path, *, failed: bool = False) -> int:
     return certificate.UNDECIDED if failed else certificate.CERTIFIED
 
 
-def check(record: Path | None, recording: Path | None, others: Mapping[str, object]) -> None:
-    """Refuse what does not go with `--record` or `--recording`; `others` are options by name."""
+def check(  # noqa: PLR0913  one parameter for each option
+    record: Path | None,
+    recording: Path | None,
+    *,
+    keep: bool,
+    results: Path | None,
+    real: Sequence[str] | None,
+    ranks: int,
+) -> None:
+    """Refuse what does not go with `--record` or `--recording`."""
     if record and recording:
         raise RequestError("--record makes recordings and --recording explores them: give one")
+    others: dict[str, object] = {"--ranks": ranks > 1}
+    if record:
+        others |= {"--results": results, "--keep": keep, "--real": real}
     given = [name for name, value in others.items() if value]
     if (record or recording) and given:
         option = "--record" if record else "--recording"

@@ -114,7 +114,7 @@ class CommandOptions:
 def options_of(options: CommandOptions) -> Json:
     """Return what a user gave with a command, by the names of the options."""
     values: Json = msgspec.to_builtins(asdict(options))
-    values["fork"] = not options.fork
+    values |= {"fork": not options.fork, "preload": list(options.preload)}
     return {OPTIONS.get(name, name.replace("_", "-")): value for name, value in values.items()}
 
 

@@ -51,7 +51,8 @@ def has_private_memory() -> bool:
     code = f"import sys; from {__name__} import *; sys.exit(not mount_memory(Path(sys.argv[1])))"
     with tempfile.TemporaryDirectory(prefix="ckc-mount-") as folder:
         command = [sys.executable, "-c", code, folder]
-        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+        done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603  our own
+        return done.returncode == 0
 
 
 def use_temporary(root: Path) -> Path | None:

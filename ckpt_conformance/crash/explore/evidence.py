@@ -105,13 +105,22 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def to_json(message: msgspec.Struct) -> bytes:
-    """Write a message as ASCII: a manager's own names may hold lone surrogates."""
-    return json.dumps(msgspec.to_builtins(message)).encode()
+    """Write a message, as JSON that stands in a line of results.
+
+    A manager's own names may hold lone surrogates, which are in no valid JSON: then it is a text,
+    which holds the JSON that Python's own `json` writes.
+    """
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError:
+        return json.dumps(json.dumps(msgspec.to_builtins(message))).encode()
 
 
 def from_json(content: bytes | msgspec.Raw, kind: type[Kind]) -> Kind:
     """Read a message; raises ValueError (msgspec.ValidationError) if it is of another kind."""
-    return msgspec.convert(json.loads(bytes(content)), kind, str_keys=True)
+    plain = json.loads(bytes(content))
+    plain = json.loads(plain) if isinstance(plain, str) else plain
+    return msgspec.convert(plain, kind, str_keys=True)
 
 
 def basis_of(explorer: BaseExplorer, chosen: Sequence[Case]) -> Basis:
@@ -188,9 +197,9 @@ class Notebook:
     def _take(self, cases: Sequence[Case]) -> None:
         """Note that some contents were tried, and write the batches that are done now."""
         contents = {case.content for case in cases}
-        for name, left in list(self._left.items()):
-            left -= contents
-            if not left:
+        for name in list(self._left):
+            self._left[name] -= contents
+            if not self._left[name]:
                 del self._left[name]
                 self.write(name, self._evidence(self._batches[name]))
 
@@ -289,10 +298,14 @@ class Known(BaseExplorer):
         return promised_of_script("" if last is None else self.basis.places[last])
 
     def conclude(self) -> None:
-        """Add what the parts found besides recoveries: after `exploration.run`."""
+        """Add what the parts found besides recoveries: after `exploration.run`.
+
+        Each part killed a process at what it held for the simplest; one of these is the simplest.
+        """
         result = self.result
+        simplest = {(v.case.content, v.case.state.point) for v in result.violations}
         for part in self.parts:
-            result.left.update(part.left)
+            result.left.update(simplest.intersection(part.left))
             result.seconds += part.seconds
             result.batch_seconds += part.batch_seconds
             for doubt in part.doubts:

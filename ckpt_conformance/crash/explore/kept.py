@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,10 +20,11 @@ from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
 from ckpt_conformance.crash.explore.engine import Recorded
-from ckpt_conformance.trace.operations import Recording
+from ckpt_conformance.trace.operations import Kind, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+    from pathlib import Path
     from typing import IO
 
 SCHEMA = "ckpt-conformance/recorded/v1"
@@ -92,7 +92,9 @@ def read(folder: Path, explored: Sequence[str], options: dict[str, Any]) -> Kept
         raise RequestError(
             f"--recording {folder}: schema is {kept.schema!r}, this version reads {SCHEMA!r}"
         )
-    pairs = {"what is explored": (list(kept.explored), list(explored))}
+    pairs: dict[str, tuple[object, object]] = {
+        "what is explored": (list(kept.explored), list(explored))
+    }
     pairs |= {f"--{name}": (kept.options.get(name), value) for name, value in options.items()}
     for name, (then, now) in pairs.items():
         if then != now:
@@ -146,9 +148,16 @@ def load(folder: Path, kept: Kept, name: str) -> Recorded:
 def recording_of(folder: Path) -> Recording:
     """Read a recording that was kept; raises RequestError if it does not read."""
     try:
-        return Recording.read(folder)
+        recording = Recording.read(folder)
     except (OSError, ValueError) as error:
         raise RequestError(f"{folder} holds no recording ({error}); record again") from error
+    paths = [entry.path for entry in recording.initial]
+    paths += [op.path for op in recording.operations]
+    paths += [op.target for op in recording.operations if op.kind is not Kind.SYMLINK]
+    out = [path for path in paths if path.startswith("/") or ".." in path.split("/")]
+    if out:
+        raise RequestError(f"{folder}: {out[0]!r} leads out of the recorded directory")
+    return recording
 
 
 @contextlib.contextmanager
@@ -164,7 +173,8 @@ def hold(root: Path, *, alone: bool) -> Generator[None]:
             f"the recording was made in {root}, and {base.parent} is not here; managers may write "
             "paths down, so record with a TMPDIR that every machine has"
         )
-    file = _lock(base, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    # Who shares it waits for one that removes it, which is short.
+    file = _lock(base, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
     try:
         root.mkdir(parents=True, exist_ok=True)
         yield
@@ -181,10 +191,12 @@ def _lock(base: Path, how: int) -> IO[bytes]:
         base.mkdir(exist_ok=True)
         try:
             file = _open_marker(base)
-            fcntl.flock(file, how | fcntl.LOCK_NB)
         except FileNotFoundError:  # removed in between
             continue
+        try:
+            fcntl.flock(file, how)
         except BlockingIOError:
+            file.close()
             raise RequestError(f"{base} is held by another run on this machine: {_WAIT}") from None
         if _is_at(file, base / MARKER):
             return file

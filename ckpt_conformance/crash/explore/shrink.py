@@ -96,7 +96,7 @@ def settle(
     result = explorer.result
     for report in result.models.values():
         for outcome, violation in report.worst.items():
-            key = (report.name, outcome)
+            key = (report.name, violation.outcome)
             best = simplest(explorer, key, tried.get(key, ()))
             report.worst[outcome] = replace(
                 violation,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +25,8 @@ from ckpt_conformance.crash.script.progress import Measure
 from ckpt_conformance.crash.script.rehearsal import Rehearsal, Stage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckpt_conformance.crash.script.pool import WorkerProcess
 
 FILE = "rehearsal.json"
@@ -79,13 +80,17 @@ def keep(rehearsal: Rehearsal, folder: Path) -> None:
 
 
 def read(folder: Path, script: Script) -> KeptRehearsal:
-    """Read what was kept, to go on with it in today's folder; raises RequestError."""
+    """Read what was kept of a script; raises RequestError.
+
+    What is run is what the user asked for; a file from elsewhere names no command.
+    """
     try:
         kept = from_line((folder / FILE).read_text(), KeptRehearsal)
     except (OSError, ValueError) as error:
         raise RequestError(f"{folder} holds no rehearsal ({error}); record again") from error
-    there = replace(kept.script, cwd=script.cwd)
-    return msgspec.structs.replace(kept, script=there)
+    then = kept.script
+    now = replace(script, root=then.root, result_file=then.result_file, fork=then.fork)
+    return msgspec.structs.replace(kept, script=now)
 
 
 def resume(stage: Stage, kept: KeptRehearsal, folder: Path) -> Rehearsal:
