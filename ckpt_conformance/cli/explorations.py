@@ -305,9 +305,10 @@ class _Report:
 
     def _why(self) -> str:
         """Say why something may not be there."""
-        if self.whole.missing:
-            return f": missing {', '.join(self.whole.missing)}"
-        return "" if self.whole.ended else ": a shard was stopped"
+        missing = [f"missing {', '.join(self.whole.missing)}"] if self.whole.missing else []
+        stopped = [] if self.whole.ended else ["a shard was stopped"]
+        why = "; ".join([*missing, *stopped])
+        return f": {why}" if why else ""
 
     def _copy_bundle(self, folder: Path, known: Known, violation: Violation) -> Path | None:
         """Copy the bundle of a violation from beside the results of the shard that kept it."""

@@ -196,8 +196,6 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
                 about = run.explore_adapter(order.what[0], asked.workloads)
         except KeyboardInterrupt:  # while it started
             run.findings.interrupted = True
-        if run.part and about:
-            run.part.describe(about)
     if run.part and not run.part.is_whole:
         return explorations.say_part(run, run.part, work.results or order.out)
     return run.finish(about)
@@ -281,8 +279,15 @@ class Run:
     def explore_adapter(self, name: str, workloads: Sequence[str]) -> Json:
         """Explore an adapter; return what `result.json` says of it."""
         with subject_of(name, self.asked.seed, self.asked.budget) as subject:
+            about: Json = {"adapter": subject.info.to_json()}
+            self.describe(about)
             self._explore_all(subject, workloads)
-            return {"adapter": subject.info.to_json()}
+            return about
+
+    def describe(self, about: Json) -> None:
+        """Write what is explored, before anything else: a part may be killed."""
+        if self.part:
+            self.part.describe(about)
 
     def _explore_all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""

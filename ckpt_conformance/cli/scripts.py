@@ -163,6 +163,7 @@ def explore(run: Run, script: Script) -> Json:
     from ckpt_conformance.cli.explore import Progress
 
     about: Json = {"script": _content(script)}
+    run.describe(about)
     begun = time.monotonic()
     with (
         _scratch() as folder,
@@ -172,6 +173,7 @@ def explore(run: Run, script: Script) -> Json:
         try:
             rehearsal = _rehearse(run, script, folder, stack, progress)
             about |= _about(rehearsal, run)
+            run.describe(about)
             _explore(run, rehearsal, progress, begun)
         except Unknown as error:
             run.findings.unknown.append(f"{script.name}: {error}")
