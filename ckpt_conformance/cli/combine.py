@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli import certify, mutants
+from ckpt_conformance.cli import certify, explorations, mutants
 from ckpt_conformance.cli.sessions import session_of
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.report import certificate, terminal
@@ -29,19 +29,17 @@ def combine(
         list[Path], typer.Argument(metavar="FILE", help="Files that --results wrote, of one run.")
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the certificate's files.")] = Path("reports"),
+    out: Annotated[Path, typer.Option(help="Folder of the report's files.")] = Path("reports"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead (of the kill matrix).")
     ] = False,
 ) -> None:
     """Make one report of the results of all shards, and say which shard is missing."""
     whole = lines.combine([lines.read(path) for path in results])
-    session = session_of(whole)
-    options = _options(whole.header, out)
-    if whole.header.command == "mutants":
-        status = mutants.deliver(session, options, as_json=as_json)
+    if whole.header.command == explorations.COMMAND:
+        status = explorations.combine(whole, results, out)
     else:
-        status = _certificates(session, options, results)
+        status = _of_session(whole, results, out, as_json=as_json)
     if whole.missing:
         terminal.say(
             f"error: {terminal.count(len(whole.missing), 'shard')} missing: "
@@ -50,6 +48,15 @@ def combine(
         )
         status = status or UNDECIDED
     raise typer.Exit(status)
+
+
+def _of_session(whole: lines.Results, results: Sequence[Path], out: Path, *, as_json: bool) -> int:
+    """Make the matrix or the certificates of a session of the suites."""
+    session = session_of(whole)
+    options = _options(whole.header, out)
+    if whole.header.command == "mutants":
+        return mutants.deliver(session, options, as_json=as_json)
+    return _certificates(session, options, results)
 
 
 def _options(header: lines.Header, out: Path) -> CheckOptions:

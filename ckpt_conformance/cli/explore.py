@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from ckpt_conformance.cli import explorations, recordings, scripts
 from ckpt_conformance.cli import progress as cli_progress
-from ckpt_conformance.cli import scripts
-from ckpt_conformance.cli.options import Budget, Jobs, Names, Seed
+from ckpt_conformance.cli.options import Budget, Jobs, Names, ResultLines, Seed
+from ckpt_conformance.cli.options import Part as PartOfRun
+from ckpt_conformance.cli.sessions import work_of
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
 from ckpt_conformance.report import (
@@ -23,17 +25,21 @@ from ckpt_conformance.report import (
     files,
 )
 from ckpt_conformance.subject import bundle
+from ckpt_conformance.work import lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from ckpt_conformance.cli.sessions import Work
     from ckpt_conformance.crash.explore.audit import Finding
+    from ckpt_conformance.crash.explore.engine import Recorded
     from ckpt_conformance.crash.explore.exploration import (
         BaseExplorer,
         Exploration,
         Limits,
         Violation,
     )
+    from ckpt_conformance.crash.script.command import Script
     from ckpt_conformance.report.certificate import Json
     from ckpt_conformance.subject.subject import Subject
 
@@ -108,6 +114,10 @@ def explore(  # noqa: PLR0913  one parameter for each option
     no_fork: scripts.NoFork = False,
     preload: scripts.Preload = None,
     deadline: scripts.Deadline = 0,
+    shard: PartOfRun = "1/1",
+    results: ResultLines = None,
+    record: recordings.Record = None,
+    recording: recordings.Recording = None,
 ) -> None:
     """Recover from what the disk may hold after a crash in a save; keep what violates as bundles.
 
@@ -129,19 +139,75 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
+    work = work_of(shard, results, None)
+    _check_part(work, ranks, real or ())
+    recordings.check(record, recording, keep=keep, results=results, real=real, ranks=ranks)
     script = scripts.script_of(what, with_command, workload, out)
-    exploration.prepare(out)
-    limits = engine.FULL if is_full else engine.QUICK_COMMAND
     chosen = [] if script else _workloads(workload or (), every=is_full)
-    asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
-    run = Run(asked, replace(limits, jobs=jobs or environment.usable_cpus()), out, keep=keep)
-    run.ranks = ranks
+    limits = engine.FULL if is_full else engine.QUICK_COMMAND
+    order = Order(
+        what=what,
+        script=script,
+        options=with_command,
+        asked=exploration.Asked(seed, str(budget), models, chosen, list(real or ())),
+        limits=replace(limits, jobs=jobs or environment.usable_cpus()),
+        ranks=ranks,
+        out=out,
+        keep=keep,
+    )
+    raise typer.Exit(_record(order, record) if record else _explore(order, work, recording))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be explored, and how."""
+
+    what: Sequence[str]  # an adapter, or the words of a command
+    script: Script | None
+    options: scripts.CommandOptions  # of a command
+    asked: exploration.Asked
+    limits: Limits
+    ranks: int
+    out: Path
+    keep: bool
+
+    @property
+    def of_command(self) -> Json:
+        """What was given with a command, by the names of the options."""
+        return scripts.options_of(self.options) if self.script else {}
+
+
+def _explore(order: Order, work: Work, recording: Path | None) -> int:
+    """Explore, or a part of it; return the exit status."""
+    asked, script = order.asked, order.script
+    given = (order.what, order.of_command, asked.workloads)
+    kit = recordings.Kit.open(recording, *given) if recording else None
+    exploration.prepare(order.out)
+    run = Run(asked, order.limits, order.out, keep=order.keep)
+    run.ranks, run.kit = order.ranks, kit
+    if work.results:
+        run.take_part(explorations.request_of(asked, order.what, order.of_command), work)
     about: Json = {}
-    try:
-        about = scripts.explore(run, script) if script else run.explore_adapter(what[0], chosen)
-    except KeyboardInterrupt:  # while it started
-        run.findings.interrupted = True
-    raise typer.Exit(run.finish(about))
+    with explorations.writing(run.part, run):
+        try:
+            if script:
+                about = scripts.explore(run, script)
+            else:
+                about = run.explore_adapter(order.what[0], asked.workloads)
+        except KeyboardInterrupt:  # while it started
+            run.findings.interrupted = True
+    if run.part and not run.part.is_whole:
+        return explorations.say_part(run, run.part, work.results or order.out)
+    return run.finish(about)
+
+
+def _record(order: Order, folder: Path) -> int:
+    """Record and explore nothing; return the exit status."""
+    with recordings.making(folder):
+        if order.script:
+            return scripts.record(order.script, order.options, order.limits.jobs, folder)
+        with subject_of(order.what[0], 0) as subject:
+            return recordings.record(subject, order.what[0], order.asked.workloads, folder)
 
 
 def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
@@ -172,6 +238,18 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
         raise requests.RequestError(f"{what} is explored with one rank; leave --ranks out")
 
 
+def _check_part(work: Work, ranks: int, real: Sequence[str]) -> None:
+    """Refuse lines of what is not the same on two machines, or not recovered from in batches."""
+    if work.results and (real or ranks > 1):
+        what = f"--real {real[0]}" if real else f"--ranks {ranks}"
+        why = (
+            "an image is of the machine that mounts it"
+            if real
+            else "the recoveries of several ranks are not cut into batches"
+        )
+        raise requests.RequestError(f"{what} and --results: {why}; run it without --results")
+
+
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
     from ckpt_conformance.crash.explore import workloads
 
@@ -185,43 +263,83 @@ class Run:
         """Start with nothing explored."""
         self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
         self.ranks = 1
+        self.kit: recordings.Kit | None = None  # recordings that were made before
+        self.part: explorations.Part | None = None  # whose lines are written
+        self.bundle_folder = out / "bundles"
         self.explorations: list[Exploration] = []
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
+    def take_part(self, request: explorations.Request, work: Work) -> None:
+        """Explore a part only, and write its lines."""
+        writer = lines.Writer(work.results)
+        self.part = explorations.Part(request, work.shard, writer)
+        self.bundle_folder = explorations.bundles_of(self.out, work.shard)
+
     def explore_adapter(self, name: str, workloads: Sequence[str]) -> Json:
         """Explore an adapter; return what `result.json` says of it."""
         with subject_of(name, self.asked.seed, self.asked.budget) as subject:
+            about: Json = {"adapter": subject.info.to_json()}
+            self.describe(about)
             self._explore_all(subject, workloads)
-            return {"adapter": subject.info.to_json()}
+            return about
+
+    def describe(self, about: Json) -> None:
+        """Write what is explored, before anything else: a part may be killed."""
+        if self.part:
+            self.part.describe(about)
 
     def _explore_all(self, subject: Subject, names: Sequence[str]) -> None:
         """Explore every workload; Ctrl-C and SIGTERM end it with what was found so far."""
         with Progress(subject.info.name) as progress:
-            for name in names:
+            for name in self._mine(names):
                 progress.begin(f"{subject.info.name} {name}", "recording")
                 try:
                     self._explore_workload(subject, name, progress)
                 except NotApplicable as error:
                     self.findings.not_applicable.append(f"{name}: {error}")
+                    self._give_up(name, error)
                 except Unknown as error:
                     self.findings.unknown.append(f"{name}: {error}")
+                    self._give_up(name, error)
                 except KeyboardInterrupt:
                     self.findings.interrupted = True
                 if self.findings.interrupted:
                     break
 
+    def _mine(self, names: Sequence[str]) -> list[str]:
+        """Return the workloads of which some batch is explored here."""
+        return [name for name in names if self.part is None or name in self.part.items]
+
+    def _give_up(self, name: str, error: NotApplicable | Unknown) -> None:
+        if self.part:
+            self.part.give_up(name, error)
+
     def _explore_workload(self, subject: Subject, name: str, progress: Progress) -> None:
         """Record and explore one workload, and keep what violates."""
-        from ckpt_conformance.crash.explore import bundles, engine, reproduced, workloads
+        from ckpt_conformance.crash.explore import workloads
 
         if self.ranks > 1:
             self._explore_on_ranks(subject, name, progress)
             return
-        recorded = workloads.record(subject, name)
+        with contextlib.ExitStack() as stack:
+            if self.kit:
+                recorded = stack.enter_context(self.kit.workload(name))
+            else:
+                recorded = workloads.record(subject, name)
+            self._explore_recorded(subject, recorded, progress)
+
+    def _explore_recorded(self, subject: Subject, recorded: Recorded, progress: Progress) -> None:
+        from ckpt_conformance.crash.explore import bundles, engine, reproduced
+
+        name = recorded.name
         explorer = engine.Explorer(subject, recorded, self.limits, progress)
-        engine.run(explorer, self.asked.models, self.asked.real)
+        notebook = self.part.notebook(explorer, name) if self.part else None
+        share = notebook.share if notebook else None
+        engine.run(explorer, self.asked.models, self.asked.real, share)
         reproduced.reproduce(explorer)
+        if self.part and notebook:
+            self.part.finish(notebook, name)
         self.take(explorer, bundles.write)
 
     def _explore_on_ranks(self, subject: Subject, name: str, progress: Progress) -> None:
@@ -236,15 +354,18 @@ class Run:
         reproduced.reproduce_ranks(explorer)
         self.take(explorer, bundles.write)
 
-    def take(self, explorer: E, write: Callable[[Path, E, Violation], Path]) -> None:
-        """Take what was found, and write bundles of what violates."""
+    def take(self, explorer: E, write: Callable[[Path, E, Violation], Path | None]) -> None:
+        """Take what was found, and write bundles of what violates, as far as that can be done."""
         result = explorer.result
         self.explorations.append(result)
         self.findings.unknown += [f"{result.workload}: {why}" for why in result.unknown]
         self.findings.interrupted = result.interrupted
-        folder = self.out / "bundles"
+        paths = {
+            key: write(self.bundle_folder, explorer, group[0])
+            for key, group in result.classes().items()
+        }
         self.bundles[len(self.explorations) - 1] = {
-            key: str(write(folder, explorer, group[0])) for key, group in result.classes().items()
+            k: str(path) for k, path in paths.items() if path
         }
         self.findings.add(explorer, self.bundles[len(self.explorations) - 1])
         if self.keep:

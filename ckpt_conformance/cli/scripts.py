@@ -6,14 +6,16 @@ import contextlib
 import shlex
 import tempfile
 import time
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from ckpt_conformance.cli import explorations
 from ckpt_conformance.cli.options import whole
+from ckpt_conformance.cli.recordings import say_recorded
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
@@ -24,10 +26,13 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.cli.explore import Progress, Run
     from ckpt_conformance.crash.explore.bundles import Replayed
-    from ckpt_conformance.crash.script.rehearsal import Rehearsal
+    from ckpt_conformance.crash.explore.evidence import Basis, Notebook
+    from ckpt_conformance.crash.script.explore import ScriptExplorer
+    from ckpt_conformance.crash.script.rehearsal import Rehearsal, Stage
     from ckpt_conformance.report.certificate import Json
 
 KIND = "script-state"
+PREFIX = "ckc-explore-"  # of temporary folders
 PANEL = "With a command"
 OPTIONS = {"fork": "no-fork", "resume": "resume-cmd"}  # whose names are not those of the fields
 
@@ -106,6 +111,13 @@ class CommandOptions:
         return [name for name in names if getattr(self, name) != getattr(usual, name)]
 
 
+def options_of(options: CommandOptions) -> Json:
+    """Return what a user gave with a command, by the names of the options."""
+    values: Json = msgspec.to_builtins(asdict(options))
+    values |= {"fork": not options.fork, "preload": list(options.preload)}
+    return {OPTIONS.get(name, name.replace("_", "-")): value for name, value in values.items()}
+
+
 def script_of(
     what: Sequence[str], options: CommandOptions, workload: object, out: Path
 ) -> Script | None:
@@ -151,40 +163,93 @@ def explore(run: Run, script: Script) -> Json:
     from ckpt_conformance.cli.explore import Progress
 
     about: Json = {"script": _content(script)}
+    run.describe(about)
     begun = time.monotonic()
     with (
-        tempfile.TemporaryDirectory(prefix="ckc-explore-", ignore_cleanup_errors=True) as folder,
+        _scratch() as folder,
         contextlib.ExitStack() as stack,
         Progress(script.name) as progress,
     ):
         try:
-            rehearsal = _rehearse(run, script, Path(folder), stack, progress)
+            rehearsal = _rehearse(run, script, folder, stack, progress)
             about |= _about(rehearsal, run)
+            run.describe(about)
             _explore(run, rehearsal, progress, begun)
         except Unknown as error:
             run.findings.unknown.append(f"{script.name}: {error}")
+            if run.part:
+                run.part.give_up(explorations.SCRIPT, error)
         except KeyboardInterrupt:
             run.findings.interrupted = True
     return about
 
 
-def _rehearse(
-    run: Run, script: Script, folder: Path, stack: contextlib.ExitStack, progress: Progress
-) -> Rehearsal:
-    from ckpt_conformance.crash.script import rehearsal
+def record(script: Script, options: CommandOptions, jobs: int, folder: Path) -> int:
+    """Record and rehearse a script, and keep that; return the exit status."""
+    from ckpt_conformance.cli.explore import Progress
+    from ckpt_conformance.crash.explore import kept as recordings
+    from ckpt_conformance.crash.script import kept, rehearsal
+
+    with _scratch() as scratch, contextlib.ExitStack() as stack, Progress(script.name) as progress:
+        place = _places(scratch)
+        try:
+            rehearsed = rehearsal.rehearse(
+                _stage(script.at(str(place / "out")), scratch, stack, progress, jobs)
+            )
+        except Unknown as error:
+            files.say(f"? unknown  {script.name}: {error}")
+            return certificate.UNDECIDED
+        kept.keep(rehearsed, folder / explorations.SCRIPT)
+    recordings.write(
+        folder, recordings.Kept(recordings.SCHEMA, script.command, options_of(options))
+    )
+    files.say(f"{script.name}: {files.count(len(rehearsed.recording.operations), 'operation')}")
+    return say_recorded(folder)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+
+
+def _places(scratch: str) -> Path:
+    """Make the folders that a rehearsal needs; return the one that the script runs in."""
     from ckpt_conformance.processes import memory
 
-    work, place = folder / "work", folder / "run"
+    work, place = Path(scratch) / "work", Path(scratch) / "run"
     for path in (work, place, place / memory.TEMPORARY):
         path.mkdir()
-    stage = rehearsal.Stage(
-        script=script.at(str(place / "out")),
-        folder=work,
-        jobs=run.limits.jobs,
+    return place
+
+
+def _stage(
+    script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress, jobs: int
+) -> Stage:
+    from ckpt_conformance.crash.script import rehearsal
+
+    return rehearsal.Stage(
+        script=script,
+        folder=Path(scratch) / "work",
+        jobs=jobs,
         tell=lambda what: progress.begin(script.name, what),
         stack=stack,
     )
-    return rehearsal.rehearse(stage)
+
+
+def _rehearse(
+    run: Run, script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress
+) -> Rehearsal:
+    from ckpt_conformance.crash.script import kept, rehearsal
+
+    place = _places(scratch)
+    if run.kit is None:
+        there = script.at(str(place / "out"))
+        return rehearsal.rehearse(_stage(there, scratch, stack, progress, run.limits.jobs))
+    folder = run.kit.folder / explorations.SCRIPT
+    known = kept.read(folder, script)
+    stack.enter_context(run.kit.directory(known.script.root))
+    stage = _stage(known.script, scratch, stack, progress, run.limits.jobs)
+    progress.begin(script.name, "starting")
+    return kept.resume(stage, known, folder)
 
 
 def _about(rehearsal: Rehearsal, run: Run) -> Json:
@@ -233,8 +298,32 @@ def _explore(run: Run, rehearsal: Rehearsal, progress: Progress, begun: float) -
         f"first violation after {time.monotonic() - begun:.1f} s: {what}", highlight=False
     )
     progress.begin(rehearsal.script.name, "recovering")
-    explore.explore(explorer, run.asked.models, run.asked.real)
+    notebook = _notebook(run, explorer)
+    share = notebook.share if notebook else None
+    explore.explore(explorer, run.asked.models, run.asked.real, share)
+    if run.part and notebook:
+        run.part.finish(notebook, explorations.SCRIPT)
     run.take(explorer, bundles.write)
+
+
+def _notebook(run: Run, explorer: ScriptExplorer) -> Notebook | None:
+    """Return what writes down the exploration of a part, with what only a rehearsal knows."""
+    if run.part is None:
+        return None
+    rehearsal, findings = explorer.rehearsal, run.findings
+    places = {v.number: rehearsal.meter.describe(v.step) for v in rehearsal.versions}
+
+    def complete(basis: Basis) -> Basis:
+        return msgspec.structs.replace(
+            basis,
+            places=places,
+            notes=tuple(findings.notes),
+            without_a_crash=tuple(findings.without_a_crash),
+        )
+
+    notebook = run.part.notebook(explorer, explorations.SCRIPT)
+    notebook.complete, notebook.free = complete, set(rehearsal.controls)
+    return notebook
 
 
 def replay(folder: Path, content: Json) -> int:

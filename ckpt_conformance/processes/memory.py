@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -42,6 +44,15 @@ def mount_place(root: Path) -> bool:
         (root.parent / TEMPORARY).mkdir()
         use_temporary(root)
     return True
+
+
+def has_private_memory() -> bool:
+    """Whether a process here may have memory of its own at a path: a child tries."""
+    code = f"import sys; from {__name__} import *; sys.exit(not mount_memory(Path(sys.argv[1])))"
+    with tempfile.TemporaryDirectory(prefix="ckc-mount-") as folder:
+        command = [sys.executable, "-c", code, folder]
+        done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603  our own
+        return done.returncode == 0
 
 
 def use_temporary(root: Path) -> Path | None:

@@ -52,6 +52,26 @@ class Asked:
     real: Sequence[str] = ()  # file systems whose images were crashed, too
 
 
+@dataclass(frozen=True)
+class Made:
+    """When and where an exploration was made, and by what: of parts, as the first one says."""
+
+    version: str
+    commit: str | None
+    created: str  # ISO 8601, UTC
+    environment: Json
+
+    @classmethod
+    def here(cls) -> Made:
+        """Describe this machine, now."""
+        return cls(
+            __version__,
+            environment.suite_commit(),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            environment.describe_environment(Path(tempfile.gettempdir())),
+        )
+
+
 @dataclass
 class Findings:
     """What the explorations of one adapter came to, workload by workload; or those of a script."""
@@ -63,6 +83,7 @@ class Findings:
     notes: list[str] = field(default_factory=list[str])  # what is compared, and how steps are known
     without_a_crash: list[str] = field(default_factory=list[str])  # violations that need no crash
     interrupted: bool = False
+    made: Made | None = None  # None: here and now
     summaries: list[CrashSummary] = field(default_factory=list["CrashSummary"])  # of `explorations`
 
     def add(self, explorer: BaseExplorer, bundles: Mapping[str, str]) -> None:
@@ -88,13 +109,13 @@ class Findings:
 
     def to_json(self, about: Mapping[str, Any]) -> Json:
         """Return the content of `result.json`; `about` has the `adapter`, or the `script`."""
-        asked = asdict(self.asked)
+        asked, made = asdict(self.asked), self.made or Made.here()
         content: Json = {
             "schema": SCHEMA,
-            "suite": {"version": __version__, "commit": environment.suite_commit()},
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "suite": {"version": made.version, "commit": made.commit},
+            "created": made.created,
             "interrupted": self.interrupted,
-            "environment": environment.describe_environment(Path(tempfile.gettempdir())),
+            "environment": made.environment,
             **about,
             "seed": asked.pop("seed"),
             "budget": asked.pop("budget"),

@@ -186,6 +186,11 @@ class Recording:
 
     def save(self) -> None:
         """Write `recording.json`."""
+        (self.folder / "recording.json").write_text(self.text)
+
+    @property
+    def text(self) -> str:
+        """What `recording.json` holds: all but the bytes."""
         body = {
             "schema": SCHEMA,
             "root": self.root,
@@ -194,13 +199,18 @@ class Recording:
             "operations": [_unusual_fields(operation) for operation in self.operations],
             "unsupported": [asdict(call) for call in self.unsupported],
         }
-        (self.folder / "recording.json").write_text(json.dumps(body))
+        return json.dumps(body)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read a recording; raises ValueError for anything else."""
+        return cls.parse((folder / "recording.json").read_text(), folder)
+
+    @classmethod
+    def parse(cls, text: str, folder: Path) -> Self:
+        """Read what `text` gives; the bytes are in `folder`. Raises ValueError."""
         # Not msgspec's own decoder: a path may have bytes that are no UTF-8.
-        content = json.loads((folder / "recording.json").read_text())
+        content = json.loads(text)
         schema = msgspec.convert(content, _Head).schema
         if schema != SCHEMA:
             msg = f"{folder}: schema is {schema!r}, this version reads {SCHEMA!r}"

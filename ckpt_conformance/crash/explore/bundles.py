@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.crash.explore import recovering, repro
+from ckpt_conformance.crash.explore.exploration import ViolationRecord
 from ckpt_conformance.crash.explore.judging import Facts, Recovery, is_fine, judge
 from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.explore.messages import Item, Legal, Task
@@ -117,6 +118,34 @@ def _fresh(folder: Path, name: str) -> Path:
         bundle.read(target)  # raises for what is not ours
         shutil.rmtree(target)
     target.mkdir(parents=True)
+    return target
+
+
+def is_of(folder: Path, violation: Violation) -> bool:
+    """Whether a folder is a bundle of this violation: the same content, point, model and outcome.
+
+    How many states end so, and what was found out later, may differ.
+    """
+    try:
+        record = part_of(bundle.read(folder), ViolationRecord)
+    except bundle.BundleError:
+        return False
+    mine = violation.record()
+    names = ("content", "point", "model", "outcome")
+    return all(getattr(record, name) == getattr(mine, name) for name in names)
+
+
+def adopt(source: Path, folder: Path, workload: str, violation: Violation) -> Path:
+    """Copy a bundle of a violation below `folder`, with what is known of it now; return its path.
+
+    An older bundle of that name is replaced; one that stands there already is brought up to date.
+    """
+    target = folder / name_of(workload, violation)
+    if source.resolve() != target.resolve():
+        target = _fresh(folder, target.name)
+        trees.copy(source, target, into=True)
+    content = bundle.read(target) | msgspec.to_builtins(violation.record())
+    (target / "violation.json").write_text(json.dumps(content, indent=2))
     return target
 
 

@@ -111,6 +111,11 @@ class Explorer(BaseExplorer):
 
     # -- recoveries --------------------------------------------------------------------------
 
+    @property
+    def chunk(self) -> int:
+        """The items of one child: which of them it judges again alone depends on all of them."""
+        return CHUNK
+
     def recover(self, cases: Sequence[Case]) -> None:
         """Recover from the contents from which nothing was recovered yet."""
         new = {case.content: case for case in cases if case.content not in self.result.recoveries}
@@ -119,6 +124,7 @@ class Explorer(BaseExplorer):
         done = 0
         for answers in self._run_all(chunks):
             done += len(answers)
+            self.on_recovered(answers)
             self.on_progress(done, len(chosen), self.result.batch_seconds)
 
     def _run_all(self, chunks: Sequence[Sequence[Case]]) -> Iterator[Sequence[Case]]:

@@ -7,6 +7,7 @@ starting a command anew.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 from collections import Counter
@@ -353,6 +354,9 @@ class BaseExplorer:
         self._cases_by_content: dict[str, list[Case]] = {}
         self._cases_counted = 0
         self._complete_states: dict[int, State] = {}
+        self.chosen: frozenset[str] = frozenset()  # contents, those of other shards included
+        self.on_recovered: Callable[[Sequence[Case]], None] = nothing
+        self.made_up: dict[str, str] = {}  # contents of states that no model listed, by their shape
 
     def recover(self, cases: Sequence[Case]) -> None:
         """Recover from the contents from which nothing was recovered yet."""
@@ -364,12 +368,27 @@ class BaseExplorer:
         """List the states of one model, and note what it says of itself."""
         rng = random.Random(self.seed)  # noqa: S311
         states = MODELS[name].states(self.recording, rng, self.limits.candidates)
-        cases = [Case(name, state, digest(self.recording, state)) for state in states]
+        cases = [Case(name, state, self.content_of(state)) for state in states]
         report = self.result.models.setdefault(name, ModelReport(name))
         report.candidates = len(cases)
         report.distinct = len({case.content for case in cases})
         self.cases[name] = cases
         return cases
+
+    def content_of(self, state: State) -> str:
+        """Return the digest of a state's actual content."""
+        return digest(self.recording, state)
+
+    def content_of_made_up(self, state: State) -> str:
+        """Return the digest of a state that was made of a listed one, and remember it."""
+        content = self.content_of(state)
+        self.made_up[shape_of(state)] = content
+        return content
+
+    @property
+    def chunk(self) -> int:
+        """How many contents are recovered from together, so that one batch holds all of them."""
+        return 1
 
     def choose(self, cases: Sequence[Case]) -> list[Case]:
         """Choose distinct contents: of each set of names one, then a second, and so on.
@@ -445,6 +464,16 @@ class BaseExplorer:
             self.result.doubts.append(why if isinstance(why, Unknown) else Unknown(why))
 
 
+def shape_of(state: State) -> str:
+    """Return a digest of what a state is made of: the same for the same content, without bytes."""
+    files = sorted(
+        (number, content.size, [(e.offset, e.size, e.source) for e in content.extents])
+        for number, content in state.contents.items()
+    )
+    shape = sorted(state.names.items()), files, sorted(state.modes.items())
+    return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()
+
+
 def complete(recording: Recording, point: int) -> State:
     """Return the state in which the first `point` operations are all kept."""
     walk = KillWalk(recording, Rules("kill"))
@@ -482,11 +511,17 @@ def _far(state: State, near: Sequence[set[int]]) -> int:
     return sum(at not in points for at, points in zip(cut, near, strict=True))
 
 
-def run(explorer: BaseExplorer, models: Sequence[str], real: Sequence[str] = ()) -> Exploration:
+def run(
+    explorer: BaseExplorer,
+    models: Sequence[str],
+    real: Sequence[str] = (),
+    share: Callable[[Sequence[Case]], Sequence[Case]] | None = None,
+) -> Exploration:
     """Enumerate, recover, judge, shrink and blame; return what came of it.
 
     After Ctrl-C that is what was explored so far. `real` are file systems whose images are crashed,
-    too. Raises Unknown where that does not work.
+    too. `share` takes the chosen cases and returns those that are recovered from here. Raises
+    Unknown where that does not work.
     """
     from ckpt_conformance.crash.explore import observed, shrink
 
@@ -496,7 +531,8 @@ def run(explorer: BaseExplorer, models: Sequence[str], real: Sequence[str] = ())
     try:
         chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
         chosen += [case for name in real for case in observed.enumerate_states(explorer, name)]
-        explorer.recover(chosen)
+        explorer.chosen = frozenset(case.content for case in chosen)
+        explorer.recover(share(chosen) if share else chosen)
         explorer.tally()
         shrink.shrink_all(explorer)
     except KeyboardInterrupt:

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore.exploration import BY_MODEL, Case, Violation
 from ckpt_conformance.crash.explore.judging import is_fine, judge
-from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import DATA, NAMING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Container, Iterator, Mapping
 
+    from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.explore.exploration import BaseExplorer
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation
 
+Class = tuple[str, "Outcome"]  # a model, and how its states end
 ROUNDS = 3
 OF_DATA = {"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"}
 EARLIER = 24  # untried states before the violating one that a round tries
@@ -48,38 +49,73 @@ def simplicity(explorer: BaseExplorer, case: Case) -> tuple[bool, int, int]:
 
 
 def shrink_all(explorer: BaseExplorer) -> None:
-    """Try simpler states around each violation until none of them violates in the same way."""
-    tried: set[str] = set()
+    """Try simpler states around each violation until none of them violates in the same way.
+
+    Each class, which is a model and an outcome, is shrunk on its own: from the simplest of the
+    states that were chosen, by states that are tried for this class. So a shard that holds this
+    state shrinks as a run of all states does, whatever the other shards hold.
+    """
+    if explorer.limits.rounds == 0:
+        return
+    tried: dict[Class, set[str]] = {}
+    whole: set[Class] = set()
+    while new := [key for key in _classes(explorer) if key not in tried]:
+        for key in new:  # what is tried may violate in a way that nothing did before
+            tried[key] = set()
+            if _descend(explorer, key, tried[key]):
+                whole.add(key)
+    settle(explorer, tried, whole)
+
+
+def _classes(explorer: BaseExplorer) -> list[Class]:
+    return [(one.case.model, one.outcome) for one in explorer.result.violations]
+
+
+def _descend(explorer: BaseExplorer, key: Class, tried: set[str]) -> bool:
+    """Try simpler states of one class; return whether all of them could be recovered from."""
+    best = simplest(explorer, key, tried)
+    is_whole = True
     for _ in range(min(ROUNDS, explorer.limits.rounds)):
-        before = {(v.case.model, v.outcome): v.case.content for v in explorer.result.violations}
-        around = [
-            case
-            for violation in explorer.result.violations
-            for case in simpler(explorer, violation)
-            if case.content not in tried
-        ]
-        tried |= {case.content for case in around}
-        if around:
-            explorer.add(around)
-        settle(explorer)
-        after = {(v.case.model, v.outcome): v.case.content for v in explorer.result.violations}
-        if before == after:
+        around = [case for case in simpler(explorer, best, tried) if case.content not in tried]
+        if not around:
             break
+        tried |= {case.content for case in around}
+        explorer.add(around)
+        is_whole &= all(case.content in explorer.result.recoveries for case in around)
+        better = simplest(explorer, key, tried)
+        if better.content == best.content:
+            break
+        best = better
+    return is_whole
 
 
-def settle(explorer: BaseExplorer) -> None:
+def settle(
+    explorer: BaseExplorer, tried: Mapping[Class, Collection[str]], whole: Container[Class]
+) -> None:
     """Let the simplest recovered state of each class stand for it."""
     result = explorer.result
     for report in result.models.values():
         for outcome, violation in report.worst.items():
-            same = [
-                case for case in explorer.cases[report.name] if _ends_so(explorer, case, outcome)
-            ]
-            best = min(same or [violation.case], key=lambda case: simplicity(explorer, case))
-            recovery = result.recoveries[best.content]
+            key = (report.name, violation.outcome)
+            best = simplest(explorer, key, tried.get(key, ()))
             report.worst[outcome] = replace(
-                violation, case=best, recovery=recovery, shrunk=True, grade=result.grade(best)
+                violation,
+                case=best,
+                recovery=result.recoveries[best.content],
+                shrunk=key in whole,
+                grade=result.grade(best),
             )
+
+
+def simplest(explorer: BaseExplorer, key: Class, tried: Collection[str]) -> Case:
+    """Return the simplest state of a class, of those that were chosen and those tried for it.
+
+    A class that showed only while another one was shrunk has none of these: then any will do.
+    """
+    model, outcome = key
+    same = [case for case in explorer.cases[model] if _ends_so(explorer, case, outcome)]
+    own = [case for case in same if case.content in explorer.chosen or case.content in tried]
+    return min(own or same, key=lambda case: simplicity(explorer, case))
 
 
 def _ends_so(explorer: BaseExplorer, case: Case, outcome: str) -> bool:
@@ -91,22 +127,24 @@ def _ends_so(explorer: BaseExplorer, case: Case, outcome: str) -> bool:
     return judged == outcome and not is_fine(judged, facts)
 
 
-def simpler(explorer: BaseExplorer, violation: Violation) -> Iterator[Case]:
+def simpler(explorer: BaseExplorer, case: Case, tried: Collection[str]) -> Iterator[Case]:
     """Yield states with one piece more than the violating one, and untried ones before it.
 
     Yields none for what was observed on an image: only what a model allows can be made up.
     """
-    case, model = violation.case, MODELS.get(violation.case.model)
+    model = MODELS.get(case.model)
     if model is None:
         return
     whole = explorer.complete(case.state.point)
     for state in _restored(case.state, whole):
         if not model.illegal(explorer.recording, state):
-            yield Case(case.model, state, digest(explorer.recording, state))
+            yield Case(case.model, state, explorer.content_of_made_up(state))
     earlier = [
         other
         for other in explorer.cases[case.model]
-        if other.state.point < case.state.point and other.content not in explorer.result.recoveries
+        if other.state.point < case.state.point
+        and other.content not in explorer.chosen
+        and other.content not in tried
     ]
     step = max(1, len(earlier) // EARLIER)
     yield from earlier[::-1][: EARLIER // 2]

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.explore import exploration
+from ckpt_conformance.crash.explore.evidence import promised_of_script
 from ckpt_conformance.crash.explore.exploration import BaseExplorer
 from ckpt_conformance.crash.explore.judging import LoadError, Recovery, Version, is_fine, judge
 from ckpt_conformance.crash.explore.messages import pack
@@ -48,10 +49,9 @@ class ScriptExplorer(BaseExplorer):
     def promised(self, point: int) -> str:
         """Say what a resume may give after a crash at a point: a script may always run further."""
         last = self.result.facts(point).last_acknowledged
-        if last is None:
-            return "nothing was promised yet: it may begin anew"
-        step = next(version.step for version in self.versions if version.number == last)
-        return f"the result of a run that {self.rehearsal.meter.describe(step)}, or of a later one"
+        steps = {version.number: version.step for version in self.versions}
+        place = "" if last is None else self.rehearsal.meter.describe(steps[last])
+        return promised_of_script(place)
 
     def recover(self, cases: Sequence[Case]) -> None:
         """Run the command in every content in which it was not run yet."""
@@ -59,6 +59,7 @@ class ScriptExplorer(BaseExplorer):
             run = self.rehearsal.controls.get(case.content)
             if run is not None and case.content not in self.result.recoveries:
                 self._take(run, case)
+                self.on_recovered([case])
         new = {case.content: case for case in cases if case.content not in self.result.recoveries}
         chosen = list(new.values())
         begun = time.monotonic()
@@ -66,6 +67,7 @@ class ScriptExplorer(BaseExplorer):
         for done, (number, run) in enumerate(runs, 1):
             self._take(run, chosen[number])
             self.result.recovered += 1
+            self.on_recovered([chosen[number]])
             self.on_progress(done, len(chosen), time.monotonic() - begun)
             if self.hangs >= HANGS * len(self.rehearsal.pool.workers):
                 self.unknown(f"{self.hangs} resumes hung: the other states were not visited")
@@ -159,10 +161,16 @@ def _same(state: State, whole: State, name: str) -> bool:
 
 
 def explore(
-    explorer: ScriptExplorer, models: Sequence[str], real: Sequence[str] = ()
+    explorer: ScriptExplorer,
+    models: Sequence[str],
+    real: Sequence[str] = (),
+    share: Callable[[Sequence[Case]], Sequence[Case]] | None = None,
 ) -> Exploration:
-    """Explore under some models and on some real file systems, and confirm what violates."""
-    result = exploration.run(explorer, models, real)
+    """Explore under some models and on some real file systems, and confirm what violates.
+
+    `share`: see `exploration.run`.
+    """
+    result = exploration.run(explorer, models, real, share)
     if not result.interrupted:
         try:
             explorer.confirm()

@@ -68,10 +68,12 @@ class Rehearsal:
     notes: list[str] = field(default_factory=list[str])
     forks: bool = True
     seconds: float = 0.0  # of one resume
+    workers: int = 0  # where it was rehearsed; 0: here
 
     def within(self, limits: Limits, models: int) -> Limits:
         """Recover from fewer states where a resume takes long; a note says what is left out."""
-        of_model = limits.recoveries * self.seconds / max(1, len(self.pool.workers))
+        workers = self.workers or len(self.pool.workers)
+        of_model = limits.recoveries * self.seconds / max(1, workers)
         if of_model * models <= PATIENCE:
             return limits
         count = max(FEWEST, int(limits.recoveries * PATIENCE / (of_model * models)))

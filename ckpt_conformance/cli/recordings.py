@@ -1,0 +1,140 @@
+"""`explore --record` and `--recording`: record once, explore as often and in as many parts."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
+from ckpt_conformance.report import certificate, files
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from ckpt_conformance.crash.explore.engine import Recorded
+    from ckpt_conformance.crash.explore.kept import Kept, KeptWorkload
+    from ckpt_conformance.subject.subject import Subject
+
+Record = Annotated[
+    Path | None,
+    typer.Option("--record", metavar="DIR", help="Record only, into this folder."),
+]
+Recording = Annotated[
+    Path | None,
+    typer.Option("--recording", metavar="DIR", help="Explore what --record has kept there."),
+]
+
+
+INTERRUPTED = 130
+
+
+@dataclass
+class Kit:
+    """A folder of recordings that is explored, and whether memory can be private here."""
+
+    folder: Path
+    kept: Kept
+    private: bool
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        explored: Sequence[str],
+        options: Mapping[str, Any],
+        workloads: Sequence[str],
+    ) -> Kit:
+        """Read a folder of recordings; raises RequestError if it is not of what is explored."""
+        from ckpt_conformance.crash.explore import kept
+        from ckpt_conformance.processes import memory
+
+        content = kept.read(folder, explored, dict(options))
+        for name in workloads:
+            with contextlib.suppress(NotApplicable, Unknown):
+                kept.load(folder, content, name)
+        return cls(folder.resolve(), content, memory.has_private_memory())
+
+    @contextlib.contextmanager
+    def workload(self, name: str) -> Generator[Recorded]:
+        """Yield the recording of a workload, while its directory is there.
+
+        Raises NotApplicable or Unknown for what could not be recorded.
+        """
+        from ckpt_conformance.crash.explore import kept
+
+        recorded = kept.load(self.folder, self.kept, name)
+        with self.directory(recorded.recording.root):
+            yield recorded
+
+    @contextlib.contextmanager
+    def directory(self, root: str) -> Generator[None]:
+        """Make the recorded directory for a while."""
+        from ckpt_conformance.crash.explore import kept
+
+        with kept.hold(Path(root), alone=not self.private):
+            yield
+
+
+def record(subject: Subject, adapter: str, workloads: Sequence[str], folder: Path) -> int:
+    """Record workloads of an adapter, which is named as the user does; return the exit status."""
+    from ckpt_conformance.crash.explore import kept
+    from ckpt_conformance.crash.explore import workloads as recorder
+
+    made: dict[str, KeptWorkload] = {}
+    for name in workloads:
+        try:
+            recorded = recorder.record(subject, name)
+        except (NotApplicable, Unknown) as error:
+            made[name] = kept.reason(error)
+            word = "not applicable" if isinstance(error, NotApplicable) else "? unknown"
+            files.say(f"  {word}  {name}: {error}")
+            continue
+        made[name] = kept.keep(recorded, folder / name)
+        files.say(f"{name}: {files.count(len(recorded.recording.operations), 'operation')}")
+    kept.write(folder, kept.Kept(kept.SCHEMA, (adapter,), {}, made))
+    return say_recorded(folder, failed=any(workload.failed for workload in made.values()))
+
+
+@contextlib.contextmanager
+def making(folder: Path) -> Generator[None]:
+    """Make a folder for recordings; Ctrl-C ends the command, and the folder is not whole."""
+    from ckpt_conformance.crash.explore import kept
+
+    kept.prepare(folder)
+    try:
+        yield
+    except KeyboardInterrupt:
+        files.say(f"Stopped before the end: {folder} is not whole; remove it and record again.")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def say_recorded(folder: Path, *, failed: bool = False) -> int:
+    """Say what to do with the recordings; return the exit status."""
+    files.say(f"{folder}: explore with the same arguments and --recording {folder}")
+    return certificate.UNDECIDED if failed else certificate.CERTIFIED
+
+
+def check(  # noqa: PLR0913  one parameter for each option
+    record: Path | None,
+    recording: Path | None,
+    *,
+    keep: bool,
+    results: Path | None,
+    real: Sequence[str] | None,
+    ranks: int,
+) -> None:
+    """Refuse what does not go with `--record` or `--recording`."""
+    if record and recording:
+        raise RequestError("--record makes recordings and --recording explores them: give one")
+    others: dict[str, object] = {"--ranks": ranks > 1}
+    if record:
+        others |= {"--results": results, "--keep": keep, "--real": real}
+    given = [name for name, value in others.items() if value]
+    if (record or recording) and given:
+        option = "--record" if record else "--recording"
+        raise RequestError(f"{given[0]} does not go with {option}; leave it out")
