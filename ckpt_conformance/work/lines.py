@@ -183,10 +183,11 @@ def stream(path: Path) -> Iterator[tuple[int, AnyLine]]:
 
 def _decode(text: bytes, where: str) -> AnyLine:
     try:
-        return _DECODER.decode(text)
+        line: AnyLine = _DECODER.decode(text)
     except msgspec.DecodeError as error:
         reason = f"{where}, is no result: {error}"
         raise LinesError(f"{reason}; was the file edited, or cut and joined?") from error
+    return line
 
 
 def read(path: Path) -> Results:

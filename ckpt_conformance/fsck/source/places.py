@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.source.disk import DiskFolder
@@ -38,6 +39,11 @@ def folder_at(root: Where, boundary: Where | None = None) -> DiskFolder | Remote
     if isinstance(root, Url):
         return RemoteFolder(root)
     return DiskFolder(root, boundary if isinstance(boundary, Path) else None)
+
+
+def is_far(where: Where) -> TypeGuard[Url]:
+    """Return whether each request takes its time: it is a URL."""
+    return isinstance(where, Url)
 
 
 def changed(where: Where) -> float:
