@@ -18,8 +18,8 @@ import msgspec
 
 from ckpt_conformance import __version__
 from ckpt_conformance.cli import progress as cli_progress
+from ckpt_conformance.cli.options import part_of
 from ckpt_conformance.contract.registry import AdapterInfo
-from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Cause, CheckOutcome, Verdict
 from ckpt_conformance.report import environment, files, terminal
 from ckpt_conformance.report.certificate import plain
@@ -65,13 +65,7 @@ class Work:
 
 def work_of(shard: str, results: Path | None, cache: Path | None) -> Work:
     """Read the options of a run's part; raises RequestError for what they cannot be."""
-    part = Shard.parse(shard)
-    if part.count > 1 and results is None:
-        raise RequestError(
-            f"--shard {part} makes no report: name a file with --results FILE, and give the files "
-            "of all shards to `ckpt-conformance combine`"
-        )
-    return Work(part, results, Cache.open(cache) if cache else None)
+    return Work(part_of(shard, results), results, Cache.open(cache) if cache else None)
 
 
 @dataclass

@@ -181,6 +181,15 @@ def stream(path: Path) -> Iterator[tuple[int, AnyLine]]:
         raise LinesError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def command_of(path: Path) -> str | None:
+    """Return the command of the run that a file is of; None where its header is not there.
+
+    Raises LinesError as `read` does.
+    """
+    _, line = next(stream(path), (0, None))
+    return line.command if isinstance(line, Header) else None
+
+
 def _decode(text: bytes, where: str) -> AnyLine:
     try:
         line: AnyLine = _DECODER.decode(text)

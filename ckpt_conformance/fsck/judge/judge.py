@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Judging, notes_of_shared
@@ -68,6 +68,7 @@ class JudgedJson(TypedDict):
     newest_whole: str | None
     leftovers: list[str]
     checkpoints: list[ReportJson]
+    missing_shards: NotRequired[list[str]]
 
 
 @dataclass
@@ -79,6 +80,7 @@ class Judged:
         reports: one for each checkpoint.
         leftovers: names of work in progress that nobody finished, relative to the path.
         options: how it was judged.
+        missing: shards of which not all results are there: nobody knows what is newest.
 
     """
 
@@ -86,23 +88,34 @@ class Judged:
     reports: Sequence[Report] = field(default_factory=list[Report])
     leftovers: list[str] = field(default_factory=list[str])
     options: Options = field(default_factory=Options)
+    missing: tuple[str, ...] = ()
 
     @property
     def newest_whole(self) -> Report | None:
         """The newest checkpoint with nothing wrong."""
+        if self.missing:
+            return None
         return next((one for one in self.reports if one.state is State.WHOLE), None)
 
     @property
     def state(self) -> State:
-        """The worst of the checkpoints; UNKNOWN where there is none."""
-        states = [one.state for one in self.reports]
-        return max(states, key=SEVERITY.index, default=State.UNKNOWN)
+        """The worst of the checkpoints; UNKNOWN where there is none, or where some are missing."""
+        states = {one.state for one in self.reports}
+        if self.missing or not states:
+            states.add(State.UNKNOWN)
+        return max(states, key=SEVERITY.index)
 
     def to_json(self) -> JudgedJson:
         """Return plain types."""
+        whole = self.head_json()
+        whole["checkpoints"] = [one.to_json() for one in self.reports]
+        return whole
+
+    def head_json(self) -> JudgedJson:
+        """Return plain types of everything but the checkpoints, whose list is empty."""
         newest = self.newest_whole
         sample: SampleJson = {"share": self.options.sample, "seed": self.options.seed}
-        return {
+        head: JudgedJson = {
             "schema": SCHEMA,
             "path": str(self.path),
             "metadata_only": self.options.metadata_only,
@@ -110,8 +123,11 @@ class Judged:
             "state": str(self.state),
             "newest_whole": str(newest.path) if newest else None,
             "leftovers": self.leftovers,
-            "checkpoints": [one.to_json() for one in self.reports],
+            "checkpoints": [],
         }
+        if self.missing:
+            head["missing_shards"] = list(self.missing)
+        return head
 
 
 def judge(path: Where, options: Options | None = None, progress: Progress = None) -> Judged:

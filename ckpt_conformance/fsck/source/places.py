@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.source.disk import DiskFolder
-from ckpt_conformance.fsck.source.remote import RemoteFolder, Url, open_url
+from ckpt_conformance.fsck.source.remote import Files, RemoteFolder, Url, open_url
 
 Where = Path | Url
 
@@ -21,6 +21,11 @@ def place(text: str) -> Where:
     if not text.strip():
         raise RequestError(f"{text!r} is no path; is a variable of the script empty?")
     return open_url(text) if _URL.match(text) else Path(text)
+
+
+def named(text: str) -> Where:
+    """Return a place that is known by its name alone: of a URL nothing is installed or asked."""
+    return Url(text, text, Files(None, text, text)) if _URL.match(text) else Path(text)
 
 
 def check_there(where: Where) -> None:
