@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 WHOLE, DAMAGED, UNDECIDED = 0, 1, 2
 FAR_THREADS = 8  # each with at most 9 MiB
 _MIB = 1 << 20
+_LISTING = "listing"
 _LISTED = 100  # checkpoints that are listed between two looks at the progress
 
 
@@ -51,8 +52,10 @@ class Progress(cli_progress.Progress):
 
     def listed(self, checkpoints: int, files: int) -> None:
         """Take how much was listed."""
+        if self.what != _LISTING:
+            self.begin(_LISTING, "")
         if checkpoints % _LISTED == 0:
-            self.update(checkpoints, checkpoints, f"listed, {files} files", " checkpoints")
+            self.update(checkpoints, checkpoints, f"{files} files", " checkpoints")
 
 
 def share(value: object) -> float:
@@ -222,6 +225,7 @@ def _run(path: Where, options: Options, jobs: Jobs, taker: Taker, progress: Prog
     from ckpt_conformance.fsck.judge.judging import Judging
 
     total = len(jobs)
+    progress.begin("fsck", "")
     judging = Judging(path, options, progress if total == 1 else None)
     for done, (job, judgement) in enumerate(judging.run(jobs), 1):
         taker.take(job, judgement)

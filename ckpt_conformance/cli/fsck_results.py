@@ -214,6 +214,8 @@ def _read_part(path: Path) -> _Part:
         else:
             others.append(line)
     part = lines.gather(others, str(path))
+    if part.header.command != COMMAND:
+        raise LinesError(f"{path} has results of {part.header.command}, and others are of fsck")
     try:
         fact = stored.decode(bytes(part.facts[LISTING]))
         return _Part(path, part.header, Listed(**fact["listed"]), results == fact["jobs"])

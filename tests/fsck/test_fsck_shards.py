@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
 import jsonschema
@@ -249,6 +250,11 @@ def test_results_of_another_request_are_refused(run: Path, tmp_path: Path) -> No
     Finished("fsck", run, "--shard", "2/2", "--results", second, "--sample", "5%")
     with pytest.raises(RequestError, match=r"--sample is 1\.0 and 0\.05"):
         Finished("combine", first, second)
+    header = first.read_text().replace('"command":"fsck"', '"command":"certify"')
+    (tmp_path / "other").write_text(header)
+    for files in ((first, tmp_path / "other"), (tmp_path / "other", first)):
+        with pytest.raises(RequestError, match="certify"):
+            Finished("combine", *files)
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(RequestError, match="has no header line"):
         Finished("combine", first, tmp_path / "empty")
@@ -371,6 +377,43 @@ def test_a_plan_of_a_store_opens_no_file(run: Path, tmp_path: Path) -> None:
     whole = Finished("fsck", url, "--json")
     for more in ([], ["--plan", plan]):
         assert Finished("combine", *shards(tmp_path, url, *more), "--json").out == whole.out
+
+
+class Together(Watched):
+    """Answers the first listings of steps only when several ask at once."""
+
+    protocol = "together"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    barrier: ClassVar[threading.Barrier] = threading.Barrier(4, timeout=60)
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:  # noqa: ANN401, FBT001, FBT002
+        if path.rpartition("/")[2] in ("step_1", "step_2", "step_3", "step_4"):
+            self.barrier.wait()
+        return super().ls(path, detail, **more)
+
+
+def test_folders_of_a_store_are_listed_at_the_same_time(run: Path) -> None:
+    fsspec.register_implementation(Together.protocol, Together, clobber=True)
+    Together.store.clear()
+    (run / "step_9").unlink()
+    listed = list(Checkpoints(place(upload(run, "together://bucket/run")), is_weighed=True))
+    assert len(listed) == 10
+    assert not Together.barrier.broken
+
+
+@pytest.mark.parametrize("words", [[], ["--newest-whole"]])
+def test_what_is_forgotten_is_asked_again(
+    words: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation(Watched.protocol, Watched, clobber=True)
+    Watched.store.clear()
+    (run / "step_9").unlink()
+    url = upload(run, "watched://bucket/run")
+    known = Finished("fsck", url, *words, "--json").out
+    monkeypatch.setattr(remote, "MOST_LISTED", 1)
+    monkeypatch.setattr(remote, "_MOST_ALONE", 1)
+    assert Finished("fsck", url, *words, "--json").out == known
 
 
 # -- memory ----------------------------------------------------------------------------------------
