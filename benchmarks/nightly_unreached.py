@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.cli.unreached import Recorder
 from ckpt_conformance.contract.catalogue import PROFILES
@@ -71,7 +71,7 @@ def main() -> None:
     cache = Cache.open(given.cache) if given.cache else None
     scratch = environment.filesystem_type(Path(tempfile.gettempdir()))
     inputs = depends.inputs(options, scratch) if cache else None
-    items = cast("tuple[CheckItem, ...]", plan_of(options).items)
+    items = plan_of(options).items
     known = Recorder(options, cache, inputs, lambda *_: None).outcomes(items)
     unreached = [item for item in items if item.id in known]
     drawn = draw(unreached, given.share, given.seed)

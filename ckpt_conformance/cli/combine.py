@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli import certify, explorations, mutants
+from ckpt_conformance.cli import certify, explorations, fsck, fsck_results, mutants
 from ckpt_conformance.cli.sessions import session_of
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.report import certificate, terminal
@@ -31,10 +31,12 @@ def combine(
     *,
     out: Annotated[Path, typer.Option(help="Folder of the report's files.")] = Path("reports"),
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead (of the kill matrix).")
+        bool, typer.Option("--json", help="Print JSON instead (of mutants and fsck).")
     ] = False,
 ) -> None:
     """Make one report of the results of all shards, and say which shard is missing."""
+    if lines.command_of(results[0]) == fsck_results.COMMAND:
+        raise typer.Exit(fsck.combine(results, as_json=as_json))
     whole = lines.combine([lines.read(path) for path in results])
     if whole.header.command == explorations.COMMAND:
         status = explorations.combine(whole, results, out)

@@ -67,7 +67,7 @@ class BatchItem(Item, frozen=True, kw_only=True):
     number: int
 
 
-def plan_of(request: Request) -> Plan:
+def plan_of(request: Request) -> Plan[BatchItem]:
     """Plan the batches of each workload; how many states are in one shows when it is recorded."""
     count = BATCHES[request.budget]
     return Plan(
@@ -80,7 +80,7 @@ def plan_of(request: Request) -> Plan:
     )
 
 
-def share_of(plan: Plan, shard: Shard) -> Plan:
+def share_of(plan: Plan[BatchItem], shard: Shard) -> Plan[BatchItem]:
     """Return one part of neighbours: so most shards record one workload, and not each of them."""
     count = len(plan.items)
     first, stop = (count * number // shard.count for number in (shard.number - 1, shard.number))
@@ -106,8 +106,7 @@ class Part:
         whole = plan_of(self.request)
         mine = share_of(whole, self.shard)
         for item in mine.items:
-            if isinstance(item, BatchItem):
-                self.items.setdefault(item.workload, {})[item.number] = item.id
+            self.items.setdefault(item.workload, {})[item.number] = item.id
         self.writer.write(
             lines.Header(
                 command=COMMAND,

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
-from pathlib import Path  # noqa: TC003  typer reads the annotations
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckpt_conformance.cli import progress as cli_progress
-from ckpt_conformance.cli.options import Seed, Threads  # noqa: TC001  as above
+from ckpt_conformance.cli.options import (
+    Part,
+    ResultLines,
+    Seed,
+    Threads,
+    part_of,
+)
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.report import terminal
 
 if TYPE_CHECKING:
-    from ckpt_conformance.fsck.judge.judge import Judged
+    from collections.abc import Generator, Sequence
+
+    from ckpt_conformance.cli.fsck_plan import Jobs
+    from ckpt_conformance.cli.fsck_results import Taker
+    from ckpt_conformance.fsck.judge.judge import Judged, Options
     from ckpt_conformance.fsck.source.findings import Report
     from ckpt_conformance.fsck.source.places import Where
+    from ckpt_conformance.work import lines
+    from ckpt_conformance.work.items import Shard
 
 WHOLE, DAMAGED, UNDECIDED = 0, 1, 2
 FAR_THREADS = 8  # each with at most 9 MiB
 _MIB = 1 << 20
+_LISTING = "listing"
+_LISTED = 100  # checkpoints that are listed between two looks at the progress
 
 
 class Progress(cli_progress.Progress):
@@ -32,6 +49,13 @@ class Progress(cli_progress.Progress):
     def __call__(self, done: int, total: int) -> None:
         """Take numbers of bytes."""
         self.update(done // _MIB, -(-total // _MIB), "MiB", unit=" MiB")
+
+    def listed(self, checkpoints: int, files: int) -> None:
+        """Take how much was listed."""
+        if self.what != _LISTING:
+            self.begin(_LISTING, "")
+        if checkpoints % _LISTED == 0:
+            self.update(checkpoints, checkpoints, f"{files} files", " checkpoints")
 
 
 def share(value: object) -> float:
@@ -75,9 +99,19 @@ def fsck(  # noqa: PLR0913  one parameter for each option
     nan: Annotated[bool, typer.Option(help="Count NaNs and infinities of each tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     jobs: Threads = None,
+    shard: Part = "1/1",
+    results: ResultLines = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Judge what is in this plan, and list nothing anew."),
+    ] = None,
+    write_plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="List only, and write the plan that shards can read."),
+    ] = None,
 ) -> None:
     """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
-    from ckpt_conformance.fsck.judge.judge import Options, judge, judge_newest
+    from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source import places
 
     path = places.place(place)
@@ -87,17 +121,155 @@ def fsck(  # noqa: PLR0913  one parameter for each option
             "--metadata-only reads no payload: leave out --sample and --nan"
         )
     options = Options(jobs or threads(path), metadata_only, sample, seed, nan)
-    with Progress("fsck") as progress:
-        judged = (judge_newest if newest_whole else judge)(path, options, progress)
+    asked = Asked(part_of(shard, results), results, plan, write_plan)
     if newest_whole:
-        places.check_reached(path)
+        asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
+        raise typer.Exit(_judge_newest(path, options, as_json=as_json))
+    if write_plan:
+        raise typer.Exit(_write_plan(path, asked))
+    raise typer.Exit(_judge_all(path, options, asked, as_json=as_json))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which part of a listing is judged, and what is kept."""
+
+    shard: Shard
+    results: Path | None
+    plan: Path | None
+    write_plan: Path | None
+
+    def refuse(self, option: str, why: str, *allowed: str) -> None:
+        """Raise RequestError if any of these options was given, but for `allowed` ones."""
+        given = {
+            "--shard": self.shard.count > 1,
+            "--results": self.results is not None,
+            "--plan": self.plan is not None,
+            "--write-plan": self.write_plan is not None,
+        }
+        others = [name for name, is_given in given.items() if is_given and name not in allowed]
+        if others:
+            raise requests.RequestError(f"{option} {why}: leave out {' and '.join(others)}")
+
+
+def _judge_newest(path: Where, options: Options, *, as_json: bool) -> int:
+    from ckpt_conformance.fsck.judge.judge import judge_newest
+    from ckpt_conformance.fsck.source import places
+
+    with Progress("fsck") as progress:
+        judged = judge_newest(path, options, progress)
+    places.check_reached(path)
     if as_json:
         typer.echo(json.dumps(judged.to_json(), indent=2))
-    elif newest_whole:
-        _say_newest(judged)
     else:
-        _say_all(judged)
-    raise typer.Exit(_gate(judged) if newest_whole else _status(judged))
+        _say_newest(judged)
+    return _gate(judged)
+
+
+def _write_plan(path: Where, asked: Asked) -> int:
+    """Write a plan and judge nothing."""
+    from ckpt_conformance.cli import fsck_plan
+
+    asked.refuse("--write-plan", "lists and judges nothing", "--write-plan")
+    file = asked.write_plan or Path()
+    with Progress("fsck") as progress:
+        listed = fsck_plan.write(file, path, progress.listed)
+    terminal.say(f"{file}: {listed}")
+    terminal.say("each shard: the same command with --plan FILE --shard K/N --results FILE")
+    return WHOLE
+
+
+def _judge_all(path: Where, options: Options, asked: Asked, *, as_json: bool) -> int:
+    """Judge a part of what is there, or all of it; return the exit status."""
+    from ckpt_conformance.cli import fsck_plan, fsck_results
+    from ckpt_conformance.fsck.judge.judge import Judged
+
+    with contextlib.ExitStack() as files:
+        with Progress("fsck") as progress:
+            if asked.plan:
+                plan = files.enter_context(fsck_plan.opened(asked.plan, path))
+            else:
+                is_weighed = asked.shard.count > 1
+                listing = fsck_plan.made(path, is_weighed=is_weighed, tell=progress.listed)
+                plan = files.enter_context(listing)
+            part = plan.jobs(options, asked.shard)
+            taker = fsck_results.Taker(files.enter_context(fsck_results.spool()))
+            with _writer(asked.results) as taker.writer:
+                if taker.writer:
+                    fsck_results.begin(taker.writer, options, part, asked.shard)
+                _run(path, options, part, taker, progress)
+        if asked.shard.count > 1:
+            return _say_part(taker, asked)
+        judged = Judged(path, taker.index.reports(), plan.listed.leftovers, options)
+        return deliver(judged, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _writer(results: Path | None) -> Generator[lines.Writer | None]:
+    """Open the file of the user's results; say what is in it if the run is stopped."""
+    from ckpt_conformance.work import lines
+
+    if results is None:
+        yield None
+        return
+    try:
+        with lines.Writer(results, keep=False) as writer:
+            yield writer
+    except KeyboardInterrupt:
+        terminal.say(f"Stopped before the end; {results} has what was found.", error=True)
+        raise
+
+
+def _run(path: Where, options: Options, jobs: Jobs, taker: Taker, progress: Progress) -> None:
+    """Judge the jobs of a shard."""
+    from ckpt_conformance.fsck.judge.judging import Judging
+
+    total = len(jobs)
+    progress.begin("fsck", "")
+    judging = Judging(path, options, progress if total == 1 else None)
+    for done, (job, judgement) in enumerate(judging.run(jobs), 1):
+        taker.take(job, judgement)
+        if total > 1:
+            progress.update(done, total, "checkpoints", unit=" checkpoints")
+
+
+def _say_part(taker: Taker, asked: Asked) -> int:
+    """Say what a shard found, and what to do with it."""
+    counts = Counter(report.state for report in taker.index.reports())
+    found = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    many = terminal.count(sum(counts.values()), "checkpoint")
+    terminal.say(f"shard {asked.shard}: {many} ({found or 'nothing to judge'})")
+    terminal.say(f"{asked.results}; all shards: ckpt-conformance combine FILE...")
+    return WHOLE
+
+
+def deliver(judged: Judged, *, as_json: bool) -> int:
+    """Print what was judged; return the exit status."""
+    from ckpt_conformance.report import fsck_lines
+
+    if as_json:
+        for text in fsck_lines.json_text(judged):
+            typer.echo(text, nl=False)
+    else:
+        for line in fsck_lines.lines(judged):
+            terminal.say(line)
+    return _status(judged)
+
+
+def combine(paths: Sequence[Path], *, as_json: bool) -> int:
+    """Print one report of the results of all shards; return the exit status."""
+    from ckpt_conformance.cli import fsck_results
+
+    with contextlib.ExitStack() as files:
+        judged = fsck_results.combined(paths, files)
+        status = deliver(judged, as_json=as_json)
+    if judged.missing:
+        terminal.say(
+            f"error: results of {terminal.count(len(judged.missing), 'shard')} are missing: "
+            f"{', '.join(judged.missing)}; run them with the same arguments",
+            error=True,
+        )
+    return status
 
 
 def threads(*where: Where) -> int:
@@ -107,13 +279,6 @@ def threads(*where: Where) -> int:
 
     is_far = any(isinstance(one, Url) for one in where)
     return max(environment.usable_cpus(), FAR_THREADS if is_far else 1)
-
-
-def _say_all(judged: Judged) -> None:
-    from ckpt_conformance.report import fsck_lines
-
-    for line in fsck_lines.lines(judged):
-        terminal.say(line)
 
 
 def _say_newest(judged: Judged) -> None:

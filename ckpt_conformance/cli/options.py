@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckpt_conformance.contract.requests import RequestError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ckpt_conformance.work.items import Shard
 
 # Values are the names in lower case.
 Budget = StrEnum("Budget", ["QUICK", "FULL"])
@@ -26,6 +30,19 @@ def whole(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def part_of(shard: str, results: Path | None) -> Shard:
+    """Read --shard; raises RequestError if it is none, or has no file for its results."""
+    from ckpt_conformance.work.items import Shard
+
+    part = Shard.parse(shard)
+    if part.count > 1 and results is None:
+        raise RequestError(
+            f"--shard {part} makes no report: name a file with --results FILE, and give the files "
+            "of all shards to `ckpt-conformance combine`"
+        )
+    return part
 
 
 Names = list[str] | None

@@ -12,20 +12,20 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckpt_conformance import __version__
 from ckpt_conformance.cli import progress as cli_progress
+from ckpt_conformance.cli.options import part_of
 from ckpt_conformance.contract.registry import AdapterInfo
-from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Cause, CheckOutcome, Verdict
 from ckpt_conformance.report import environment, files, terminal
 from ckpt_conformance.report.certificate import plain
 from ckpt_conformance.report.result import STOPPED
 from ckpt_conformance.work.cache import Cache, key_of
-from ckpt_conformance.work.items import Plan, Shard
+from ckpt_conformance.work.items import Shard
 from ckpt_conformance.work.lines import Fact, Header, Line, Origin, Results, Writer, gather
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.plugin.options import CheckOptions, SessionOptions
     from ckpt_conformance.plugin.plan import CheckItem
+    from ckpt_conformance.work.items import Plan
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
 NOT_ASKED = ("server", "out", "selection", "reach")  # of options: no choice of the user's
@@ -65,13 +66,7 @@ class Work:
 
 def work_of(shard: str, results: Path | None, cache: Path | None) -> Work:
     """Read the options of a run's part; raises RequestError for what they cannot be."""
-    part = Shard.parse(shard)
-    if part.count > 1 and results is None:
-        raise RequestError(
-            f"--shard {part} makes no report: name a file with --results FILE, and give the files "
-            "of all shards to `ckpt-conformance combine`"
-        )
-    return Work(part, results, Cache.open(cache) if cache else None)
+    return Work(part_of(shard, results), results, Cache.open(cache) if cache else None)
 
 
 @dataclass
@@ -179,11 +174,11 @@ class _Run:
             self.writer.write(Fact(subject=name, fact=msgspec.Raw(fact)))
         return True
 
-    def _run_suites(self, left: Plan, server: str, scratch: Path) -> None:
+    def _run_suites(self, left: Plan[CheckItem], server: str, scratch: Path) -> None:
         from ckpt_conformance.plugin.plan import selection
         from ckpt_conformance.plugin.session import run_session
 
-        self.items = {item.id: item for item in cast("tuple[CheckItem, ...]", left.items)}
+        self.items = {item.id: item for item in left.items}
         known = len(self.plan.items) - len(left.items)
         total = len(self.plan.items)
 
@@ -208,14 +203,14 @@ class _Run:
         if self.work.cache is None or self.inputs is None:
             return []
         found: list[str] = []
-        for item in cast("tuple[CheckItem, ...]", self.plan.items):
+        for item in self.plan.items:
             content = self.work.cache.get(key_of(self.inputs.of(item)))
             if content is not None and not self._needs_a_bundle(content):
                 self._write(item.id, content, "cache")
                 found.append(item.id)
         return found
 
-    def _unreached(self, left: Plan) -> list[str]:
+    def _unreached(self, left: Plan[CheckItem]) -> list[str]:
         """Write a line for each check that enters nothing of its mutant's change; name them."""
         if self.work.is_whole:
             return []
@@ -223,7 +218,7 @@ class _Run:
 
         self.progress.begin("which functions each check enters", "recording")
         recorder = Recorder(self.options, self.work.cache, self.inputs, self.progress)
-        outcomes = recorder.outcomes(cast("tuple[CheckItem, ...]", left.items))
+        outcomes = recorder.outcomes(left.items)
         self.progress.begin(self.what, "starting")
         for item, outcome in outcomes.items():
             self._write(item, _encoded(outcome), "unreached")
@@ -246,7 +241,13 @@ class _Run:
         self.writer.write(Line(item=item, origin=origin, result=msgspec.Raw(content)))
 
 
-def header(options: SessionOptions, what: str, whole: Plan, part: Plan, shard: Shard) -> Header:
+def header(
+    options: SessionOptions,
+    what: str,
+    whole: Plan[CheckItem],
+    part: Plan[CheckItem],
+    shard: Shard,
+) -> Header:
     """Say what was asked for, where, and which part of it this is."""
     asked = {name: value for name, value in options.to_plain().items() if name not in NOT_ASKED}
     return Header(
@@ -281,13 +282,13 @@ def fill_in(session: Session, options: CheckOptions) -> None:
 
     Of an invariant with two checks one that ran must not stand for the other.
     """
-    from ckpt_conformance.plugin.plan import CheckItem, plan_of
+    from ckpt_conformance.plugin.plan import plan_of
 
     there = {f"{one.adapter} {one.check}" for many in session.outcomes.values() for one in many}
     reason = STOPPED if session.interrupted else "not run"
     cause = Cause.INTERRUPTED if session.interrupted else Cause.HARNESS
     for item in plan_of(options).items:
-        if isinstance(item, CheckItem) and item.id not in there:
+        if item.id not in there:
             outcome = CheckOutcome(
                 *(item.adapter, item.check.invariant, item.check.key, Verdict.UNKNOWN, reason),
                 cause=cause,

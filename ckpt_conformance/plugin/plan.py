@@ -70,7 +70,7 @@ def _is_check(function: object) -> bool:
     return any(mark.name == MARKER for mark in getattr(function, "pytestmark", ()))
 
 
-def plan_of(options: CheckOptions) -> Plan:
+def plan_of(options: CheckOptions) -> Plan[CheckItem]:
     """Plan every chosen check on every adapter; costs are those of `durations.json`."""
     known = load_catalogue(options.catalogue).invariants
     asked = options.profiles, options.only, options.claims, options.budget
@@ -89,10 +89,9 @@ def plan_of(options: CheckOptions) -> Plan:
     )
 
 
-def selection(items: Iterable[Item]) -> Mapping[str, tuple[str, ...]]:
+def selection(items: Iterable[CheckItem]) -> Mapping[str, tuple[str, ...]]:
     """Map each check of some items to the adapters that it shall run on."""
     adapters = defaultdict[str, list[str]](list)
     for item in items:
-        if isinstance(item, CheckItem):
-            adapters[item.check.key].append(item.adapter)
+        adapters[item.check.key].append(item.adapter)
     return {key: tuple(names) for key, names in adapters.items()}

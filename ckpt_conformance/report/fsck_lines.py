@@ -5,6 +5,8 @@ Names and reasons come from files that nobody vouches for, so they are escaped.
 
 from __future__ import annotations
 
+import json
+import textwrap
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.source.findings import Finding, Kind, NotFinite, Report, State
@@ -32,8 +34,22 @@ def lines(judged: Judged) -> Iterator[str]:
     if not judged.reports:
         yield f"{one_line(judged.path)}: nothing here looks like a checkpoint"
         return
+    if judged.missing:
+        yield "newest whole: unknown: not all was judged"
+        return
     newest = judged.newest_whole
     yield f"newest whole: {one_line(newest.path) if newest else 'none'}"
+
+
+def json_text(judged: Judged) -> Iterator[str]:
+    """Yield the JSON document piece by piece: there may be a million checkpoints."""
+    head, _, tail = json.dumps(judged.head_json(), indent=2).rpartition("[]")
+    yield head + "["
+    between = "\n"
+    for report in judged.reports:
+        yield between + textwrap.indent(json.dumps(report.to_json(), indent=2), "    ")
+        between = ",\n"
+    yield ("]" if between == "\n" else "\n  ]") + tail + "\n"
 
 
 def _checkpoint(report: Report, top: Where, options: Options) -> Iterator[str]:

@@ -8,7 +8,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -58,19 +58,25 @@ class Shard:
         return f"{self.number}/{self.count}"
 
 
+ItemT = TypeVar("ItemT", bound=Item)
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(Generic[ItemT]):
     """All items of one request; their ids are different."""
 
-    items: tuple[Item, ...]
+    items: tuple[ItemT, ...]
 
     @property
     def digest(self) -> str:
-        """A name for the set of items: two shards with another one do not belong together."""
-        ids = sorted(item.id for item in self.items)
-        return hashlib.blake2b(msgspec.json.encode(ids), digest_size=16).hexdigest()
+        """A name for all that shards are cut by: two with another one do not belong together.
 
-    def shard(self, shard: Shard) -> Plan:
+        Costs and groups are in it: with others, an item may be in two shards, or in none.
+        """
+        lines = sorted((item.id, item.group, item.cost) for item in self.items)
+        return hashlib.blake2b(msgspec.json.encode(lines), digest_size=16).hexdigest()
+
+    def shard(self, shard: Shard) -> Plan[ItemT]:
         """Return one part; all parts together are the plan, and each group is in one of them.
 
         The costliest group goes first, each to the part that has least to do (the rule of longest
@@ -80,12 +86,12 @@ class Plan:
         chosen = {item.id for group in parts[shard.number - 1] for item in group}
         return self.only(chosen)
 
-    def only(self, ids: Iterable[str]) -> Plan:
+    def only(self, ids: Iterable[str]) -> Plan[ItemT]:
         """Return the items of some ids, in the order of the plan."""
         wanted = set(ids)
         return replace(self, items=tuple(item for item in self.items if item.id in wanted))
 
-    def without(self, ids: Iterable[str]) -> Plan:
+    def without(self, ids: Iterable[str]) -> Plan[ItemT]:
         """Return the items of all other ids, in the order of the plan."""
         done = set(ids)
         return replace(self, items=tuple(item for item in self.items if item.id not in done))

@@ -16,7 +16,7 @@ from msgspec import Struct
 from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -76,9 +76,13 @@ class LinesError(RequestError):
 class Writer:
     """Writes lines to a file as they come, each with one system call."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Begin the file anew; None keeps the lines in memory alone. Raises LinesError."""
+    def __init__(self, path: Path | None, *, keep: bool = True) -> None:
+        """Begin the file anew; None keeps the lines in memory alone. Raises LinesError.
+
+        `keep` is whether lines that are in the file stay in memory, too.
+        """
         self.lines: list[AnyLine] = []
+        self._keep = keep
         self._file = None
         if path is None:
             return
@@ -92,7 +96,8 @@ class Writer:
 
     def write(self, line: AnyLine) -> None:
         """Add a line; what raised OSError is in memory all the same."""
-        self.lines.append(line)
+        if self._keep:
+            self.lines.append(line)
         if self._file is not None:
             self._file.write(msgspec.json.encode(line) + b"\n")
 
@@ -115,7 +120,7 @@ def _refuse_foreign(path: Path) -> None:
     if not path.is_file() or not path.stat().st_size:  # empty: killed before its header
         return
     try:
-        read(path)
+        gather(line for _, line in stream(path) if not isinstance(line, Line))
     except LinesError as error:
         reason = f"--results {path} is there and holds no results ({error})"
         raise LinesError(f"{reason}; move it away or name another file") from error
@@ -162,21 +167,76 @@ def gather(lines: Iterable[AnyLine], name: str = "the results") -> Results:
     return Results(header, facts, results, ended=ended)
 
 
-def read(path: Path) -> Results:
-    """Read a file; what a killed run left of its last line is passed over. Raises LinesError."""
+def stream(path: Path) -> Iterator[tuple[int, AnyLine]]:
+    """Yield the lines of a file one by one, each with its offset; raises as `read` does."""
+    offset = 0
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n"):
+                    return
+                yield offset, _decode(text, f"{path}, line {number}")
+                offset += len(text)
     except OSError as error:
         raise LinesError(f"{path} cannot be read: {error.strerror}") from error
-    lines: list[AnyLine] = []
-    *whole, _torn = content.split(b"\n")
-    for number, text in enumerate(whole, 1):
-        try:
-            lines.append(_DECODER.decode(text))
-        except msgspec.DecodeError as error:
-            reason = f"{path}, line {number}, is no result: {error}"
-            raise LinesError(f"{reason}; was the file edited, or cut and joined?") from error
-    return gather(lines, str(path))
+
+
+def command_of(path: Path) -> str | None:
+    """Return the command of the run that a file is of; None where its header is not there.
+
+    Raises LinesError as `read` does.
+    """
+    _, line = next(stream(path), (0, None))
+    return line.command if isinstance(line, Header) else None
+
+
+def _decode(text: bytes, where: str) -> AnyLine:
+    try:
+        line: AnyLine = _DECODER.decode(text)
+    except msgspec.DecodeError as error:
+        reason = f"{where}, is no result: {error}"
+        raise LinesError(f"{reason}; was the file edited, or cut and joined?") from error
+    return line
+
+
+def read(path: Path) -> Results:
+    """Read a file; what a killed run left of its last line is passed over. Raises LinesError."""
+    return gather((line for _, line in stream(path)), str(path))
+
+
+@dataclass(frozen=True)
+class Belonging:
+    """Parts of one run.
+
+    `header` is that of all together, `chosen` has the place of a part for each shard that is there,
+    and `missing` names the shards of which there is no part.
+    """
+
+    header: Header
+    chosen: tuple[int, ...]
+    missing: tuple[str, ...]
+
+
+def belonging(headers: Sequence[Header], ended: Sequence[bool]) -> Belonging:
+    """Find out which shards are there; raises LinesError if the parts are not of one run.
+
+    Of a shard that is there twice the part that came to its end is chosen.
+    """
+    first = headers[0]
+    for other in headers[1:]:
+        _require_same(first, other)
+    places = sorted(range(len(headers)), key=lambda at: ended[at])
+    by_shard = {headers[at].shard: at for at in places}
+    count = int(first.shard.partition("/")[2])
+    wanted = [f"{number}/{count}" for number in range(1, count + 1)]
+    chosen = tuple(by_shard[name] for name in wanted if name in by_shard)
+    header = msgspec.structs.replace(
+        first,
+        shard="1/1" if len(chosen) == count else first.shard,
+        created=min(headers[at].created for at in chosen),
+        items=[item for at in chosen for item in headers[at].items],
+    )
+    return Belonging(header, chosen, tuple(name for name in wanted if name not in by_shard))
 
 
 def combine(parts: Sequence[Results]) -> Results:
@@ -184,24 +244,13 @@ def combine(parts: Sequence[Results]) -> Results:
 
     A shard that is there twice counts once where both say the same.
     """
-    first = parts[0].header
-    for part in parts[1:]:
-        _require_same(first, part.header)
-    by_shard = {part.header.shard: part for part in sorted(parts, key=lambda part: part.ended)}
-    count = int(first.shard.partition("/")[2])
-    wanted = [f"{number}/{count}" for number in range(1, count + 1)]
-    there = [by_shard[name] for name in wanted if name in by_shard]
-    header = msgspec.structs.replace(
-        first,
-        shard="1/1" if len(there) == count else first.shard,
-        created=min(part.header.created for part in there),
-        items=[item for part in there for item in part.header.items],
-    )
+    joined = belonging([part.header for part in parts], [part.ended for part in parts])
+    there = [parts[at] for at in joined.chosen]
     return Results(
-        header,
+        joined.header,
         {subject: fact for part in there for subject, fact in part.facts.items()},
         {item: line for part in there for item, line in part.results.items()},
-        tuple(name for name in wanted if name not in by_shard),
+        joined.missing,
         all(part.ended for part in there),
     )
 

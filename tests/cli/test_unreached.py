@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,7 +28,7 @@ IDS = ("CKC-RETN-002", "CKC-SMOK-001", "CKC-RANK-001")
 
 def items(*adapters: str, only: Sequence[str] = IDS[:2]) -> list[CheckItem]:
     options = SessionOptions(adapters, only=tuple(only))
-    return list(cast("tuple[CheckItem, ...]", plan_of(options).items))
+    return list(plan_of(options).items)
 
 
 def recorder(cache: Cache | None = None, *, only: Sequence[str] = IDS[:2]) -> unreached.Recorder:

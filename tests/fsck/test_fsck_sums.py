@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_conformance.fault_injectors import at_rest
-from ckpt_conformance.fsck.judge import judge, parts
+from ckpt_conformance.fsck.judge import judge, judging, parts
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.source import source, sums
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, State
@@ -133,13 +133,14 @@ def test_a_file_that_ends_while_it_is_read_is_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save({"w": torch.arange(250.0)}, tmp_path / "step_5.pt")
-    original = judge._verify
+    original = judging.examine
 
-    def cut(*arguments: Any) -> None:  # noqa: ANN401  as it takes
+    def cut(*arguments: Any) -> Any:  # noqa: ANN401  as it takes
+        structure = original(*arguments)
         os.truncate(tmp_path / "step_5.pt", 900)
-        original(*arguments)
+        return structure
 
-    monkeypatch.setattr(judge, "_verify", cut)
+    monkeypatch.setattr(judging, "examine", cut)
     (report,) = divided(tmp_path, monkeypatch).reports
     assert report.state is State.DAMAGED
     assert "it ends at byte 900" in report.findings[0].what
@@ -159,14 +160,14 @@ def test_metadata_only_keeps_no_work(
     corpus: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    examine = judge.examine
+    examine = judging.examine
 
     def counted(*arguments: Any) -> Any:  # noqa: ANN401  as it takes
         report, works = examine(*arguments)
         seen.append(len(works))
         return report, works
 
-    monkeypatch.setattr(judge, "examine", counted)
+    monkeypatch.setattr(judging, "examine", counted)
     assert judge.judge(corpus["dcp"], Options(metadata_only=True)).state is State.WHOLE
     assert judge.judge(corpus["torch"], Options(metadata_only=True)).state is State.WHOLE
     assert seen == [0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
+from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ckpt_conformance.contract import trees
@@ -88,6 +89,40 @@ class Broken(Store):
         self._fail("read", path)
         data: bytes = super().cat_file(path, start, end)
         return data
+
+
+class Synthetic(AbstractFileSystem):
+    """A bucket `synthetic://STEPSxFILES`: so many folders of steps, each with so many files.
+
+    Nothing is kept: every file has the same content.
+    """
+
+    protocol = "synthetic"
+    cachable = False
+    content: ClassVar[bytes] = b""
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: ANN401, FBT001, FBT002
+        top, _, step = self._strip_protocol(path).partition("/")
+        steps, files = map(int, top.split("x"))
+        names = [f"part_{at}.pt" for at in range(files)] if step else []
+        names = names or [f"step_{at}" for at in range(steps)]
+        found = [self.info(f"{path.rstrip('/')}/{name}") for name in names]
+        return found if detail else [one["name"] for one in found]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:  # noqa: ANN401
+        kind = "file" if path.endswith(".pt") else "directory"
+        size = len(self.content) if kind == "file" else 0
+        return {"name": self._strip_protocol(path), "type": kind, "size": size, "mtime": 1e9}
+
+    def cat_file(
+        self,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **_: Any,  # noqa: ANN401
+    ) -> bytes:
+        del path
+        return self.content[start:end]
 
 
 def upload(root: Path, url: str) -> str:

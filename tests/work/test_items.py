@@ -77,3 +77,10 @@ def test_what_is_done_is_left_out() -> None:
     plan = Plan(tuple(Item(id=name, group="g") for name in "abc"))
     assert [item.id for item in plan.without(["b"]).items] == ["a", "c"]
     assert [item.id for item in plan.only(["c", "b"]).items] == ["b", "c"]
+
+
+def test_shards_that_were_cut_by_other_costs_do_not_belong_together() -> None:
+    """An item might be in two of them, or in none."""
+    cheap = Plan((Item(id="a", group="a", cost=1.0), Item(id="b", group="b", cost=1.0)))
+    dear = Plan((Item(id="a", group="a", cost=9.0), Item(id="b", group="b", cost=1.0)))
+    assert cheap.digest != dear.digest

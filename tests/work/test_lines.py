@@ -165,3 +165,16 @@ def test_a_run_replaces_its_own_results(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LinesError, match="name another file"):
         Writer(tmp_path)
+
+
+def test_lines_are_read_one_by_one_from_where_they_begin(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    with Writer(path, keep=False) as writer:
+        for line in (header(), result("a"), result("b")):
+            writer.write(line)
+    assert writer.lines == []
+    content = path.read_bytes()
+    for offset, line in lines.stream(path):
+        assert content[offset:].startswith(msgspec.json.encode(line) + b"\n")
+    path.write_bytes(content[:-3])
+    assert [type(line) for _, line in lines.stream(path)] == [Header, Line, Line]

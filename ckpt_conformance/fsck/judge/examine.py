@@ -10,7 +10,7 @@ from ckpt_conformance.fsck.judge import parts
 from ckpt_conformance.fsck.judge.expected import judge_layout
 from ckpt_conformance.fsck.judge.megatron import judge_megatron
 from ckpt_conformance.fsck.judge.parts import Context
-from ckpt_conformance.fsck.layouts import layouts, names
+from ckpt_conformance.fsck.layouts import layouts, listing, names
 from ckpt_conformance.fsck.layouts.layouts import Format
 from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report
 from ckpt_conformance.fsck.source.places import below, folder_at
@@ -18,9 +18,10 @@ from ckpt_conformance.fsck.source.source import in_threads
 from ckpt_conformance.fsck.source.sums import DIVIDED, Sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from ckpt_conformance.fsck.layouts.layouts import Candidate, Overview, Part
+    from ckpt_conformance.fsck.layouts.listing import Found
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
     from ckpt_conformance.fsck.source.sums import Work
@@ -30,13 +31,49 @@ _AT_ONCE = 8  # parts whose structure is in memory at once
 
 def find(path: Where) -> Overview:
     """Find the checkpoints; RequestError for a folder that cannot be listed, or half a DCP."""
+    with _listing(path):
+        return listing.find_below(path) if path.is_dir() else layouts.find_file(path)
+
+
+@contextlib.contextmanager
+def _listing(path: Where) -> Generator[None]:
+    """Turn what listing raises into RequestError, and refuse half a DCP."""
     if not path.is_dir() and (path.suffix == ".distcp" or path.name == ".metadata"):
         raise RequestError(f"{path} is a part of a DCP checkpoint; give its folder: {path.parent}")
     try:
-        return layouts.find_below(path) if path.is_dir() else layouts.find_file(path)
+        yield
     except (OSError, Malformed) as error:
         may = ": use an account that may read it" if isinstance(error, PermissionError) else ""
         raise RequestError(f"{path} cannot be listed: {error}{may}") from error
+
+
+class Checkpoints:
+    """What may be checkpoints at a path, one by one, by names alone.
+
+    Attributes:
+        leftovers: names of work in progress, as far as the listing has come.
+
+    """
+
+    def __init__(self, path: Where, *, is_weighed: bool = False) -> None:
+        """Take a path, which exists; `is_weighed` asks for the size of each file, too."""
+        self.leftovers: list[str] = []
+        self._path, self._is_weighed = path, is_weighed
+
+    def __iter__(self) -> Iterator[Found]:
+        """Yield them; RequestError for a folder that cannot be listed, or half a DCP."""
+        with _listing(self._path):
+            if not self._path.is_dir():
+                yield listing.file_found(self._path, is_weighed=self._is_weighed)
+                return
+            found = listing.Listing(self._path, is_weighed=self._is_weighed)
+            self.leftovers = found.leftovers
+            yield from found
+
+
+def resolved(top: Where, found: Found) -> Overview:
+    """Find out what was found; raises OSError and Malformed where it cannot be listed."""
+    return listing.resolved(folder_at(top if top.is_dir() else top.parent), found)
 
 
 def folder_of(candidate: Candidate, top: Where) -> Folder:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.fsck.contents import content, tiles, ulps
 from ckpt_conformance.fsck.contents.tiles import Reader
-from ckpt_conformance.fsck.judge.judge import sample
+from ckpt_conformance.fsck.judge.judging import sample
 from ckpt_conformance.fsck.source.findings import Finding, Kind, Malformed, NotFinite
 
 if TYPE_CHECKING:

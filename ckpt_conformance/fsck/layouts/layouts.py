@@ -8,6 +8,7 @@ its loose files, grouped by the step in their names, are checkpoints.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from ckpt_conformance.fsck.source.source import EntryKind, Unreachable, in_threa
 from ckpt_conformance.fsck.source.untrusted import MOST_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.fsck.source.source import Folder
@@ -36,6 +37,7 @@ MOST_LEVELS = 5
 _TORCH = (".pt", ".pth", ".ckpt")
 _MAYBE_TORCH = (".bin", ".pkl", ".tar", ".optim", ".th")
 _INDEX = (".safetensors.index.json", ".bin.index.json")
+_BY_NAME = (".safetensors", ".json", *_TORCH)
 _LEFTOVER = re.compile(
     r"(?:^\.?tmp[._-]|\.(?:tmp|temp|partial|part|incomplete|old|del|bak|swp|lock)$|[.-]tmp[._-]|~$)"
 )
@@ -144,13 +146,6 @@ def is_leftover(name: str) -> bool:
     return _LEFTOVER.search(name) is not None
 
 
-def find_below(path: Where) -> Overview:
-    """Find the checkpoints at a folder: that of a checkpoint, or of a run."""
-    overview = Overview()
-    _folder(folder_at(path), "", overview, 0)
-    return overview
-
-
 def _name(folder: Folder, base: str) -> str:
     """Return the name of a folder below another; with an empty base, that of the other."""
     return PurePosixPath(base).name or folder.root.resolve().name
@@ -178,42 +173,24 @@ def format_of(folder: Folder, name: str, *, by_library: bool = False) -> Format 
     return None
 
 
-def _folder(folder: Folder, base: str, overview: Overview, level: int) -> None:
-    """Look into one folder of a run, or take it as a checkpoint."""
-    entries = _entries(folder, base, overview)
-    names = list(entries)
-    inner = [name for name, kind in entries.items() if kind is EntryKind.FOLDER]
-    here = _name(folder, base)
+def is_one(folder: Folder, base: str, names: list[str], inner: list[str]) -> bool:
+    """Return whether a folder, with all that is below it, is one checkpoint.
+
+    `inner` are the names of the folders in it.
+    """
     is_signed = written.is_signed(names)
     steps = [name for name in inner if OF_A_STEP.match(name)]
     holds_steps = any(not (is_signed and written.is_sharded(name)) for name in steps)
-    is_one = is_signed or OF_A_STEP.match(here) or _is_split(folder, base, inner)
-    if is_by_names(names) or (is_one and not holds_steps):
-        _add(overview, _whole_folder(folder, base, overview))
-        return
-    before = len(overview.candidates)
-    _linked_steps(folder, base, entries, overview)
-    if level < MOST_LEVELS:
-        for name in inner:
-            _folder(folder, f"{base}{name}/", overview, level + 1)
-    if is_signed:
-        _add(overview, _whole_folder(folder, base, overview, depth=1))
-        return
-    _flat(folder, base, entries, overview, is_run=len(overview.candidates) > before)
+    if is_by_names(names):
+        return True
+    looks_so = is_signed or OF_A_STEP.match(_name(folder, base)) or _is_split(folder, base, inner)
+    return bool(looks_so) and not holds_steps
 
 
-def _linked_steps(
-    folder: Folder, base: str, entries: Mapping[str, EntryKind], overview: Overview
-) -> None:
-    """Take links that hide a step as checkpoints, so that a finding explains each."""
-    for name, kind in entries.items():
-        is_step = (
-            kind is EntryKind.LINK and OF_A_STEP.match(name) and not PurePosixPath(name).suffix
-        )
-        if is_step and _hides_a_folder(folder, base + name):
-            root = folder.root / base
-            part = Part(Format.LINK, "", name)
-            overview.candidates.append(Candidate(root / name, root, "link", step_of(name), [part]))
+def hides_a_step(folder: Folder, base: str, name: str) -> bool:
+    """Return whether a link is named as a step, and leads to a folder that is not judged."""
+    is_step = OF_A_STEP.match(name) and not PurePosixPath(name).suffix
+    return bool(is_step) and _hides_a_folder(folder, base + name)
 
 
 def _hides_a_folder(folder: Folder, name: str) -> bool:
@@ -225,25 +202,6 @@ def _hides_a_folder(folder: Folder, name: str) -> bool:
     if isinstance(where, Path) and not where.exists():
         return True
     return bool(folder.link_problem(name)) and (where.is_dir() or not isinstance(where, Path))
-
-
-def _add(overview: Overview, candidate: Candidate) -> None:
-    """Keep a candidate that has something to judge."""
-    if candidate.parts:
-        overview.candidates.append(candidate)
-
-
-def _entries(folder: Folder, base: str, overview: Overview) -> dict[str, EntryKind]:
-    """List a folder: the kind of each name, less leftovers; links that lead out are noted."""
-    kept: dict[str, EntryKind] = {}
-    for name, kind in folder.listing(base).items():
-        if is_leftover(name):
-            overview.leftovers.append(base + name)
-            continue
-        if kind is EntryKind.LINK and (why := folder.link_problem(base + name)):
-            overview.links[base + name] = why
-        kept[name] = kind
-    return kept
 
 
 def is_by_names(names: Iterable[str]) -> bool:
@@ -259,26 +217,63 @@ def _is_split(folder: Folder, base: str, inner: list[str]) -> bool:
     )
 
 
-def _whole_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -> Candidate:
+def is_below_leftover(name: str) -> bool:
+    """Return whether any part of a name, its own or that of a folder, is of work in progress."""
+    at, _, last = name.rpartition("/")
+    return is_leftover(last) or (bool(at) and _is_leftover_path(at))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_leftover_path(path: str) -> bool:
+    """Look once at a folder that many files are in."""
+    return any(map(is_leftover, path.split("/")))
+
+
+def is_data(name: str) -> bool:
+    """Return whether a file of a checkpoint's folder is certainly judged, by its name."""
+    return name.endswith((*_BY_NAME, ".metadata", ".distcp")) or _is_torch(name)
+
+
+def may_be_data(name: str) -> bool:
+    """Return whether a file of a checkpoint's folder may be judged, by its name."""
+    return name.endswith(_MAYBE_TORCH)
+
+
+def is_loose(name: str) -> bool:
+    """Return whether a file of a run's folder is certainly a checkpoint, or a part of one."""
+    return name.endswith((".safetensors", *_TORCH)) or _is_torch(name)
+
+
+def may_be_loose(name: str) -> bool:
+    """Return whether a file of a run's folder may be a checkpoint, or a part of one."""
+    return is_loose(name) or name.endswith(_MAYBE_TORCH)
+
+
+def _is_torch(name: str) -> bool:
+    return written.is_torch(name.rpartition("/")[2], by_library=False)
+
+
+def take_folder(folder: Folder, base: str, overview: Overview, depth: int = 8) -> None:
     """Take what is below a folder, so many levels, as one checkpoint; names are relative to it."""
     inner = folder.inner(base)
     root = inner.root
     candidate = Candidate(root, root, "", step_of(root.resolve().name))
     sub: dict[str, list[str]] = defaultdict(list)
     for name, kind in inner.walk(depth):
-        at, _, last = name.rpartition("/")
-        if is_leftover(last) or any(is_leftover(step) for step in at.split("/")):
+        if is_below_leftover(name):
             overview.leftovers.append(base + name)
         elif kind is not EntryKind.FOLDER:
             if kind is EntryKind.LINK and (why := inner.link_problem(name)):
                 overview.links[base + name] = why
+            at, _, last = name.rpartition("/")
             candidate.files.append(name)
             sub[f"{at}/" if at else ""].append(last)
     by_library = bool(_library(candidate))
     for at, names in sorted(sub.items()):
         candidate.parts += _parts(inner, at, names, by_library=by_library)
     candidate.layout = layout_name(candidate)
-    return candidate
+    if candidate.parts:
+        overview.candidates.append(candidate)
 
 
 def _parts(folder: Folder, base: str, names: list[str], *, by_library: bool) -> Iterator[Part]:
@@ -328,37 +323,23 @@ def _of_index(folder: Folder, base: str, name: str) -> Iterator[str]:
         return
 
 
-def _flat(
-    folder: Folder, base: str, entries: Mapping[str, EntryKind], overview: Overview, *, is_run: bool
+def take_loose(
+    folder: Folder, base: str, names: Sequence[str], step: int | None, overview: Overview
 ) -> None:
-    """Take the manifests and the loose files of a run's folder.
-
-    Files that share no step with any other are one checkpoint, if there is nothing beside them.
-    """
-    before = len(overview.candidates)
-    names = [name for name, kind in entries.items() if kind is not EntryKind.FOLDER]
-    rest = per_rank(folder, base, names, overview)
-    groups: dict[int | None, list[Part]] = defaultdict(list)
-    forms = in_threads(lambda name: format_of(folder, base + name), rest)
-    for name, form in zip(rest, forms, strict=True):
-        if form:
-            groups[step_of(name)].append(Part(form, "", name))
-    alone = groups.pop(None, [])
-    is_run = is_run or bool(groups) or len(overview.candidates) > before
-    for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
-        overview.candidates.append(_loose(folder, base, group, step))
-    if is_run or len(alone) == 1:
-        for group in _sets(alone):
-            overview.candidates.append(_loose(folder, base, group, None))
-    elif alone:
-        overview.candidates.append(_loose(folder, base, alone, None))
+    """Take files of a run's folder as one checkpoint: those that hold tensors."""
+    forms = in_threads(lambda name: format_of(folder, base + name), names)
+    parts = [
+        Part(form, "", name) for name, form in zip(names, forms, strict=True) if form is not None
+    ]
+    if parts:
+        overview.candidates.append(_loose(folder, base, parts, step))
 
 
-def _sets(parts: list[Part]) -> Iterator[list[Part]]:
+def sets(names: Iterable[str]) -> Iterator[list[str]]:
     """Keep files together that differ in the number of a rank or a part only."""
-    groups: dict[str, list[Part]] = defaultdict(list)
-    for part in parts:
-        groups[_SHARD.sub("", part.name)].append(part)
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[_SHARD.sub("", name)].append(name)
     yield from groups.values()
 
 
@@ -372,10 +353,10 @@ def _loose(folder: Folder, base: str, parts: list[Part], step: int | None) -> Ca
     return candidate
 
 
-def per_rank(folder: Folder, base: str, names: list[str], overview: Overview) -> list[str]:
-    """Take the per-rank checkpoints of the reference manager; return the names that are left."""
+def per_rank_steps(names: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """Return the per-rank files of the reference manager by the digits of a step, and the rest."""
     if not any(_FLAT_MANIFEST.fullmatch(name) or name == "run_id" for name in names):
-        return names
+        return [], names
     steps: dict[str, list[str]] = defaultdict(list)
     rest: list[str] = []
     for name in names:
@@ -384,13 +365,15 @@ def per_rank(folder: Folder, base: str, names: list[str], overview: Overview) ->
             steps[next(group for group in match.groups() if group)].append(name)
         else:
             rest.append(name)
-    root = folder.root / base
-    for digits, files in sorted(steps.items()):
-        name = f"meta_{digits}.json"
-        path = root / f"model_{digits}.pt"
-        parts = [Part(Format.REFERENCE, "", name)]
-        overview.candidates.append(Candidate(path, root, "reference", int(digits), parts, files))
-    return rest
+    return sorted(steps.items()), rest
+
+
+def take_per_rank(root: Where, names: Sequence[str], overview: Overview) -> None:
+    """Take the per-rank files of a step of the reference manager as one checkpoint."""
+    (digits, files), *_ = per_rank_steps(["run_id", *names])[0]
+    path = root / f"model_{digits}.pt"
+    parts = [Part(Format.REFERENCE, "", f"meta_{digits}.json")]
+    overview.candidates.append(Candidate(path, root, "reference", int(digits), parts, files))
 
 
 def _library(candidate: Candidate) -> str:
@@ -452,8 +435,10 @@ def _reference(folder: Folder, name: str) -> Candidate | None:
     overview = Overview()
     with contextlib.suppress(OSError, Malformed):
         names = [file for file, kind in folder.listing().items() if kind is not EntryKind.FOLDER]
-        per_rank(folder, "", names, overview)
-    return next((one for one in overview.candidates if name in one.files), None)
+        for _, files in per_rank_steps(names)[0]:
+            if name in files:
+                take_per_rank(folder.root, files, overview)
+    return next(iter(overview.candidates), None)
 
 
 def _is_part_of_set(folder: Folder, path: Where) -> bool:

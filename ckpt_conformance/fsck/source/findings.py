@@ -253,6 +253,12 @@ class Report:
         """Add a finding about a whole file or tensor."""
         self.findings.append(Finding(kind, file, what, tuple(tensors)))
 
+    def remark(self, notes: Iterable[tuple[str, str]]) -> None:
+        """Add notes, each about a file, that came when everything else was known."""
+        for file, what in notes:
+            self.say(Kind.NOTE, file, what)
+        self.findings = ordered(self.findings)
+
     def to_json(self) -> ReportJson:
         """Return plain types, with numbers of bytes."""
         not_finite = self.not_finite
@@ -275,3 +281,10 @@ class Report:
             "not_finite": None if not_finite is None else [one.to_json() for one in not_finite],
             "findings": [finding.to_json() for finding in self.findings],
         }
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Order findings, worst first, then by place; each once."""
+    kinds = list(Kind)
+    unique = dict.fromkeys(findings)
+    return sorted(unique, key=lambda one: (-kinds.index(one.kind), one.file, one.start or 0))

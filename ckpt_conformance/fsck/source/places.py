@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.source.disk import DiskFolder
-from ckpt_conformance.fsck.source.remote import RemoteFolder, Url, open_url
+from ckpt_conformance.fsck.source.remote import Files, RemoteFolder, Url, open_url
 
 Where = Path | Url
 
@@ -20,6 +21,11 @@ def place(text: str) -> Where:
     if not text.strip():
         raise RequestError(f"{text!r} is no path; is a variable of the script empty?")
     return open_url(text) if _URL.match(text) else Path(text)
+
+
+def named(text: str) -> Where:
+    """Return a place that is known by its name alone: of a URL nothing is installed or asked."""
+    return Url(text, text, Files(None, text, text)) if _URL.match(text) else Path(text)
 
 
 def check_there(where: Where) -> None:
@@ -38,6 +44,11 @@ def folder_at(root: Where, boundary: Where | None = None) -> DiskFolder | Remote
     if isinstance(root, Url):
         return RemoteFolder(root)
     return DiskFolder(root, boundary if isinstance(boundary, Path) else None)
+
+
+def is_far(where: Where) -> TypeGuard[Url]:
+    """Return whether each request takes its time: it is a URL."""
+    return isinstance(where, Url)
 
 
 def changed(where: Where) -> float:

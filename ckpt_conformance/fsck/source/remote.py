@@ -11,11 +11,12 @@ import contextlib
 import importlib
 import io
 import os
+import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ckpt_conformance.contract.requests import RequestError, nearest
 from ckpt_conformance.fsck.source.findings import Malformed
@@ -29,7 +30,7 @@ from ckpt_conformance.fsck.source.source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ckpt_conformance.fsck.source.untrusted import Json
 
@@ -40,6 +41,9 @@ BLOCK = 64 << 10
 AHEAD = 8 << 20
 """Bytes that are fetched at once where bytes are read in order."""
 _MOST_BLOCKS = 4
+MOST_LISTED = 200_000
+"""Names of listings that are remembered; a folder with more is remembered alone."""
+_MOST_ALONE = 10_000  # files and folders of which something else is remembered
 
 _FEW = 4  # files that are asked for one by one, and not by a listing
 _KINDS = {"file": EntryKind.FILE, "directory": EntryKind.FOLDER, "link": EntryKind.LINK}
@@ -163,6 +167,33 @@ def _reason(text: str, error: Exception) -> str:
 # -- requests --------------------------------------------------------------------------------------
 
 
+class _Recent(Generic[Answer]):
+    """What was asked for last, by path: the oldest is forgotten where it gets too much."""
+
+    def __init__(self, most: int, weigh: Callable[[Answer], int] = lambda _: 1) -> None:
+        """Take how much is remembered, and how much one answer is."""
+        self._most, self._weigh, self._weight = most, weigh, 0
+        self._kept: OrderedDict[str, Answer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: str) -> Answer | None:
+        """Return an answer; None where there is none."""
+        with self._lock:
+            if path in self._kept:
+                self._kept.move_to_end(path)
+            return self._kept.get(path)
+
+    def put(self, path: str, value: Answer) -> None:
+        """Remember an answer; the newest is always kept."""
+        with self._lock:
+            if path in self._kept:
+                self._weight -= self._weigh(self._kept.pop(path))
+            self._kept[path] = value
+            self._weight += self._weigh(value)
+            while self._weight > self._most and len(self._kept) > 1:
+                self._weight -= self._weigh(self._kept.popitem(last=False)[1])
+
+
 class Files:
     """A filesystem of fsspec: what it says is remembered, and every error says the URL.
 
@@ -176,24 +207,26 @@ class Files:
         self.failures: list[str] = []
         self._files = files
         self._text, self._path = text, path
-        self._listed: dict[str, dict[str, Entry]] = {}
-        self._alone: dict[str, Entry | None] = {}
-        self._times: dict[str, float] = {}
-        self._unranged = set[str]()
+        self._listed = _Recent[dict[str, Entry]](MOST_LISTED, lambda listed: len(listed) + 1)
+        self._alone = _Recent[tuple[Entry | None]](_MOST_ALONE)
+        self._times = _Recent[float](_MOST_ALONE)
+        self._unranged = _Recent[bool](_MOST_ALONE)
 
     def listing(self, path: str) -> dict[str, Entry]:
         """Return what is in a folder by name; FileNotFoundError, PermissionError, Unreachable."""
-        if path not in self._listed:
+        listed = self._listed.get(path)
+        if listed is None:
             infos = self._ask("listing", path, lambda: self._files.ls(path, detail=True))
-            self._listed[path] = dict(_entries(path, infos))
-            times = (one.changed for one in self._listed[path].values())
-            self._note_time(path, max(times, default=0.0))
-        return self._listed[path]
+            self._files.invalidate_cache(path)  # what is remembered is remembered here
+            listed = dict(_entries(path, infos))
+            self._listed.put(path, listed)
+            self._note_time(path, max((one.changed for one in listed.values()), default=0.0))
+        return listed
 
     def _note_time(self, path: str, time: float) -> None:
         """Keep the time of a change for a folder and for those that it is in."""
-        while time and path.startswith(self._path) and self._times.get(path, 0.0) < time:
-            self._times[path] = time
+        while time and path.startswith(self._path):
+            self._times.put(path, max(time, self._times.get(path) or 0.0))
             path = path.rpartition("/")[0]
 
     def entry(self, path: str) -> Entry | None:
@@ -203,20 +236,25 @@ class Files:
         known = listed.get(name) if listed is not None else None
         if listed is not None and (known is None or known.size >= 0):
             return known
-        if path not in self._alone:
-            try:
-                info = self._ask("looking at", path, lambda: self._files.info(path))
-                self._alone[path] = _entry(info)
-                if "mimetype" in info and not info.get("partial"):  # by HTTP
-                    self._unranged.add(path)
-            except (FileNotFoundError, NotADirectoryError):
-                self._alone[path] = None
-        return self._alone[path]
+        alone = self._alone.get(path)
+        if alone is None:
+            alone = (self._look(path),)
+            self._alone.put(path, alone)
+        return alone[0]
+
+    def _look(self, path: str) -> Entry | None:
+        try:
+            info = self._ask("looking at", path, lambda: self._files.info(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if "mimetype" in info and not info.get("partial"):  # by HTTP
+            self._unranged.put(path, value=True)
+        return _entry(info)
 
     def read(self, path: str, start: int, end: int) -> bytes:
         """Read bytes [start, end); fewer where the file ends before."""
         what = f"reading bytes {start}..{end} of"
-        known = self._alone.get(path) if path in self._unranged else None
+        (known,) = (self._unranged.get(path) and self._alone.get(path)) or (None,)
         if known and known.size > end - start:
             raise self._failure(what, path, _WHOLE_ONLY)
         data: bytes = self._ask(
@@ -228,11 +266,12 @@ class Files:
 
     def changed(self, path: str) -> float:
         """Return when a file, or something in a folder, was changed; 0 where that is unknown."""
-        if path not in self._times:
+        time = self._times.get(path)
+        if time is None:
             with contextlib.suppress(OSError):  # the reader of the file gets the same error
                 entry = self.entry(path)
                 return entry.changed if entry else 0.0
-        return self._times.get(path, 0.0)
+        return time or 0.0
 
     def _ask(self, what: str, path: str, action: Callable[[], Answer]) -> Answer:
         """Do a request; Unreachable for any error but those of the file itself.
@@ -388,6 +427,17 @@ class RemoteFolder(Folder):
         folders = Counter(name.rpartition("/")[0] for name in names)
         in_threads(self._list, [base for base, count in folders.items() if count > _FEW])
         super().fetch(names)
+
+    def prefetch(self, bases: Sequence[str]) -> None:
+        """List folders at the same time that will be listed soon."""
+        in_threads(self._list, bases)
+
+    def sizes(self, names: Sequence[str]) -> Iterator[int]:
+        """Yield the bytes of each file as a listing says them; no file is asked for alone."""
+        for name in names:
+            base, _, last = name.rpartition("/")
+            entry = self._files.listing((self.root / base).path).get(last)
+            yield max(entry.size, 0) if entry is not None else 0
 
     def _list(self, base: str) -> None:
         with contextlib.suppress(OSError):  # looking at a file of it raises the same error

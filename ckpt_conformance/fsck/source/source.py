@@ -51,7 +51,7 @@ class EntryKind(StrEnum):
     UNREAD = "unread"  # the store does not say
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One name below a folder, by lstat or by what a store says.
 
@@ -133,6 +133,17 @@ class Folder(ABC):
         """Look at files in threads, and keep what was seen: nothing changes while it is judged."""
         missing = [name for name in names if name not in self._known]
         self._known.update(zip(missing, in_threads(self.entry, missing), strict=True))
+
+    def prefetch(self, bases: Sequence[str]) -> None:
+        """List folders at the same time that will be listed soon, where each takes its time."""
+        del bases  # a disk answers at once
+
+    def sizes(self, names: Sequence[str]) -> Iterator[int]:
+        """Yield the bytes of each file as a listing says them; 0 where it does not."""
+        self.fetch(names)
+        for name in names:
+            entry = self.entry(name)
+            yield entry.size if entry is not None and entry.kind is EntryKind.FILE else 0
 
     def entry(self, name: str) -> Entry | None:
         """Return what is there under a name; None for nothing."""

@@ -83,13 +83,24 @@ class Sums:
     structure: int = 0
     more: list[Work] = field(default_factory=list["Work"])
 
+    def add(self, other: Sums) -> None:
+        """Add the results of other work."""
+        self.findings += other.findings
+        self.digest += other.digest
+        self.crc += other.crc
+        self.structure += other.structure
+
 
 @dataclass(frozen=True)
 class Work:
-    """Something to verify: about how many bytes it reads, and what does it, with a buffer."""
+    """Something to verify: about how many bytes it reads, and what does it, with a buffer.
+
+    `span` is the long span that it is a part of: its parts are joined by the one that is last.
+    """
 
     size: int
     run: Callable[[memoryview], Sums]
+    span: Span | None = None
 
 
 def check_spans(folder: Folder, name: str, spans: Sequence[Span], buffer: memoryview) -> Sums:
@@ -134,7 +145,10 @@ class _Divided:
 
     def works(self) -> list[Work]:
         """Return one work for each part."""
-        return [Work(end - start, partial(self._run, start, end)) for start, end in self.parts]
+        return [
+            Work(end - start, partial(self._run, start, end), self.span)
+            for start, end in self.parts
+        ]
 
     def _run(self, start: int, end: int, buffer: memoryview) -> Sums:
         sums = Sums()

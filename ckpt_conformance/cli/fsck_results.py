@@ -1,0 +1,269 @@
+"""The results of `fsck`: written as they come, kept in a file, put in order when all are there.
+
+In memory is a row for each checkpoint, which says where its result is and how old it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple, overload
+
+import msgspec
+
+from ckpt_conformance import __version__
+from ckpt_conformance.fsck.judge import stored
+from ckpt_conformance.fsck.judge.judge import Judged, Options
+from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
+from ckpt_conformance.fsck.source.findings import Report
+from ckpt_conformance.fsck.source.places import named
+from ckpt_conformance.work import lines
+from ckpt_conformance.work.lines import Fact, Header, Line, LinesError
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from ckpt_conformance.cli.fsck_plan import Jobs, Listed
+    from ckpt_conformance.fsck.judge.judging import Age, Job, Judgement
+    from ckpt_conformance.fsck.judge.stored import Result
+    from ckpt_conformance.work.items import Shard
+
+COMMAND = "fsck"
+LISTING = "listing"  # the subject of the fact that says what was listed
+_IN_MEMORY = 8 << 20  # bytes of results
+
+
+class Place(NamedTuple):
+    """Where a result is: in which file, and at which byte."""
+
+    file: int
+    offset: int
+
+
+class Row(NamedTuple):
+    """A checkpoint that was judged: its age, its place in the listing, and its results."""
+
+    age: Age
+    number: int
+    places: tuple[Place, ...]
+
+
+@dataclass
+class Index:
+    """Where the result of each checkpoint is, in files that are open."""
+
+    files: list[IO[bytes]]
+    rows: dict[int, Row] = field(default_factory=dict[int, Row])
+    shared: dict[int, list[SharedFile]] = field(default_factory=dict[int, list[SharedFile]])
+
+    def add(self, result: Result, place: Place) -> None:
+        """Note a result; of several slices each."""
+        judgement = result.judgement
+        if judgement is None:
+            return
+        row = self.rows.get(result.number)
+        places = (*row.places, place) if row else (place,)
+        self.rows[result.number] = Row(judgement.age, result.number, places)
+        if judgement.shared:
+            self.shared[result.number] = judgement.shared
+
+    def read(self, place: Place) -> Result:
+        """Read a result again."""
+        file = self.files[place.file]
+        file.seek(place.offset)
+        return _result_in(file.readline())
+
+    def reports(self) -> StoredReports:
+        """Return the reports, newest first."""
+        numbered = [self.rows[number] for number in sorted(self.rows)]
+        rows = sorted(numbered, key=lambda row: row.age, reverse=True)
+        shared = ((place, self.shared.get(row.number, ())) for place, row in enumerate(rows))
+        return StoredReports(self, rows, notes_of_shared(shared) if self.shared else {})
+
+
+def _result_in(text: bytes) -> Result:
+    """Read a result from its line, or from that of a temporary file, which has nothing else."""
+    plain = stored.decode(text)
+    content = plain.get("result", plain)
+    is_wrapped = isinstance(content, str)
+    return stored.result_of(stored.decode(content.encode()) if is_wrapped else content)
+
+
+@dataclass(frozen=True)
+class StoredReports(Sequence[Report]):
+    """Reports that are read where they are needed, and not kept."""
+
+    known: Index
+    rows: list[Row]
+    notes: dict[int, list[tuple[str, str]]]
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: int) -> Report: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Report]: ...
+
+    def __getitem__(self, at: int | slice) -> Report | list[Report]:
+        """Read one report, or several."""
+        if isinstance(at, slice):
+            return [self[place] for place in range(*at.indices(len(self)))]
+        at = range(len(self.rows))[at]
+        results = [self.known.read(place) for place in self.rows[at].places]
+        judgement = stored.joined(sorted(results, key=lambda one: one.slice.number))
+        if judgement is None:
+            raise IndexError(at)
+        if notes := self.notes.get(at):
+            judgement.report.remark(notes)
+        return judgement.report
+
+
+# -- written ---------------------------------------------------------------------------------------
+
+
+class Taker:
+    """Takes results as they come: into a temporary file, and into that of the user."""
+
+    def __init__(self, file: IO[bytes], writer: lines.Writer | None = None) -> None:
+        """Take an empty file, and what writes the lines of the user's file."""
+        self.index = Index([file])
+        self.writer = writer
+        self._file = file
+
+    def take(self, job: Job, judgement: Judgement | None) -> None:
+        """Write a result."""
+        content = stored.encode(stored.result_json(job, judgement))
+        place = Place(0, self._file.seek(0, 2))
+        self._file.write(content + b"\n")
+        self.index.add(stored.Result(job.number, job.slice, judgement), place)
+        if self.writer:
+            self.writer.write(Line(item=_id_of(job), result=msgspec.Raw(content)))
+
+
+def _id_of(job: Job) -> str:
+    """Name a job; what is no UTF-8 is written out."""
+    part = job.slice
+    which = f" slice {part.number}/{part.count}" if part.count > 1 else ""
+    return _text(f"{job.found.name}{which}")
+
+
+def _text(name: str) -> str:
+    return name.encode(errors="backslashreplace").decode()
+
+
+def spool() -> IO[bytes]:
+    """Open a place for results: in memory, or in a temporary file if there are many."""
+    return tempfile.SpooledTemporaryFile(_IN_MEMORY)
+
+
+def begin(writer: lines.Writer, options: Options, jobs: Jobs, shard: Shard) -> None:
+    """Write what was asked for, and what was listed."""
+    from ckpt_conformance.report import environment
+
+    listed = jobs.plan.listed
+    header = Header(
+        command=COMMAND,
+        version=__version__,
+        commit=environment.suite_commit(),
+        request={
+            "place": _text(listed.place),
+            "metadata-only": options.metadata_only,
+            "sample": options.sample,
+            "seed": options.seed,
+            "nan": options.nan,
+        },
+        environment=environment.describe_environment(Path(tempfile.gettempdir())),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        plan=listed.digest,
+        shard=str(shard),
+        items=[],  # there may be a million: the fact says how many
+    )
+    writer.write(header)
+    fact = {"listed": vars(listed), "jobs": len(jobs)}
+    writer.write(Fact(subject=LISTING, fact=msgspec.Raw(stored.encode(fact))))
+
+
+# -- read ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file of results, less the results."""
+
+    path: Path
+    header: Header
+    listed: Listed
+    is_whole: bool
+
+
+def _read_part(path: Path) -> _Part:
+    """Read what a file is part of, and whether all its results are there; raises LinesError."""
+    from ckpt_conformance.cli.fsck_plan import Listed
+
+    others: list[lines.AnyLine] = []
+    results = 0
+    for _, line in lines.stream(path):
+        if isinstance(line, Line):
+            results += 1
+        else:
+            others.append(line)
+    part = lines.gather(others, str(path))
+    if part.header.command != COMMAND:
+        raise LinesError(f"{path} has results of {part.header.command}, and others are of fsck")
+    try:
+        fact = stored.decode(bytes(part.facts[LISTING]))
+        return _Part(path, part.header, Listed(**fact["listed"]), results == fact["jobs"])
+    except KeyError:
+        raise LinesError(f"{path} says nothing of a listing: it was stopped at once") from None
+
+
+def combined(paths: Sequence[Path], files: ExitStack) -> Judged:
+    """Put the results of all shards together; raises LinesError if they are not of one run.
+
+    Reports are read from the files as they are needed: `files` closes them.
+    """
+    parts = [_read_part(path) for path in paths]
+    _check_listings(parts)
+    joined = lines.belonging([part.header for part in parts], [part.is_whole for part in parts])
+    there = [parts[at] for at in joined.chosen]
+    index = Index([files.enter_context(part.path.open("rb")) for part in there])
+    for number, part in enumerate(there):
+        for offset, line in lines.stream(part.path):
+            if isinstance(line, Line):
+                result = stored.result_of(stored.decode(bytes(line.result)))
+                index.add(result, Place(number, offset))
+    stopped = (part.header.shard for part in there if not part.is_whole)
+    unjudged = sorted((*joined.missing, *stopped), key=lambda name: int(name.partition("/")[0]))
+    listed, asked = there[0].listed, joined.header.request
+    options = Options(
+        metadata_only=asked["metadata-only"],
+        sample=asked["sample"],
+        seed=asked["seed"],
+        nan=asked["nan"],
+    )
+    place = named(listed.place)
+    return Judged(place, index.reports(), listed.leftovers, options, tuple(unjudged))
+
+
+def _check_listings(parts: Sequence[_Part]) -> None:
+    """Raise LinesError where shards of the same request have listed something else."""
+    first = parts[0]
+    for other in parts[1:]:
+        same = (first.header.request, first.header.version) == (
+            other.header.request,
+            other.header.version,
+        )
+        if same and first.header.plan != other.header.plan:
+            one, two = first.header.shard, other.header.shard
+            what = f"shard {one} has listed {first.listed}, and shard {two} {other.listed}"
+            raise LinesError(
+                f"{what}: a checkpoint came, went or changed between them. List once, with "
+                f"`ckpt-conformance fsck {first.listed.place} --write-plan FILE`, and run every "
+                "shard with --plan FILE"
+            )

@@ -1,0 +1,364 @@
+"""Judge checkpoints as they come: a few at once, so that memory is that of a few.
+
+Structure is read by threads that wait for a disk or a network, payload by as many threads as the
+user has cores. What is known of a checkpoint is let go of when it has been judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ckpt_conformance.fsck.judge.examine import examine, folder_of, resolved
+from ckpt_conformance.fsck.layouts.listing import Sort
+from ckpt_conformance.fsck.source.findings import Kind, Malformed, Report, State, ordered
+from ckpt_conformance.fsck.source.places import changed, is_far
+from ckpt_conformance.fsck.source.source import CHUNK, EntryKind, cancelling_pool
+from ckpt_conformance.fsck.source.sums import NOTHING, Sums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from ckpt_conformance.fsck.judge.judge import Options
+    from ckpt_conformance.fsck.layouts.layouts import Candidate
+    from ckpt_conformance.fsck.layouts.listing import Found
+    from ckpt_conformance.fsck.source.places import Where
+    from ckpt_conformance.fsck.source.source import Folder
+    from ckpt_conformance.fsck.source.sums import Sizes, Work
+
+    Progress = Callable[[int, int], None] | None
+
+T = TypeVar("T")
+Age = tuple[bool, int, float]
+"""Whether the step is known, the step, seconds since 1970 of the last change."""
+
+OPEN_NEAR, OPEN_FAR = 2, 16
+"""Checkpoints that are open at once, on a disk and in a store."""
+MOST_OPEN_FILES = 20_000
+"""Files of the checkpoints that are open at once; one with more is open alone."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One of several equal slices of a checkpoint's payload; numbered from 1."""
+
+    number: int = 1
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to judge: what was found, or a slice of it; `number` is its place in a listing."""
+
+    number: int
+    found: Found
+    slice: Slice = Slice()
+
+
+class SharedFile(NamedTuple):
+    """A file with several names: another checkpoint may have the same bytes.
+
+    `device` is 0 on the file system of the folder that was judged: elsewhere its number may differ.
+    """
+
+    device: int
+    inode: int
+    file: str
+    path: str
+
+
+@dataclass
+class Judgement:
+    """What was found out about one checkpoint.
+
+    Attributes:
+        age: orders it among others.
+        report: all that is known; of a slice, what the structure says.
+        shared: its files that have several names on the disk.
+        sums: of a slice: what its payload says.
+        division: of a slice: how the payload was cut; other slices must have been cut so, too.
+
+    """
+
+    age: Age
+    report: Report
+    shared: list[SharedFile] = field(default_factory=list[SharedFile])
+    sums: Sums = field(default_factory=Sums)
+    division: str = ""
+
+
+@dataclass
+class _Opened:
+    """A checkpoint whose structure was read, and how much is left to do."""
+
+    job: Job
+    judgement: Judgement | None = None
+    works: list[Work] = field(default_factory=list["Work"])
+    candidate: Candidate | None = None
+    folder: Folder | None = None
+    left: int = 0
+
+
+class Judging:
+    """Judges checkpoints of one path."""
+
+    def __init__(self, top: Where, options: Options, progress: Progress = None) -> None:
+        """Take what was listed; nothing is read yet. `progress` is told numbers of bytes."""
+        self.top, self.options, self.progress = top, options, progress
+        self._device = _device_of(top)
+
+    def age(self, found: Found) -> Age | None:
+        """Order a checkpoint that is not judged yet; None if it is none.
+
+        Its content is read where no name says the step.
+        """
+        opened = self.open(Job(0, found), NOTHING)
+        return opened.judgement.age if opened.judgement else None
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Judgement | None]]:
+        """Judge; yield each as it is done, with None where there is no checkpoint after all."""
+        openers = OPEN_FAR if is_far(self.top) else OPEN_NEAR
+        with cancelling_pool(openers) as opening, cancelling_pool(self.options.jobs) as reading:
+            yield from _Rolling(self, iter(jobs), openers, opening, reading).run()
+
+    def open(self, job: Job, sizes: Sizes | None = None) -> _Opened:
+        """Read the structure of what was found."""
+        found, opened = job.found, _Opened(job)
+        try:
+            overview = resolved(self.top, found)
+            candidate = next(iter(overview.candidates), None)
+            if candidate is None:
+                return self._gone(opened, "is not there any more") if found.is_sure else opened
+            folder = folder_of(candidate, self.top)
+            if _is_gone(found, candidate, folder):
+                return self._gone(opened, "is not there any more")
+        except (OSError, Malformed) as error:
+            return self._gone(opened, f"cannot be listed any more: {error}")
+        report, works = examine(
+            overview, candidate, folder, self.top, self.options.sizes if sizes is None else sizes
+        )
+        step = report.step if candidate.step is None else candidate.step
+        time = changed(candidate.path) if found.changed is None else found.changed
+        opened.candidate, opened.folder = candidate, folder
+        opened.judgement = Judgement((step is not None, step or 0, time), report)
+        opened.judgement.shared = list(self._shared(candidate, folder))
+        opened.works = self._chosen(opened.judgement, works, job.slice)
+        return opened
+
+    def _gone(self, opened: _Opened, why: str) -> _Opened:
+        """Report what was listed and is gone, as by a rotation: it was not judged."""
+        found = opened.job.found
+        path = self.top if found.name == "." else self.top / found.name
+        report = Report(path, "unknown", found.step)
+        what = f"it was listed, and {why}: was it removed meanwhile?"
+        report.say(Kind.UNKNOWN, "", what)
+        age = (found.step is not None, found.step or 0, found.changed or 0.0)
+        opened.judgement = Judgement(age, report)
+        return opened
+
+    def _shared(self, candidate: Candidate, folder: Folder) -> Iterator[SharedFile]:
+        """Yield the files that have several names."""
+        for name in candidate.files:
+            entry = folder.entry(name)
+            if entry is not None and entry.kind is EntryKind.FILE and entry.names > 1:
+                device, inode = entry.inode
+                near = 0 if device == self._device else device
+                yield SharedFile(near, inode, name, str(candidate.root / name))
+
+    def _chosen(self, judgement: Judgement, works: list[Work], part: Slice) -> list[Work]:
+        """Choose the works of a sample, and of those the ones of a slice."""
+        report = judgement.report
+        kept = sample(works, [one.size for one in works], self.options, report.path.name)
+        report.unread = sum(one.size for one in works) - sum(one.size for one in kept)
+        if self.options.metadata_only:
+            return []
+        if part.count == 1:
+            return kept
+        judgement.division, own = sliced(kept, part)
+        return own
+
+    def close(self, opened: _Opened) -> Judgement | None:
+        """Finish what was judged."""
+        judgement = opened.judgement
+        if judgement is None:
+            return None
+        report = judgement.report
+        if opened.job.slice.count == 1:
+            report.add(judgement.sums)
+        if self.options.nan and report.state in (State.WHOLE, State.UNKNOWN):
+            self._count_nans(opened, report)
+        report.findings = ordered(report.findings)
+        return judgement
+
+    def _count_nans(self, opened: _Opened, report: Report) -> None:
+        if opened.folder is None or opened.candidate is None:
+            return
+        from ckpt_conformance.fsck.judge import finite  # numpy: only where it is asked for
+
+        report.not_finite = finite.count(
+            opened.folder, opened.candidate, report, self.options, self.progress
+        )
+
+
+def _device_of(top: Where) -> int:
+    """Return the number of the file system that a folder of this machine is on; 0 for a URL."""
+    return top.stat().st_dev if isinstance(top, Path) else 0
+
+
+def _is_gone(found: Found, candidate: Candidate, folder: Folder) -> bool:
+    """Return whether none of the files that a listing had is there."""
+    is_listed = found.sort in (Sort.FILES, Sort.PER_RANK)
+    return is_listed and all(folder.entry(name) is None for name in candidate.files)
+
+
+class _Rolling:
+    """One run over many checkpoints: where one is done, the next is opened."""
+
+    def __init__(
+        self,
+        judging: Judging,
+        jobs: Iterator[Job],
+        most: int,
+        opening: ThreadPoolExecutor,
+        reading: ThreadPoolExecutor,
+    ) -> None:
+        self.judging, self.jobs, self.most = judging, jobs, most
+        self.opening, self.reading = opening, reading
+        self.finished: SimpleQueue[Callable[[], _Opened]] = SimpleQueue()
+        self.busy = self.files = self.done = self.total = 0
+        self.waiting = next(self.jobs, None)
+        self.local = threading.local()
+
+    def run(self) -> Iterator[tuple[Job, Judgement | None]]:
+        self._open_more()
+        while self.busy:
+            opened = self.finished.get()()
+            if opened.left:
+                continue
+            self.busy -= 1
+            self.files -= opened.job.found.weight.files
+            yield opened.job, self.judging.close(opened)
+            self._open_more()
+
+    def _open_more(self) -> None:
+        """Open checkpoints, as many as may be open at once."""
+        while self.waiting is not None and self.busy < self.most:
+            files = self.waiting.found.weight.files
+            if self.busy and self.files + files > MOST_OPEN_FILES:
+                return
+            self.busy += 1
+            self.files += files
+            future = self.opening.submit(self.judging.open, self.waiting)
+            self._then(future, self._opened)
+            self.waiting = next(self.jobs, None)
+
+    def _then(self, future: Future[T], take: Callable[[Future[T]], _Opened]) -> None:
+        """Hand what a thread will have done to the thread that yields."""
+        future.add_done_callback(lambda done: self.finished.put(partial(take, done)))
+
+    def _opened(self, future: Future[_Opened]) -> _Opened:
+        """Take a checkpoint whose structure was read; its payload is read next."""
+        opened = future.result()
+        self._read(opened, opened.works)
+        opened.works = []
+        return opened
+
+    def _done(self, opened: _Opened, size: int, future: Future[Sums]) -> _Opened:
+        """Take what a work of so many bytes has found, and read what follows from it."""
+        sums = future.result()
+        opened.left -= 1
+        if opened.judgement:
+            opened.judgement.sums.add(sums)
+        self._read(opened, sums.more)
+        self.total -= sum(more.size for more in sums.more)
+        self._tell(size - sum(more.size for more in sums.more))
+        return opened
+
+    def _read(self, opened: _Opened, works: Iterable[Work]) -> None:
+        for work in works:
+            opened.left += 1
+            self.total += work.size
+            future = self.reading.submit(self._run, work)
+            self._then(future, partial(self._done, opened, work.size))
+
+    def _run(self, work: Work) -> Sums:
+        """Do a work with the buffer of this thread."""
+        if not hasattr(self.local, "buffer"):
+            self.local.buffer = memoryview(bytearray(CHUNK))
+        return work.run(self.local.buffer)
+
+    def _tell(self, more: int) -> None:
+        self.done += more
+        if self.judging.progress:
+            self.judging.progress(self.done, self.total)
+
+
+# -- samples and slices ----------------------------------------------------------------------------
+
+
+def sample(items: Sequence[T], sizes: Sequence[int], options: Options, name: str) -> list[T]:
+    """Choose items until they have the share of all bytes; at least one, the same for a seed."""
+    if options.sample >= 1:
+        return list(items)
+    import random  # only where it is asked for: it takes as long as a small file
+
+    order = list(range(len(items)))
+    random.Random(f"{options.seed} {name}").shuffle(order)  # noqa: S311  which bytes, no secret
+    left = options.sample * sum(sizes)
+    kept: list[int] = []
+    for at in order:
+        if kept and left <= 0:
+            break
+        kept.append(at)
+        left -= sizes[at]
+    return [items[at] for at in sorted(kept)]
+
+
+def sliced(works: Sequence[Work], part: Slice) -> tuple[str, list[Work]]:
+    """Return how works are cut into slices of about the same bytes, as a digest; and one slice.
+
+    Works of one span stay together: only the thread that is last can join their sums.
+    """
+    units = [list(unit) for _, unit in itertools.groupby(works, lambda one: one.span or id(one))]
+    sizes = [sum(one.size for one in unit) for unit in units]
+    total = max(sum(sizes), 1)
+    starts = itertools.accumulate(sizes, initial=0)
+    own = [
+        work
+        for unit, start in zip(units, starts, strict=False)
+        if start * part.count // total == part.number - 1
+        for work in unit
+    ]
+    return hashlib.blake2b(repr(sizes).encode(), digest_size=8).hexdigest(), own
+
+
+# -- files with several names ----------------------------------------------------------------------
+
+
+def notes_of_shared(
+    files: Iterable[tuple[int, Iterable[SharedFile]]],
+) -> dict[int, list[tuple[str, str]]]:
+    """Note files that are one inode, for one damage hits both: each file, and what is said of it.
+
+    `files` are those of each checkpoint, by its place; so are the notes.
+    """
+    groups: dict[tuple[int, int], list[tuple[int, SharedFile]]] = defaultdict(list)
+    for place, shared in files:
+        for file in shared:
+            groups[file.device, file.inode].append((place, file))
+    notes: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for group in groups.values():
+        for place, file in group:
+            other = next((one.path for _, one in group if one.path != file.path), None)
+            if other is not None:
+                what = f"shares its bytes (a hard link) with {other}: one damage hits both"
+                notes[place].append((file.file, what))
+    return notes

@@ -1,0 +1,310 @@
+"""List what may be checkpoints, one by one, from names alone: no file is opened for it.
+
+What a name does not tell (a `.bin` may be anything) is found out where the checkpoint is judged. So
+a bucket of ten million files can be listed in the memory of its largest folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.fsck.layouts import layouts
+from ckpt_conformance.fsck.layouts import names as written
+from ckpt_conformance.fsck.layouts.layouts import Candidate, Format, Overview, Part
+from ckpt_conformance.fsck.source.findings import Malformed
+from ckpt_conformance.fsck.source.places import changed, folder_at
+from ckpt_conformance.fsck.source.remote import Url
+from ckpt_conformance.fsck.source.source import EntryKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ckpt_conformance.fsck.source.places import Where
+    from ckpt_conformance.fsck.source.source import Folder
+
+_AT_ONCE = 16  # folders that are listed at the same time
+_UNSUMMED = ".safetensors"  # of these the header alone is read
+_STRUCTURE = (".metadata", ".json")  # these are read as a whole, whatever is asked for
+
+
+class Sort(StrEnum):
+    """How the files of a checkpoint are known."""
+
+    FOLDER = "folder"  # all below a folder
+    FILES = "files"  # files of one step, or of one set, among others
+    PER_RANK = "per-rank"  # those of a step of the reference manager
+    LINK = "link"  # a step that lies elsewhere, or nowhere
+    FILE = "file"  # the file that the user named
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How much there is of some files.
+
+    Attributes:
+        files: how many.
+        size: their bytes.
+        summed: bytes that are held against digests and CRCs.
+        structure: bytes of files that are read as a whole even if no payload is read.
+
+    """
+
+    files: int = 0
+    size: int = 0
+    summed: int = 0
+    structure: int = 0
+
+    @classmethod
+    def of(cls, sizes: Iterable[tuple[str, int]]) -> Weight:
+        """Weigh files, each a name and its bytes."""
+        files = size = summed = structure = 0
+        for name, length in sizes:
+            files += 1
+            size += length
+            if name.endswith(_STRUCTURE):
+                structure += length
+            elif not name.endswith(_UNSUMMED):
+                summed += length
+        return cls(files, size, summed, structure)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What may be one checkpoint, by the names of a listing.
+
+    Attributes:
+        base: its folder below the place that was listed: empty, or with a slash at its end.
+        names: its files, relative to the folder; none for `FOLDER`, which is listed again.
+        step: what its name says.
+        depth: how many levels below the folder belong to it.
+        links: links among the names that are not followed, and why.
+        is_sure: whether names alone show that it is a checkpoint.
+        changed: when it was changed, as a store says it; None where it is asked for on the disk.
+
+    """
+
+    sort: Sort
+    base: str
+    names: tuple[str, ...] = ()
+    step: int | None = None
+    depth: int = 8
+    links: tuple[tuple[str, str], ...] = ()
+    is_sure: bool = True
+    changed: float | None = None
+    weight: Weight = Weight()
+
+    @property
+    def name(self) -> str:
+        """Its name below the place that was listed, for people and as its id."""
+        if self.sort is Sort.FOLDER:
+            return self.base.rstrip("/") or "."
+        return self.base + self.names[0]
+
+
+class Listing:
+    """Lists the checkpoints below a folder.
+
+    Attributes:
+        leftovers: names of work in progress, as far as the listing has come.
+
+    """
+
+    def __init__(self, path: Where, *, is_weighed: bool = False) -> None:
+        """Take a folder; `is_weighed` asks for the size of each file, too."""
+        self.leftovers: list[str] = []
+        self._folder = folder_at(path)
+        self._is_weighed = is_weighed
+        self._sure = 0
+        self._unsure: list[Found] = []  # since the last sure one
+
+    def __iter__(self) -> Iterator[Found]:
+        """Yield what may be checkpoints, folder by folder; raises OSError and Malformed."""
+        return self._look("", 0)
+
+    def _look(self, base: str, level: int) -> Iterator[Found]:
+        """Look into one folder of a run, or take it as a checkpoint."""
+        entries, links = self._entries(base)
+        inner = [name for name, kind in entries.items() if kind is EntryKind.FOLDER]
+        is_signed = written.is_signed(entries)
+        if layouts.is_one(self._folder, base, list(entries), inner):
+            yield from self._take(self._whole(base))
+            return
+        before = self._sure, len(self._unsure)
+        yield from self._linked_steps(base, entries)
+        if level < layouts.MOST_LEVELS:
+            for at, name in enumerate(inner):
+                if at % _AT_ONCE == 0:
+                    self._folder.prefetch([base + one for one in inner[at : at + _AT_ONCE]])
+                yield from self._look(f"{base}{name}/", level + 1)
+        if is_signed:
+            yield from self._take(self._whole(base, depth=1))
+            return
+        yield from self._flat(base, entries, links, before)
+
+    def _entries(self, base: str) -> tuple[dict[str, EntryKind], dict[str, str]]:
+        """List a folder: the kind of each name, less leftovers; and its links that lead out."""
+        kept: dict[str, EntryKind] = {}
+        links: dict[str, str] = {}
+        for name, kind in self._folder.listing(base).items():
+            if layouts.is_leftover(name):
+                self.leftovers.append(base + name)
+                continue
+            if kind is EntryKind.LINK and (why := self._folder.link_problem(base + name)):
+                links[name] = why
+            kept[name] = kind
+        return kept, links
+
+    def _take(self, found: Found | None) -> Iterator[Found]:
+        """Yield what may be a checkpoint, and remember that there is one."""
+        if found is None:
+            return
+        if found.is_sure:
+            self._sure += 1
+            self._unsure.clear()
+        else:
+            self._unsure.append(found)
+        yield found
+
+    def _is_run(self, before: tuple[int, int]) -> bool:
+        """Return whether any checkpoint was found since; files are read where names do not say."""
+        sure, unsure = before
+        if self._sure > sure:
+            return True
+        return any(resolved(self._folder, one).candidates for one in self._unsure[unsure:])
+
+    def _linked_steps(self, base: str, entries: Mapping[str, EntryKind]) -> Iterator[Found]:
+        """Take links that hide a step as checkpoints, so that a finding explains each."""
+        for name, kind in entries.items():
+            if kind is EntryKind.LINK and layouts.hides_a_step(self._folder, base, name):
+                yield from self._take(Found(Sort.LINK, base, (name,), layouts.step_of(name)))
+
+    def _whole(self, base: str, depth: int = 8) -> Found | None:
+        """Take what is below a folder, so many levels, as one checkpoint; None for no data."""
+        inner = self._folder.inner(base)
+        names: list[str] = []
+        is_sure = may_be = False
+        for name, kind in inner.walk(depth):
+            if layouts.is_below_leftover(name):
+                self.leftovers.append(base + name)
+            elif kind is not EntryKind.FOLDER:
+                is_sure = is_sure or layouts.is_data(name)
+                may_be = may_be or layouts.may_be_data(name)
+                names.append(name)
+        if not (is_sure or may_be):
+            return None
+        return Found(
+            Sort.FOLDER,
+            base,
+            step=layouts.step_of(inner.root.resolve().name),
+            depth=depth,
+            is_sure=is_sure,
+            changed=_changed(inner.root),
+            weight=self._weight(inner, names),
+        )
+
+    def _flat(
+        self,
+        base: str,
+        entries: Mapping[str, EntryKind],
+        links: Mapping[str, str],
+        before: tuple[int, int],
+    ) -> Iterator[Found]:
+        """Take the manifests and the loose files of a run's folder.
+
+        Files that share no step with any other are one checkpoint, if there is nothing beside them.
+        """
+        names = [name for name, kind in entries.items() if kind is not EntryKind.FOLDER]
+        steps, rest = layouts.per_rank_steps(names)
+        for digits, own in steps:
+            found = self._some(Sort.PER_RANK, base, own, int(digits), links)
+            yield from self._take(found)
+        groups: dict[int | None, list[str]] = defaultdict(list)
+        for name in rest:
+            if layouts.may_be_loose(name):
+                groups[layouts.step_of(name)].append(name)
+        alone = groups.pop(None, [])
+        for step, group in sorted(groups.items(), key=lambda item: item[0] or 0):
+            yield from self._take(self._some(Sort.FILES, base, group, step, links))
+        is_run = len(alone) > 1 and self._is_run(before)
+        for group in layouts.sets(alone) if is_run else filter(None, [alone]):
+            yield from self._take(self._some(Sort.FILES, base, group, None, links))
+
+    def _some(
+        self,
+        sort: Sort,
+        base: str,
+        names: Sequence[str],
+        step: int | None,
+        links: Mapping[str, str],
+    ) -> Found:
+        """Take some files of a folder as one checkpoint."""
+        root = self._folder.inner(base).root
+        is_root = sort is Sort.FILES and len(names) > 1 and step is None
+        inner = self._folder.inner(base) if self._is_weighed else self._folder
+        return Found(
+            sort,
+            base,
+            tuple(names),
+            step,
+            links=tuple((name, links[name]) for name in names if name in links),
+            is_sure=sort is Sort.PER_RANK or any(map(layouts.is_loose, names)),
+            changed=_changed(root if is_root else root / names[0]),
+            weight=self._weight(inner, names),
+        )
+
+    def _weight(self, folder: Folder, names: Sequence[str]) -> Weight:
+        if not self._is_weighed:
+            return Weight(len(names))
+        return Weight.of(zip(names, folder.sizes(names), strict=True))
+
+
+def _changed(where: Where) -> float | None:
+    """Return when something was changed where a listing said it."""
+    return changed(where) if isinstance(where, Url) else None
+
+
+def file_found(path: Where, *, is_weighed: bool) -> Found:
+    """Take the file that the user named."""
+    size = 0
+    with contextlib.suppress(OSError, Malformed):  # who judges it gets the same error
+        size = folder_at(path.parent).size(path.name) if is_weighed else 0
+    weight = Weight.of([(path.name, size)])
+    return Found(Sort.FILE, "", (path.name,), layouts.step_of(path.name), weight=weight)
+
+
+def resolved(folder: Folder, found: Found) -> Overview:
+    """Find out what was found: one candidate with its parts, or none where there is no data.
+
+    Raises OSError and Malformed where it cannot be listed any more.
+    """
+    overview = Overview(links={found.base + name: why for name, why in found.links})
+    root = folder.inner(found.base).root
+    match found.sort:
+        case Sort.FOLDER:
+            layouts.take_folder(folder, found.base, overview, found.depth)
+        case Sort.FILES:
+            layouts.take_loose(folder, found.base, found.names, found.step, overview)
+        case Sort.PER_RANK:
+            layouts.take_per_rank(root, found.names, overview)
+        case Sort.LINK:
+            (name,) = found.names
+            part = Part(Format.LINK, "", name)
+            overview.candidates.append(Candidate(root / name, root, "link", found.step, [part]))
+        case Sort.FILE:
+            return layouts.find_file(root / found.names[0])
+    return overview
+
+
+def find_below(path: Where) -> Overview:
+    """Find the checkpoints at a folder: that of a checkpoint, or of a run."""
+    folder, listing, whole = folder_at(path), Listing(path), Overview()
+    for found in listing:
+        overview = resolved(folder, found)
+        whole.candidates += overview.candidates
+        whole.links |= overview.links
+    whole.leftovers = listing.leftovers
+    return whole
