@@ -11,12 +11,25 @@ from ckpt_conformance.cli.options import (
     Budget,
     CacheFolder,
     Jobs,
+    OnCluster,
     Part,
     ResultLines,
     Seed,
     Spending,
+    TlsAuthority,
+    TlsCertificate,
+    TlsKey,
 )
-from ckpt_conformance.cli.sessions import INTERRUPTED, Session, fill_in, run, say_part, work_of
+from ckpt_conformance.cli.sessions import (
+    INTERRUPTED,
+    Session,
+    Where,
+    fill_in,
+    run,
+    say_part,
+    work_of,
+)
+from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.catalogue import PROFILES
 from ckpt_conformance.report import environment, files, kill_matrix
@@ -40,12 +53,16 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     shard: Part = "1/1",
     results: ResultLines = None,
     cache: CacheFolder = None,
+    on: OnCluster = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Print the kill matrix: each mutant must violate exactly what it was built to break."""
     from ckpt_conformance.mutants import all_mutants
     from ckpt_conformance.plugin.options import SessionOptions
 
-    work = work_of(shard, results, cache)
+    work = work_of(shard, results, cache, Where(on, Tls(tls_ca, tls_cert, tls_key), jobs))
     known = all_mutants()
     requests.check_names("mutant", only or (), known)
     chosen = {name: known[name] for name in only or known}

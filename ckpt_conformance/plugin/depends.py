@@ -132,6 +132,22 @@ def adapter_modules(name: str) -> tuple[str, ...]:
     return (module,)
 
 
+def adapter_version(name: str) -> str:
+    """Name the version of an adapter that is not of this suite: of its package, or of its text.
+
+    Empty for one that is. Raises registry.AdapterError for an unknown name.
+    """
+    (module,) = adapter_modules(name)
+    top = module.partition(".")[0]
+    if top in our_packages():
+        return ""
+    tree = SourceTree({})
+    if texts := tree.closure([module]):
+        return f"sources {tree.digest(texts)[:12]}"
+    names = importlib.metadata.packages_distributions().get(top, [])
+    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in sorted(set(names)))
+
+
 @functools.cache
 def _rules(version: int | None) -> str:
     """Return a digest of the catalogue's rules, without what is only for readers."""

@@ -77,6 +77,7 @@ def plan_of(options: CheckOptions) -> Plan:
             CheckItem(
                 id=f"{adapter} {check.key}",
                 group=f"{adapter} {check.suite}",
+                family=adapter,
                 cost=cost.get(check.suite, 1.0),
                 adapter=adapter,
                 check=check,

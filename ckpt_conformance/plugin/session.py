@@ -102,8 +102,8 @@ def _hypothesis_in(folder: Path) -> Generator[None]:
         del os.environ[key]
 
 
-def run_session(options: SessionOptions) -> list[CheckOutcome]:
-    """Run the suites on the adapters and give every outcome.
+def run_session(options: SessionOptions, *plugins: object) -> list[CheckOutcome]:
+    """Run the suites on the adapters, with further plugins of pytest, and give every outcome.
 
     Raises SessionError if pytest could not run them (nothing collected is not an error: the
     selection may be empty).
@@ -112,7 +112,7 @@ def run_session(options: SessionOptions) -> list[CheckOutcome]:
     with contextlib.ExitStack() as stack:
         folder = options.scratch or Path(stack.enter_context(scratch_folder()))
         stack.enter_context(_hypothesis_in(folder))
-        code = pytest.main(_arguments(options, folder), plugins=[collector])
+        code = pytest.main(_arguments(options, folder), plugins=[collector, *plugins])
     fatal = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
     if collector.problems or fatal:
         msg = "the suites did not run: " + (
