@@ -37,6 +37,7 @@ WATCH = 0.5  # seconds between two looks whether a task is still wanted
 START = 300.0  # seconds that a runner may take until it is ready: it imports torch and adapters
 END = keeper.GRACE + keeper.GONE + 10.0  # seconds until a keeper has surely ended
 LONGEST_LINE = 1 << 30  # bytes
+_READ: msgspec.json.Decoder[Ready | Refused | Found | Done] = msgspec.json.Decoder(Said)
 WANTED = ("executing", "long-running")  # states of a task that somebody waits for
 
 

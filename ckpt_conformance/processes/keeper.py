@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ckpt_conformance.processes import lifecycle, orphans
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
 KEPT = "CKC_KEPT"  # the variable by which all that a command started is found: its folder
@@ -51,6 +51,7 @@ def keep(folder: Path, command: Sequence[str]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         lifecycle.wait(pid, GRACE)
+        _end_all(lambda: carriers(folder) | orphans.all_children())  # all are the command's
         end(folder)
 
 
@@ -79,17 +80,21 @@ def _wait_for_either(pid: int) -> None:
 
 
 def end(folder: Path) -> None:
-    """End every process that was started for a folder, and remove it.
+    """End every process that was started for a folder, as their environment says; remove it.
 
-    Those are found by their environment, and, by the keeper that is alive, as its children.
+    It is for the owner of a keeper that was killed: of the owner's other children none is ended.
     """
+    _end_all(lambda: carriers(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_all(left: Callable[[], set[int]]) -> None:
     for _ in range(10):  # one that is killed may have started another
-        pids = carriers(folder) | orphans.all_children()
+        pids = left()
         if not pids:
             break
         for pid in pids:
             _end_one(pid)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def carriers(folder: Path) -> set[int]:
