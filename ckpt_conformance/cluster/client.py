@@ -64,7 +64,6 @@ class Sent:
     batch: Group
     tries: int
     worker: str  # that it was meant for
-    at: float
 
 
 @dataclass
@@ -149,7 +148,7 @@ class Cluster:
         times: list[float] = []
         for _ in range(TRIPS):
             begun = time.monotonic()
-            self._submit((), [], 0).result(timeout=GATHER)
+            self._submit((), 0).result(timeout=GATHER)
             times.append(time.monotonic() - begun)
         return sorted(times)[TRIPS // 2]
 
@@ -205,13 +204,17 @@ class Cluster:
             batch, tries = self.dealer.next(address, slots), 0
         if not batch:
             return False
-        future = self._submit(batch, [address], tries)
-        self._sent[future] = Sent(batch, tries, address, time.monotonic())
+        future = self._submit(batch, tries)
+        self._sent[future] = Sent(batch, tries, address)
         future.add_done_callback(self._ended.put)
         return True
 
-    def _submit(self, batch: Group, workers: list[str], tries: int) -> Any:  # noqa: ANN401
-        """Send a batch as a task; if its worker is lost dask sends it to another one."""
+    def _submit(self, batch: Group, tries: int) -> Any:  # noqa: ANN401
+        """Send a batch as a task; if its worker is lost dask sends it to another one.
+
+        No worker is named: a task for one that has died waits for ever, even where others are
+        allowed, and only those that the batch is meant for have a thread to spare.
+        """
         self._number += 1
         key = f"ckpt-conformance-{self.job.id}-{self._number}"
         content = msgspec.json.encode(
@@ -221,8 +224,6 @@ class Cluster:
             worker.run_batch,
             *(key, self._job, content),
             key=key,
-            workers=workers or None,
-            allow_other_workers=bool(workers),
             priority=-tries,
             pure=False,
         )
@@ -234,6 +235,8 @@ class Cluster:
         try:
             answer = msgspec.json.decode(future.result(timeout=GATHER), type=Answer)
         except KilledWorker as error:
+            if len(sent.batch) == 1:  # dask itself has tried it on several workers
+                sent.tries = TRIES - 1
             yield from self._try_again(sent, sent.batch, f"its workers died: {error}", "")
             return
         except Exception as error:
@@ -242,6 +245,7 @@ class Cluster:
             reason = f"{type(error).__name__}: {error}"
             yield from self._try_again(sent, sent.batch, reason, sent.worker)
             return
+        self._swap(sent, answer.worker)
         if answer.refused:
             raise RequestError(f"worker {answer.worker}: {answer.refused}; {ADVICE}")
         if answer.files:
@@ -259,6 +263,13 @@ class Cluster:
             spent = sum(found.seconds for found in answer.found)
             self.dealer.learn(sent.batch, spent, self.trip + max(0.0, answer.seconds - spent))
 
+    def _swap(self, sent: Sent, worker: str) -> None:
+        """Note that a batch has run elsewhere: what was meant for that worker did so, too."""
+        if worker != sent.worker:
+            other = next((one for one in self._sent.values() if one.worker == worker), None)
+            if other:
+                other.worker = sent.worker
+
     def _try_again(self, sent: Sent, left: Group, reason: str, address: str) -> Iterator[Result]:
         """Try items one by one elsewhere; one that was tried often enough is lost."""
         tries = sent.tries + 1
@@ -266,7 +277,7 @@ class Cluster:
             if tries < TRIES:
                 self._again.append(Retry((item,), tries, reason, address))
             else:
-                yield Result(item.id, address, lost=f"tried {tries} times; {reason}")
+                yield Result(item.id, address, lost=reason)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -337,7 +348,10 @@ def _client(place: Place, address: str, security: Any) -> Any:  # noqa: ANN401
     import distributed
 
     untyped: Any = distributed
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # we say what went wrong
+    for name in [
+        name for name in logging.root.manager.loggerDict if name.startswith("distributed")
+    ]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # we say what went wrong
     try:
         return untyped.Client(address, timeout=CONNECT, security=security, set_as_default=False)
     except Exception as error:

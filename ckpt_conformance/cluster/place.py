@@ -66,7 +66,7 @@ class Place:
     @classmethod
     def _of(cls, text: str, tls: Tls) -> Self:
         local = re.fullmatch(r"local:(\d{1,4})", text)
-        remote = re.fullmatch(r"(dask|tls)://(\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", text)
+        remote = re.fullmatch(r"(dask|tcp|tls)://(\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", text)
         if local and 1 <= int(local[1]) <= MOST_WORKERS:
             if tls:
                 raise RequestError(

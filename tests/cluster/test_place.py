@@ -25,6 +25,7 @@ needs_dask = pytest.mark.skipif(
     ("text", "address", "local"),
     [
         ("dask://head:8786", "tcp://head:8786", 0),
+        ("tcp://head:8786", "tcp://head:8786", 0),  # as dask itself prints it
         ("tls://10.0.0.1:8786", "tls://10.0.0.1:8786", 0),
         ("dask://[::1]:8786", "tcp://[::1]:8786", 0),
         ("local:2", "", 2),
