@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ckpt_conformance.work.items import Item
 
@@ -30,15 +30,17 @@ class Dealer:
 
     def __init__(self, items: Iterable[Item], overhead: float) -> None:
         """Begin with all items; `overhead` are seconds that a batch costs beside its items."""
-        self._overheads, self._batches = overhead, 1
+        self._overheads, self.batches = overhead, 1  # as if one had come back
         self._seconds, self._cost = 0.0, 0.0  # of what has come back
         self._families = defaultdict[str, list[Group]](list)
         for group in _groups(items):
             self._families[group[0].family].append(group)
         for groups in self._families.values():
             groups.sort(key=_cost)  # the costliest is last, where it is taken from
-        self._left = math.fsum(_cost(g) for groups in self._families.values() for g in groups)
-        self._whole = self._left
+        self._costs = {
+            name: math.fsum(map(_cost, groups)) for name, groups in self._families.items()
+        }
+        self._left = self._whole = math.fsum(self._costs.values())
         self._owners: dict[str, str] = {}  # family -> the worker that began it
 
     def __bool__(self) -> bool:
@@ -53,22 +55,25 @@ class Dealer:
             return self._take(family)
         family = self._of(worker)
         self._owners.setdefault(family, worker)
-        size, batch = self._size(slots), self._take(family)
-        while self._families.get(family) and _cost(batch) < size:
-            batch += self._take(family)
-        return batch
+        size, batch = self._size(slots), list(self._take(family))
+        cost = _cost(batch)
+        while self._families.get(family) and cost < size:
+            group = self._take(family)
+            cost += _cost(group)
+            batch += group
+        return tuple(batch)
 
     def learn(self, batch: Group, seconds: float, overhead: float) -> None:
         """Take in what a batch really cost: its items by themselves, and all that came to it."""
         self._seconds += seconds
         self._cost += _cost(batch)
         self._overheads += overhead
-        self._batches += 1
+        self.batches += 1
 
     @property
     def overhead(self) -> float:
         """Seconds that a batch costs beside its items, in the mean."""
-        return self._overheads / self._batches
+        return self._overheads / self.batches
 
     def _size(self, slots: int) -> float:
         """Return what the next batch should cost, in the plan's units."""
@@ -87,13 +92,14 @@ class Dealer:
         def rank(name: str) -> tuple[int, float]:
             owner = self._owners.get(name)
             turn = 2 if owner == worker else 1 if owner is None else 0
-            return turn, math.fsum(map(_cost, self._families[name]))
+            return turn, self._costs[name]
 
         return max(self._families, key=rank)
 
     def _take(self, family: str) -> Group:
         group = self._families[family].pop()
         self._left -= _cost(group)
+        self._costs[family] -= _cost(group)
         if not self._families[family]:
             del self._families[family]
         return group
@@ -106,5 +112,5 @@ def _groups(items: Iterable[Item]) -> list[Group]:
     return [tuple(group) for group in groups.values()]
 
 
-def _cost(items: Group) -> float:
+def _cost(items: Sequence[Item]) -> float:
     return math.fsum(item.cost for item in items)

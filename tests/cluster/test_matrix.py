@@ -86,7 +86,10 @@ def _is_itself(pid: int, name: str) -> bool:
     A killed child is what checks are about: it is a finding, and no fault of the machine.
     """
     if name == "fork server":
-        return VICTIMS["runner"] in command(cluster_jobs.parent(pid))
+        try:
+            return VICTIMS["runner"] in command(cluster_jobs.parent(pid))
+        except OSError:  # it has just ended
+            return False
     return "processes.keeper" not in command(pid)
 
 
