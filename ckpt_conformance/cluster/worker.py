@@ -105,7 +105,7 @@ class Runner:
             await asyncio.wait([self._reading], timeout=1.0)
             reason = b"".join(self._errors).decode(errors="replace")[-1500:].strip()
             raise DiedError(f"the runner ended: {reason or 'it was killed'}")
-        said = msgspec.json.decode(line, type=Said)
+        said = _READ.decode(line)
         if isinstance(said, Refused):
             raise RefusedError(said.reason)
         return said
