@@ -17,7 +17,7 @@ from msgspec import Struct
 from ckpt_conformance.cluster.identity import Identity, identity
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.registry import AdapterInfo
-from ckpt_conformance.plugin import batches, depends
+from ckpt_conformance.plugin import batches, depends, plan
 from ckpt_conformance.plugin.options import CheckOptions, SessionOptions
 from ckpt_conformance.plugin.plan import CheckItem
 from ckpt_conformance.report import environment
@@ -73,6 +73,7 @@ def run_checks(feed: Feed) -> None:
     with Server(options.adapters) as server:
         facts = _facts(server, request, options)  # what cannot be imported is told first
         feed.require(Identity(_versions(options.adapters)))
+        plan.checks()  # imports the suites now, and not in the first batch
         feed.ready(facts)
         given = {name: getattr(options, name) for name in CheckOptions.__dataclass_fields__}
         session = replace(

@@ -345,6 +345,7 @@ class _Workers:
     def __init__(self, facts: Mapping[str, msgspec.Raw], inputs: Inputs | None) -> None:
         self._raw, self._inputs = facts, inputs
         self._machines: dict[str, Inputs] = {}  # by a digest of the machine
+        self._of: dict[str, Inputs] = {}  # by worker
 
     def environment(self) -> dict[str, str | int | None]:
         from ckpt_conformance.cli import remote
@@ -364,8 +365,11 @@ class _Workers:
         """Return what the results of one worker depend on; None without a cache."""
         if self._inputs is None or worker not in self._raw:
             return None
-        machine = self._facts()[worker].machine
-        return self._machines.setdefault(key_of(machine), replace(self._inputs, machine=machine))
+        if worker not in self._of:
+            machine = self._facts()[worker].machine
+            inputs = replace(self._inputs, machine=machine)
+            self._of[worker] = self._machines.setdefault(key_of(machine), inputs)
+        return self._of[worker]
 
     def _facts(self) -> dict[str, Facts]:
         from ckpt_conformance.cli import remote

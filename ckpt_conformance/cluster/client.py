@@ -102,27 +102,33 @@ class Cluster:
         """Start a runner on every worker; raises RequestError if one of them can't do the job."""
         self._wait_for_workers()
         self._require_same_dask()
-        answers = self.client.run(worker.prepare, self._job, on_error="return")
-        troubles: list[str] = []
-        for address, content in answers.items():
-            trouble = self._trouble(content)
-            if trouble:
-                troubles.append(f"worker {address}: {trouble}")
-        if troubles:
-            more = f" ({len(troubles) - 1} more workers say so)" if len(troubles) > 1 else ""
-            raise RequestError(f"{troubles[0]}{more}; {ADVICE}")
+        refused, died = self._first_answers()
+        if died and not refused:  # a kill costs what is in flight, and no more: once again
+            refused, died = self._first_answers()
+        if troubles := refused or died:
+            more = f" ({len(troubles) - 1} more are in trouble)" if len(troubles) > 1 else ""
+            raise RequestError(f"worker {troubles[0]}{more}; {ADVICE}")
         self.trip = self._measured_trip()
 
-    def _trouble(self, content: object) -> str:
-        """Keep the facts of a worker's first answer; return why it can't be used, if so."""
-        if not isinstance(content, bytes):
-            return f"{type(content).__name__}: {content}"
-        answer = msgspec.json.decode(content, type=Answer)
-        if answer.facts != NOTHING:
-            self.facts[answer.worker] = answer.facts
-        return answer.refused or answer.died
+    def _first_answers(self) -> tuple[list[str], list[str]]:
+        """Ask every worker; keep its facts. Return which refused, and whose process has died."""
+        refused: list[str] = []
+        died: list[str] = []
+        answers = self.client.run(worker.prepare, self._job, on_error="return")
+        for address, content in answers.items():
+            if isinstance(content, bytes):
+                answer = msgspec.json.decode(content, type=Answer)
+                if answer.facts != NOTHING:
+                    self.facts[answer.worker] = answer.facts
+                refused += [f"{address}: {answer.refused}"] if answer.refused else []
+                died += [f"{address}: {answer.died}"] if answer.died else []
+            else:  # an exception: OSError where the worker itself has died
+                trouble = f"{address}: {type(content).__name__}: {content}"
+                (died if isinstance(content, OSError) else refused).append(trouble)
+        return refused, died if refused or died or answers else ["the cluster has no workers"]
 
     def _wait_for_workers(self) -> None:
+        """Wait for the first worker; raises RequestError if there is none in time."""
         try:
             self.client.wait_for_workers(1, timeout=FIRST_WORKER)
         except TimeoutError:

@@ -168,9 +168,16 @@ class Pool:
         self._busy.discard(runner)
         await runner.close()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no runner."""
+        return not (self._idle or self._busy)
+
     async def _retire(self, runner: Runner) -> None:
         self._idle = [(other, timer) for other, timer in self._idle if other is not runner]
         await runner.close()
+        for job in [job for job, pool in _pools.items() if pool is self and pool.is_empty]:
+            del _pools[job]
 
     async def close(self) -> None:
         """End all runners."""

@@ -1,7 +1,8 @@
 """Checks in batches that come one after another, as a worker of a cluster gets them.
 
-A session collects all checks of the adapters that a batch names, and goes on with the next batch
-as long as it has its checks: what runs without faults have given serves them all.
+A session collects all checks of the adapters that a batch names, or of all where they are few. It
+goes on with the next batch as long as it has its checks: what runs without faults have given serves
+them all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.plugin.options import SessionOptions
 
 Checks = tuple[CheckItem, ...]
+FEW = 12  # adapters that one session collects together: to begin another one costs half a second
 ENDS_WITHIN = 1.0  # seconds between a server's last word and the end of its process
 
 
@@ -116,8 +118,9 @@ def run(
 
 
 def _session(options: SessionOptions, batches: Batches, scratch: str) -> SessionOptions:
-    """Ask for all checks of the adapters that the present batch names."""
-    adapters = tuple(dict.fromkeys(item.adapter for item in batches.batch))
+    """Ask for all checks of the adapters that the batch names, or of all if they are few."""
+    named = tuple(dict.fromkeys(item.adapter for item in batches.batch))
+    adapters = options.adapters if len(options.adapters) <= FEW else named
     plan = plan_of(replace(options, adapters=adapters))
     return replace(
         options,

@@ -35,6 +35,7 @@ AROUND = (
     "ckpt_conformance.plugin",
     "ckpt_conformance.plugin.outcomes",
     "ckpt_conformance.plugin.session",
+    "ckpt_conformance.plugin.batches",
     "ckpt_conformance.harness.server",
     "ckpt_conformance.harness.child",
     "ckpt_conformance.harness.facts",

@@ -237,3 +237,20 @@ def test_the_work_of_a_client_that_was_killed_ends(cluster: Running) -> None:
     mark.unlink()
     wait(lambda: not [pid for pid in cluster.runners() if "keeper" in command(pid)])
     run(cluster, ["a", "b"])
+
+
+def test_where_the_scheduler_goes_away_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    support = str(Path(cluster_jobs.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([support, *filter(None, sys.path)]))
+    with tempfile.TemporaryDirectory(prefix="t") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        place = Place("local:1", local=1)
+        with client.connect(place, OBEY, b"{}", cluster_jobs.here()) as connected:
+            results = connected.run(cluster_jobs.items(["a", "b", "c"]))
+            next(results)
+            (kept,) = Path(name).glob("ckc-cluster-*")
+            hosts = [pid for pid in keeper.carriers(kept) if "cluster.local" in command(pid)]
+            os.kill(min(hosts), signal.SIGKILL)
+            with pytest.raises(client.LostError, match="does not answer any more"):
+                list(results)
+        assert list(Path(name).iterdir()) == []
