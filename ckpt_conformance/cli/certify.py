@@ -13,14 +13,27 @@ from ckpt_conformance.cli.options import (
     Device,
     Jobs,
     Names,
+    OnCluster,
     OnDevice,
     Part,
     ResultLines,
     Seed,
     Spending,
+    TlsAuthority,
+    TlsCertificate,
+    TlsKey,
     whole,
 )
-from ckpt_conformance.cli.sessions import INTERRUPTED, Session, fill_in, run, say_part, work_of
+from ckpt_conformance.cli.sessions import (
+    INTERRUPTED,
+    Session,
+    Where,
+    fill_in,
+    run,
+    say_part,
+    work_of,
+)
+from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
 from ckpt_conformance.report import baseline, certificate, environment, files
 
@@ -71,6 +84,10 @@ def certify(  # noqa: PLR0913  one parameter for each option
     shard: Part = "1/1",
     results: ResultLines = None,
     cache: CacheFolder = None,
+    on: OnCluster = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Certify checkpoint managers; write result.json, report.html, junit.xml and summary.md."""
     from ckpt_conformance.plugin.options import SessionOptions
@@ -89,7 +106,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
         catalogue=catalogue,
     )
     certificate.check_request(options, load_catalogue(), PROFILES)
-    work = work_of(shard, results, cache)
+    work = work_of(shard, results, cache, Where(on, Tls(tls_ca, tls_cert, tls_key), jobs))
     old = prepare_files(options, known, write_baseline)
     session = run(options, "certify", options.adapters, work)
     if work.shard.count > 1:

@@ -12,12 +12,25 @@ from ckpt_conformance.cli.options import (
     Budget,
     CacheFolder,
     Jobs,
+    OnCluster,
     Part,
     ResultLines,
     Seed,
     Spending,
+    TlsAuthority,
+    TlsCertificate,
+    TlsKey,
 )
-from ckpt_conformance.cli.sessions import INTERRUPTED, Session, fill_in, run, say_part, work_of
+from ckpt_conformance.cli.sessions import (
+    INTERRUPTED,
+    Session,
+    Where,
+    fill_in,
+    run,
+    say_part,
+    work_of,
+)
+from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.catalogue import PROFILES
 from ckpt_conformance.report import environment, files, kill_matrix
@@ -44,12 +57,18 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     whole: Annotated[
         bool, typer.Option("--whole", help="Run checks that enter nothing of a change, too.")
     ] = False,
+    on: OnCluster = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Print the kill matrix: each mutant must violate exactly what it was built to break."""
     from ckpt_conformance.mutants import all_mutants
     from ckpt_conformance.plugin.options import SessionOptions
 
-    work = replace(work_of(shard, results, cache), is_whole=whole)
+    where = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs)
+    # On a cluster all pairs run: to record here what is entered would take longer.
+    work = replace(work_of(shard, results, cache, where), is_whole=whole or on is not None)
     known = all_mutants()
     requests.check_names("mutant", only or (), known)
     chosen = {name: known[name] for name in only or known}

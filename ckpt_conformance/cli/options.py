@@ -74,6 +74,21 @@ CacheFolder = Annotated[
         "--cache", metavar="DIR", help="Keep results there; what has not changed is not run again."
     ),
 ]
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="CLUSTER",
+        help="Run on dask workers: dask://HOST:PORT, tls://HOST:PORT, or local:N.",
+    ),
+]
+TlsAuthority = Annotated[
+    Path | None, typer.Option("--tls-ca", metavar="FILE", help="Whom to trust with --on tls://.")
+]
+TlsCertificate = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="This client's certificate.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="And its key.")]
 Spending = Annotated[Budget, typer.Option(help="quick: a sample of the faults; full: all of them.")]
 Seed = Annotated[
     int,

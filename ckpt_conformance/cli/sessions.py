@@ -19,18 +19,22 @@ import msgspec
 from ckpt_conformance import __version__
 from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli.options import part_of
+from ckpt_conformance.cluster.place import Place, Tls
 from ckpt_conformance.contract.registry import AdapterInfo
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Cause, CheckOutcome, Verdict
 from ckpt_conformance.report import environment, files, terminal
-from ckpt_conformance.report.certificate import plain
 from ckpt_conformance.report.result import STOPPED
 from ckpt_conformance.work.cache import Cache, key_of
 from ckpt_conformance.work.items import Shard
 from ckpt_conformance.work.lines import Fact, Header, Line, Origin, Results, Writer, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from ckpt_conformance.cli.remote import Facts
+    from ckpt_conformance.cluster.client import Result
+    from ckpt_conformance.plugin.depends import Inputs
     from ckpt_conformance.plugin.options import CheckOptions, SessionOptions
     from ckpt_conformance.plugin.plan import CheckItem
     from ckpt_conformance.work.items import Plan
@@ -61,12 +65,41 @@ class Work:
     shard: Shard = field(default_factory=Shard)
     results: Path | None = None  # a file of lines
     cache: Cache | None = None
+    place: Place | None = None  # a cluster; None: this machine
     is_whole: bool = True  # whether pairs run that cannot come out differently
 
 
-def work_of(shard: str, results: Path | None, cache: Path | None) -> Work:
+@dataclass(frozen=True)
+class Where:
+    """The options that name a cluster, as they were given."""
+
+    on: str | None = None
+    tls: Tls = field(default_factory=Tls)
+    jobs: int | None = None
+
+    def place(self) -> Place | None:
+        """Read them; raises RequestError for what they cannot be."""
+        if self.on is None:
+            if self.tls:
+                raise RequestError(
+                    "--tls-ca, --tls-cert and --tls-key go with --on tls://HOST:PORT"
+                )
+            return None
+        if self.jobs is not None:
+            raise RequestError(
+                f"--jobs {self.jobs} is a number of processes here, and --on {self.on} has workers "
+                "of its own; leave one of them out"
+            )
+        return Place.parse(self.on, self.tls)
+
+
+def work_of(
+    shard: str, results: Path | None, cache: Path | None, where: Where | None = None
+) -> Work:
     """Read the options of a run's part; raises RequestError for what they cannot be."""
-    return Work(part_of(shard, results), results, Cache.open(cache) if cache else None)
+    place = where.place() if where else None
+    part = part_of(shard, results)
+    return Work(part, results, Cache.open(cache) if cache else None, place)
 
 
 @dataclass
@@ -132,21 +165,30 @@ class _Run:
 
         self.options, self.what, self.described = options, what, described
         self.work, self.writer = work, writer
-        whole = plan_of(options)
-        self.plan = whole.shard(work.shard)
+        self.whole = plan_of(options)
+        self.plan = self.whole.shard(work.shard)
+        self.items = {item.id: item for item in self.plan.items}
+        self.done = 0
         scratch = environment.filesystem_type(Path(tempfile.gettempdir()))
         self.inputs = depends.inputs(options, scratch) if work.cache else None
-        writer.write(header(options, what, whole, self.plan, work.shard))
 
     def run(self) -> None:
+        with Progress(self.what) as self.progress:
+            if self.work.place is None:
+                self._run_here()
+            else:
+                self._run_on(self.work.place)
+
+    def _run_here(self) -> None:
         from ckpt_conformance.harness import facts
         from ckpt_conformance.plugin.session import scratch_folder
 
-        with Progress(self.what) as self.progress, scratch_folder() as scratch:
-            left = self.plan.without(self._known())
-            left = left.without(self._unreached(left))
-            if not left.items and self._describe_from_cache():
-                return
+        self._begin(environment.describe_environment(Path(tempfile.gettempdir())))
+        left = self.plan.without(self._known([self.inputs]))
+        left = left.without(self._unreached(left))
+        if not left.items and self._describe_from_cache():
+            return
+        with scratch_folder() as scratch:
             served = facts.serve(self.options.adapters, self.described, self.options.device)
             with served as (server, infos):
                 for name, info in infos.items():
@@ -154,12 +196,79 @@ class _Run:
                 if left.items:
                     self._run_suites(left, server, Path(scratch))
 
-    def _describe(self, name: str, info: AdapterInfo) -> None:
-        """Write what an adapter says of itself."""
+    def _run_on(self, place: Place) -> None:
+        """Run on a cluster; a result is kept in the cache as one of the machine it came from."""
+        from ckpt_conformance.cli import remote
+        from ckpt_conformance.cluster import client
+
+        asked = replace(self.options, out=None, server="", selection=None).to_plain()
+        request = remote.Request(asked, tuple(self.described), self.options.out is not None)
+        identity = remote.identity_of(self.options.adapters)
+        content = msgspec.json.encode(request)
+        with client.connect(place, remote.FUNCTION, content, identity) as cluster:
+            workers = _Workers(cluster.facts, self.inputs)
+            self._begin(workers.environment())
+            for name, info in workers.infos().items():
+                self._describe(name, info, workers.inputs())
+            left = self.plan.without(self._known(workers.inputs()))
+            if out := self.options.out:
+                cluster.on_files = lambda files: remote.unpack_bundles(files, out)
+            try:
+                for result in cluster.run(left.items):
+                    outcome = self._outcome_of(result)
+                    self._keep(outcome, workers.inputs_of(result.worker))
+                    self._step(outcome)
+            except client.LostError as error:
+                self._lose(left, str(error))
+
+    def _outcome_of(self, result: Result) -> CheckOutcome:
+        """Read the outcome that a worker sent; UNKNOWN where none of them could."""
+        return self._lost(result.item, result.lost) if result.lost else _outcome(result.content)
+
+    def _lost(self, item: str, reason: str) -> CheckOutcome:
+        check = self.items[item].check
+        return CheckOutcome(
+            *(self.items[item].adapter, check.invariant, check.key, Verdict.UNKNOWN),
+            reason=f"the cluster did not judge it: {reason}",
+            seed=self.options.seed,
+            cause=Cause.HARNESS,
+        )
+
+    def _lose(self, left: Plan[CheckItem], reason: str) -> None:
+        """Write an UNKNOWN for each item of which the cluster has told nothing."""
+        known = {line.item for line in self.writer.lines if isinstance(line, Line)}
+        for item in left.without(known).items:
+            outcome = self._lost(item.id, reason)
+            self._keep(outcome)
+            self._step(outcome)
+
+    def _begin(self, described: Mapping[str, str | int | None]) -> None:
+        """Write what the run is; `described` is where it runs."""
+        options, shard = self.options, self.work.shard
+        self.writer.write(
+            header(
+                options=options,
+                what=self.what,
+                whole=self.whole,
+                part=self.plan,
+                shard=shard,
+                described=described,
+            )
+        )
+
+    def _step(self, outcome: CheckOutcome) -> None:
+        self.done += 1
+        self.progress(self.done, len(self.plan.items), outcome)
+
+    def _describe(
+        self, name: str, info: AdapterInfo, machines: Sequence[Inputs | None] = ()
+    ) -> None:
+        """Write what an adapter says of itself, and keep it for the machines that it said so on."""
         fact = msgspec.json.encode(info)
         self.writer.write(Fact(subject=name, fact=msgspec.Raw(fact)))
-        if self.work.cache and self.inputs:
-            self.work.cache.put(self.inputs.of_adapter(name), fact)
+        for inputs in machines or [self.inputs]:
+            if self.work.cache and inputs:
+                self.work.cache.put(inputs.of_adapter(name), fact)
 
     def _describe_from_cache(self) -> bool:
         """Write what all adapters say of themselves, if that is known: no server is needed."""
@@ -178,14 +287,11 @@ class _Run:
         from ckpt_conformance.plugin.plan import selection
         from ckpt_conformance.plugin.session import run_session
 
-        self.items = {item.id: item for item in left.items}
-        known = len(self.plan.items) - len(left.items)
-        total = len(self.plan.items)
-
         def take(done: int, _: int, outcome: CheckOutcome | None) -> None:
+            del done
             if outcome is not None:
-                self._keep(outcome)
-            self.progress(known + done, total, outcome)
+                self._keep(outcome, self.inputs)
+                self._step(outcome)
 
         whole = len(left.items) == len(self.plan.items) and self.work.shard == Shard()
         run_session(
@@ -198,22 +304,30 @@ class _Run:
             )
         )
 
-    def _known(self) -> list[str]:
-        """Write a line for each item whose outcome is in the cache; name them."""
-        if self.work.cache is None or self.inputs is None:
-            return []
-        found: list[str] = []
-        for item in self.plan.items:
-            content = self.work.cache.get(key_of(self.inputs.of(item)))
+    def _known(self, machines: Sequence[Inputs | None]) -> list[str]:
+        """Write a line for each item whose outcome on one of the machines is cached; name them."""
+        known: list[str] = []
+        for item in self.items.values():
+            content = self._cached(item, machines)
             if content is not None and not self._needs_a_bundle(content):
                 self._write(item.id, content, "cache")
-                found.append(item.id)
-        return found
+                known.append(item.id)
+        self.done = len(known)
+        return known
+
+    def _cached(self, item: CheckItem, machines: Sequence[Inputs | None]) -> bytes | None:
+        for inputs in machines:
+            if self.work.cache and inputs:
+                content = self.work.cache.get(key_of(inputs.of(item)))
+                if content is not None:
+                    return content
+        return None
 
     def _unreached(self, left: Plan[CheckItem]) -> list[str]:
         """Write a line for each check that enters nothing of its mutant's change; name them."""
         if self.work.is_whole:
             return []
+        from ckpt_conformance.cli import remote
         from ckpt_conformance.cli.unreached import Recorder
 
         self.progress.begin("which functions each check enters", "recording")
@@ -221,7 +335,8 @@ class _Run:
         outcomes = recorder.outcomes(left.items)
         self.progress.begin(self.what, "starting")
         for item, outcome in outcomes.items():
-            self._write(item, _encoded(outcome), "unreached")
+            self._write(item, remote.encode(outcome), "unreached")
+        self.done += len(outcomes)
         return list(outcomes)
 
     def _needs_a_bundle(self, content: bytes) -> bool:
@@ -229,24 +344,68 @@ class _Run:
         bad = {Verdict.VIOLATION, Verdict.NOT_MET}
         return self.options.out is not None and _outcome(content).verdict in bad
 
-    def _keep(self, outcome: CheckOutcome) -> None:
+    def _keep(self, outcome: CheckOutcome, inputs: Inputs | None = None) -> None:
         """Write an outcome as it comes; what may be the machine's doing is not cached."""
-        item = self.items.get(f"{outcome.adapter} {outcome.check}")
-        content = _encoded(outcome)
-        self._write(item.id if item else f"{outcome.adapter} {outcome.check}", content, "run")
-        if item and self.work.cache and self.inputs and outcome.verdict is not Verdict.UNKNOWN:
-            self.work.cache.put(self.inputs.of(item), content)
+        from ckpt_conformance.cli import remote
+
+        name, content = remote.item_of(outcome), remote.encode(outcome)
+        self._write(name, content, "run")
+        item = self.items.get(name)
+        if item and self.work.cache and inputs and outcome.verdict is not Verdict.UNKNOWN:
+            self.work.cache.put(inputs.of(item), content)
 
     def _write(self, item: str, content: bytes, origin: Origin) -> None:
         self.writer.write(Line(item=item, origin=origin, result=msgspec.Raw(content)))
 
 
-def header(
+class _Workers:
+    """The machines of a cluster, as its workers described them."""
+
+    def __init__(self, facts: Mapping[str, msgspec.Raw], inputs: Inputs | None) -> None:
+        self._raw, self._inputs = facts, inputs
+        self._machines: dict[str, Inputs] = {}  # by a digest of the machine
+        self._of: dict[str, Inputs] = {}  # by worker
+
+    def environment(self) -> dict[str, str | int | None]:
+        from ckpt_conformance.cli import remote
+
+        return remote.together(facts.environment for facts in self._facts().values())
+
+    def infos(self) -> dict[str, AdapterInfo]:
+        return next(iter(self._facts().values())).infos
+
+    def inputs(self) -> list[Inputs | None]:
+        """Return what results depend on, for each kind of machine that is there."""
+        for worker in self._raw:
+            self.inputs_of(worker)
+        return list(self._machines.values())
+
+    def inputs_of(self, worker: str) -> Inputs | None:
+        """Return what the results of one worker depend on; None without a cache."""
+        if self._inputs is None or worker not in self._raw:
+            return None
+        if worker not in self._of:
+            machine = self._facts()[worker].machine
+            inputs = replace(self._inputs, machine=machine)
+            self._of[worker] = self._machines.setdefault(key_of(machine), inputs)
+        return self._of[worker]
+
+    def _facts(self) -> dict[str, Facts]:
+        from ckpt_conformance.cli import remote
+
+        return {
+            worker: msgspec.json.decode(raw, type=remote.Facts) for worker, raw in self._raw.items()
+        }
+
+
+def header(  # noqa: PLR0913  one for each thing that it says
+    *,
     options: SessionOptions,
     what: str,
     whole: Plan[CheckItem],
     part: Plan[CheckItem],
     shard: Shard,
+    described: Mapping[str, str | int | None],
 ) -> Header:
     """Say what was asked for, where, and which part of it this is."""
     asked = {name: value for name, value in options.to_plain().items() if name not in NOT_ASKED}
@@ -255,7 +414,7 @@ def header(
         version=__version__,
         commit=environment.suite_commit(),
         request=msgspec.to_builtins(asked),
-        environment=environment.describe_environment(Path(tempfile.gettempdir())),
+        environment=dict(described),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         plan=whole.digest,
         shard=str(shard),
@@ -268,8 +427,10 @@ def session_of(results: Results) -> Session:
     session = Session(results.header, {}, defaultdict(list), interrupted=not results.ended)
     for name, fact in results.facts.items():
         session.infos[name] = AdapterInfo(**msgspec.json.decode(fact))
-    for line in results.results.values():
-        outcome = _outcome(line.result)
+    order = {item: number for number, item in enumerate(results.header.items)}
+    last = len(order)
+    for line in sorted(results.results.values(), key=lambda line: order.get(line.item, last)):
+        outcome = _outcome(line.result)  # in the plan's order, whoever found it first
         session.outcomes[outcome.adapter].append(outcome)
         session.cached += line.origin == "cache"
         if line.origin == "unreached":
@@ -294,10 +455,6 @@ def fill_in(session: Session, options: CheckOptions) -> None:
                 cause=cause,
             )
             session.outcomes[item.adapter].append(outcome)
-
-
-def _encoded(outcome: CheckOutcome) -> bytes:
-    return msgspec.json.encode(outcome.to_message() | {"evidence": plain(outcome.evidence)})
 
 
 def _outcome(content: bytes | msgspec.Raw) -> CheckOutcome:

@@ -31,13 +31,23 @@ def serve(
     for name in names:
         registry.check_name(name)
     with Server(tuple(names)) as server:
-        for name, refusal in server.refused.items():
-            raise registry.AdapterError(refusal.about(name))
-        with contextlib.closing(Client(server.socket)) as client:
-            infos = {name: _describe(client, name, server.folder) for name in described}
-        for name in names[:1]:
-            check_device(server.socket, name, server.folder, device)
-        yield server.socket, infos
+        yield server.socket, describe(server, names, described, device)
+
+
+def describe(
+    server: Server, names: Sequence[str], described: Sequence[str], device: str = devices.CPU
+) -> dict[str, registry.AdapterInfo]:
+    """Return the facts of `described` adapters of a server that was started for `names`.
+
+    Raises as `serve` does.
+    """
+    for name, refusal in server.refused.items():
+        raise registry.AdapterError(refusal.about(name))
+    with contextlib.closing(Client(server.socket)) as client:
+        infos = {name: _describe(client, name, server.folder) for name in described}
+    for name in names[:1]:
+        check_device(server.socket, name, server.folder, device)
+    return infos
 
 
 def _describe(client: Client, name: str, folder: Path) -> registry.AdapterInfo:

@@ -35,6 +35,7 @@ AROUND = (
     "ckpt_conformance.plugin",
     "ckpt_conformance.plugin.outcomes",
     "ckpt_conformance.plugin.session",
+    "ckpt_conformance.plugin.batches",
     "ckpt_conformance.harness.server",
     "ckpt_conformance.harness.child",
     "ckpt_conformance.harness.facts",
@@ -130,6 +131,22 @@ def adapter_modules(name: str) -> tuple[str, ...]:
     """Name the modules that an adapter's name stands for."""
     module, _, _ = registry.place_of(name).partition(":")
     return (module,)
+
+
+def adapter_version(name: str) -> str:
+    """Name the version of an adapter that is not of this suite: of its package, or of its text.
+
+    Empty for one that is. Raises registry.AdapterError for an unknown name.
+    """
+    (module,) = adapter_modules(name)
+    top = module.partition(".")[0]
+    if top in our_packages():
+        return ""
+    tree = SourceTree({})
+    if texts := tree.closure([module]):
+        return f"sources {tree.digest(texts)[:12]}"
+    names = importlib.metadata.packages_distributions().get(top, [])
+    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in sorted(set(names)))
 
 
 @functools.cache

@@ -114,13 +114,13 @@ def _hypothesis_in(folder: Path) -> Generator[None]:
         del os.environ[key]
 
 
-def run_session(options: SessionOptions) -> list[CheckOutcome]:
-    """Run the suites on the adapters and return every outcome.
+def run_session(options: SessionOptions, *plugins: object) -> list[CheckOutcome]:
+    """Run the suites on the adapters, with further plugins of pytest, and return every outcome.
 
     Raises SessionError if pytest could not run them (nothing collected is not an error: the
     selection may be empty).
     """
-    return _run(options).outcomes
+    return _run(options, *plugins).outcomes
 
 
 def record_reach(options: SessionOptions) -> list[Reached]:
@@ -132,12 +132,12 @@ def record_reach(options: SessionOptions) -> list[Reached]:
     return _run(options).reached
 
 
-def _run(options: SessionOptions) -> Collector:
+def _run(options: SessionOptions, *plugins: object) -> Collector:
     collector = Collector(options)
     with contextlib.ExitStack() as stack:
         folder = options.scratch or Path(stack.enter_context(scratch_folder()))
         stack.enter_context(_hypothesis_in(folder))
-        code = pytest.main(_arguments(options, folder), plugins=[collector])
+        code = pytest.main(_arguments(options, folder), plugins=[collector, *plugins])
     fatal = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
     if collector.problems or fatal:
         msg = "the suites did not run: " + (

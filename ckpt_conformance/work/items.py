@@ -27,11 +27,13 @@ class Item(Struct, frozen=True, kw_only=True):
 
     `id` names it within its plan; the same request gives the same ids on every machine. Items of
     one `group` share what is costly to prepare, such as a run without faults, so they stay
-    together. `cost` is an estimate in seconds; only ratios of it are used.
+    together. Groups of one `family` share a little, such as an adapter: where it can be, the same
+    worker has them. `cost` is an estimate in seconds; only ratios of it are used.
     """
 
     id: str
     group: str
+    family: str = ""
     cost: float = 1.0
 
 

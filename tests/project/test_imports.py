@@ -25,7 +25,16 @@ CORE_DEPENDENCIES = {"torch", "numpy", "pytest", "_pytest", "hypothesis", "faker
 # So there is no cycle between rooms.
 ALLOWED = {
     "cli": {
-        *("report", "plugin", "work", "mutants", "fault_injectors", "subject", "harness"),
+        *(
+            "report",
+            "plugin",
+            "cluster",
+            "work",
+            "mutants",
+            "fault_injectors",
+            "subject",
+            "harness",
+        ),
         *("crash.script", "crash.explore", "crash.model", "trace", "processes", "contract"),
         *("fsck.diff", "fsck.judge", "fsck.source"),
     },
@@ -34,6 +43,7 @@ ALLOWED = {
         *("fsck.diff", "fsck.judge", "fsck.source"),
     },
     "plugin": {"work", "subject", "harness", "contract"},
+    "cluster": {"work", "processes", "contract"},
     "work": {"contract"},
     "suites": {
         *("suites.controls", "crash.explore", "fault_injectors", "subject", "harness", "contract"),

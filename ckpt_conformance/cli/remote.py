@@ -1,0 +1,155 @@
+"""What a worker of a cluster does for `certify` and `mutants`: checks, as its batches name them."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+import tempfile
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from ckpt_conformance.cluster.identity import Identity, identity
+from ckpt_conformance.contract import registry
+from ckpt_conformance.contract.registry import AdapterInfo
+from ckpt_conformance.plugin import batches, depends, plan
+from ckpt_conformance.plugin.options import CheckOptions, SessionOptions
+from ckpt_conformance.plugin.plan import CheckItem
+from ckpt_conformance.report import environment
+from ckpt_conformance.report.certificate import plain
+from ckpt_conformance.subject import bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ckpt_conformance.cluster.runner import Feed
+    from ckpt_conformance.contract.verdicts import CheckOutcome
+    from ckpt_conformance.harness.client import Server
+
+Environment = dict[str, str | int | None]
+FUNCTION = "ckpt_conformance.cli.remote:run_checks"
+
+
+class Request(Struct, frozen=True):
+    """What was asked for, and of which adapters the client wants the description."""
+
+    options: dict[str, Any]  # as CheckOptions writes them
+    described: tuple[str, ...]
+    keeps_bundles: bool
+
+
+class Facts(Struct, frozen=True):
+    """What a worker says of its machine and of the adapters there."""
+
+    machine: dict[str, Any]
+    environment: Environment
+    infos: dict[str, AdapterInfo]
+
+
+def identity_of(adapters: Sequence[str]) -> Identity:
+    """Return what must be the same here and on a worker: the suite, versions, each adapter."""
+    return identity(environment.suite_commit(), _versions(adapters))
+
+
+def _versions(adapters: Sequence[str]) -> dict[str, str]:
+    versions = {f"adapter {name}": depends.adapter_version(name) for name in adapters}
+    return {name: version for name, version in versions.items() if version}
+
+
+def run_checks(feed: Feed) -> None:
+    """Run the checks of each batch in a pytest session, against a fork server of our own."""
+    from ckpt_conformance.harness.client import Server
+
+    request = msgspec.json.decode(feed.job.request, type=Request)
+    options = CheckOptions.from_plain(request.options)
+    feed.require(identity(environment.suite_commit(), {}))
+    for name in options.adapters:
+        registry.check_name(name)
+    with Server(options.adapters) as server:
+        facts = _facts(server, request, options)  # what cannot be imported is told first
+        feed.require(Identity(_versions(options.adapters)))
+        plan.checks()  # imports the suites now, and not in the first batch
+        feed.ready(facts)
+        given = {name: getattr(options, name) for name in CheckOptions.__dataclass_fields__}
+        session = replace(
+            SessionOptions(**given),
+            server=str(server.socket),
+            out=feed.files if request.keeps_bundles else None,
+        )
+        batches.run(_checks(feed), session, server, lambda outcome: _put(feed, outcome))
+
+
+def _checks(feed: Feed) -> Iterator[tuple[CheckItem, ...]]:
+    for batch in feed:
+        yield tuple(msgspec.json.decode(item, type=CheckItem) for item in batch.items)
+
+
+def _put(feed: Feed, outcome: CheckOutcome) -> None:
+    feed.put(item_of(outcome), encode(outcome), outcome.seconds)
+
+
+def item_of(outcome: CheckOutcome) -> str:
+    """Name the item of the plan that an outcome belongs to."""
+    return f"{outcome.adapter} {outcome.check}"
+
+
+def encode(outcome: CheckOutcome) -> bytes:
+    """Write an outcome as the result of a line."""
+    return msgspec.json.encode(outcome.to_message() | {"evidence": plain(outcome.evidence)})
+
+
+def _facts(server: Server, request: Request, options: CheckOptions) -> msgspec.Raw:
+    """Describe this machine and the adapters; raises registry.AdapterError, RequestError."""
+    from ckpt_conformance.harness import facts
+
+    scratch = Path(tempfile.gettempdir())
+    infos = facts.describe(server, options.adapters, request.described, options.device)
+    machine = depends.machine(environment.filesystem_type(scratch))
+    described = Facts(machine, environment.describe_environment(scratch), infos)
+    return msgspec.Raw(msgspec.json.encode(described))
+
+
+# -- at the client --------------------------------------------------------------------------------
+
+
+def together(environments: Iterable[Mapping[str, str | int | None]]) -> Environment:
+    """Describe several machines as one: what differs between them is listed."""
+    values = defaultdict[str, dict[str | int | None, None]](dict)
+    for described in environments:
+        for name, value in described.items():
+            values[name][value] = None
+    return {
+        name: next(iter(seen)) if len(seen) == 1 else ", ".join(sorted(map(str, seen)))
+        for name, seen in values.items()
+    }
+
+
+def unpack_bundles(archive: bytes, out: Path) -> None:
+    """Put the bundles that a worker sent where the session would have kept them.
+
+    An older bundle of the same check is replaced; raises bundle.BundleError for a folder of that
+    name that is none of ours.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckc-bundles-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+            packed.extractall(folder, filter=_safe)  # noqa: S202  which refuses what leads out
+        for source in sorted(Path(folder).glob("**/bundles/*")):
+            target = out / source.relative_to(folder)
+            if target.exists():
+                bundle.read(target)
+                shutil.rmtree(target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(source, target)
+
+
+def _safe(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Leave out what would be written elsewhere, such as a link that leads out of the bundle."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None

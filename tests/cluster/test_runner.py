@@ -1,0 +1,83 @@
+"""A runner's end of the pipe: batches in, results out, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import TYPE_CHECKING
+
+import cluster_jobs
+import msgspec
+import pytest
+
+from ckpt_conformance.cluster import runner
+from ckpt_conformance.cluster.identity import SUITE, Identity
+from ckpt_conformance.cluster.messages import Batch, Done, Found, Job, Ready, Refused, Said
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def job(function: str, identity: Identity | None = None) -> Job:
+    return Job(
+        id="job",
+        function=function,
+        request=msgspec.Raw(b"{}"),
+        identity=identity or cluster_jobs.here(),
+    )
+
+
+def said(given: Job, *batches: list[str]) -> list[Said]:
+    """Run batches in this process; give what is said to the worker."""
+    lines = [
+        msgspec.json.encode(
+            Batch(tuple(msgspec.Raw(msgspec.json.encode(i)) for i in cluster_jobs.items(names)))
+        )
+        for names in batches
+    ]
+    out = io.BytesIO()
+    runner.run(runner.Feed(given, io.BytesIO(b"\n".join([*lines, b""])), out))
+    return [msgspec.json.decode(line, type=Said) for line in out.getvalue().splitlines()]
+
+
+def test_a_batch_is_over_when_all_of_it_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    messages = said(job("cluster_jobs:obey"), ["a", "b"], [], ["c"])
+    kinds = [type(message) for message in messages]
+    assert kinds == [Ready, Found, Found, Done, Done, Found, Done]
+    assert [m.item for m in messages if isinstance(m, Found)] == ["a", "b", "c"]
+
+
+def test_files_go_with_the_batch_that_left_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    messages = said(job("cluster_jobs:obey"), ["write it"], ["nothing"])
+    first, second = (m for m in messages if isinstance(m, Done))
+    with tarfile.open(first.files) as packed:
+        names = packed.getnames()
+    assert names == [".", "./left"]
+    assert second.files == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("cluster_jobs:refuse", "this machine has no wheels"),
+        ("no_such_module:run", "No module named 'no_such_module'"),
+    ],
+)
+def test_what_is_impossible_here_is_said(function: str, reason: str) -> None:
+    assert said(job(function), ["a"]) == [Refused(reason)]
+
+
+def test_another_version_is_refused_with_both_named() -> None:
+    mine = cluster_jobs.here()
+    theirs = Identity(mine.values | {"torch": "1.0", SUITE: "0.0.1, sources abc"}, "c0ffee")
+    (refused,) = said(job("cluster_jobs:obey", theirs), ["a"])
+    assert isinstance(refused, Refused)
+    assert f"torch is 1.0 here and {mine.values['torch']} there" in refused.reason
+    expected = f"{mine.values[SUITE]} (commit the-commit) there"
+    assert f"the suite is 0.0.1, sources abc (commit c0ffee) here and {expected}" in refused.reason
