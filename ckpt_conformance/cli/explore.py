@@ -123,8 +123,6 @@ def explore(  # noqa: PLR0913  one parameter for each option
 
     With a command no adapter is needed: it is recorded once, then started again from each state.
     """
-    from ckpt_conformance.crash.explore import exploration as engine
-
     with_command = scripts.CommandOptions(
         resume=resume_cmd,
         result_file=result_file,
@@ -139,18 +137,16 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
-    work = work_of(shard, results, None)
-    _check_part(work, ranks, real or ())
+    work = _work(shard, results, ranks, real or ())
     recordings.check(record, recording, keep=keep, results=results, real=real, ranks=ranks)
     script = scripts.script_of(what, with_command, workload, out)
     chosen = [] if script else _workloads(workload or (), every=is_full)
-    limits = engine.FULL if is_full else engine.QUICK_COMMAND
     order = Order(
         what=what,
         script=script,
         options=with_command,
         asked=exploration.Asked(seed, str(budget), models, chosen, list(real or ())),
-        limits=replace(limits, jobs=jobs or environment.usable_cpus()),
+        limits=_limits(jobs, every=is_full),
         ranks=ranks,
         out=out,
         keep=keep,
@@ -238,8 +234,19 @@ def _check_ranks(ranks: int, models: Sequence[str], real: Sequence[str], command
         raise requests.RequestError(f"{what} is explored with one rank; leave --ranks out")
 
 
-def _check_part(work: Work, ranks: int, real: Sequence[str]) -> None:
-    """Refuse lines of what is not the same on two machines, or not recovered from in batches."""
+def _limits(jobs: int | None, *, every: bool) -> Limits:
+    from ckpt_conformance.crash.explore import exploration as engine
+
+    limits = engine.FULL if every else engine.QUICK_COMMAND
+    return replace(limits, jobs=jobs or environment.usable_cpus())
+
+
+def _work(shard: str, results: Path | None, ranks: int, real: Sequence[str]) -> Work:
+    """Read which part is run; raises RequestError where there can be no parts.
+
+    That is what is not the same on two machines, or not recovered from in batches.
+    """
+    work = work_of(shard, results, None)
     if work.results and (real or ranks > 1):
         what = f"--real {real[0]}" if real else f"--ranks {ranks}"
         why = (
@@ -248,6 +255,7 @@ def _check_part(work: Work, ranks: int, real: Sequence[str]) -> None:
             else "the recoveries of several ranks are not cut into batches"
         )
         raise requests.RequestError(f"{what} and --results: {why}; run it without --results")
+    return work
 
 
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
