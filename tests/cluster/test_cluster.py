@@ -153,10 +153,20 @@ def test_a_kill_costs_only_what_is_in_flight(cluster: Running, whom: str) -> Non
     wait(lambda: cluster.runners() == [])
 
 
+@pytest.mark.slow
+def test_a_worker_that_is_killed_while_it_starts_is_replaced(cluster: Running) -> None:
+    """Dask's nanny gives up where that happens, and ends itself."""
+    there = set(cluster.workers())
+    os.kill(min(there), signal.SIGKILL)
+    wait(lambda: bool(set(cluster.workers()) - there))
+    os.kill(min(set(cluster.workers()) - there), signal.SIGKILL)
+    wait(lambda: len(cluster.workers()) == 2 and len(pids(run(cluster, list("abcdefgh")))) == 2)
+
+
 def test_a_worker_that_cannot_do_the_job_is_named(cluster: Running) -> None:
     with pytest.raises(RequestError, match=r"worker tls://127\S+: this machine has no wheels"):
         run(cluster, ["a"], "cluster_jobs:refuse")
-    with pytest.raises(RequestError, match=r"worker tls://\S+: No module named 'not_there'; inst"):
+    with pytest.raises(RequestError, match=r"worker tls://\S+: No module named 'not_there'"):
         run(cluster, ["a"], "not_there:run")
     assert cluster.runners() == []
 
