@@ -86,10 +86,13 @@ def cluster() -> Iterator[Running]:
 
 
 def run(cluster: Running, names: list[str], function: str = OBEY) -> dict[str, client.Result]:
-    """Run items; afterwards nothing of ours may be left on the cluster."""
+    """Run items; afterwards nothing of ours may be left on the cluster.
+
+    The runner of a worker that was killed ends by itself, within seconds.
+    """
     with client.connect(cluster.place, function, b"{}", cluster_jobs.here()) as connected:
         results = list(connected.run(cluster_jobs.items(names)))
-    assert cluster.runners() == []
+    wait(lambda: cluster.runners() == [])
     assert sorted(result.item for result in results) == sorted(names)
     return {result.item: result for result in results}
 
@@ -101,6 +104,7 @@ def pids(results: dict[str, client.Result]) -> set[int]:
 def test_every_item_is_run_once_and_the_cluster_goes_on(cluster: Running) -> None:
     names = [f"{family}{number}" for family in "ab" for number in range(40)]
     results = run(cluster, names)
+    assert cluster.runners() == []
     assert {json.loads(result.content)[0] for result in results.values()} == set(names)
     assert len(pids(results)) == 2  # one runner on each worker, for all batches
     assert len(cluster.workers()) == 2
