@@ -26,7 +26,7 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.processes import keeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from ckpt_conformance.cluster.dealer import Group
     from ckpt_conformance.cluster.identity import Identity
@@ -64,6 +64,7 @@ class Sent:
     batch: Group
     tries: int
     worker: str  # that it was meant for
+    is_alone: bool = False  # a suspect, with nothing else in flight
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Cluster:
         self._ended = queue.SimpleQueue[Any]()  # futures
         self._sent: dict[Any, Sent] = {}
         self._again: list[Retry] = []
+        self._suspects: list[Group] = []
         self._slots: dict[str, int] = {}
         self._seen = time.monotonic()  # when there was a worker
         self._number = 0
@@ -102,19 +104,23 @@ class Cluster:
         """Start a runner on every worker; raises RequestError if one of them can't do the job."""
         self._wait_for_workers()
         self._require_same_dask()
-        refused, died = self._first_answers()
-        if died and not refused:  # a kill costs what is in flight, and no more: once again
-            refused, died = self._first_answers()
-        if troubles := refused or died:
+        troubles = ["they come and go, and none could be asked"]
+        for _ in range(TRIES):  # a kill costs what is in flight, and no more
+            self._wait_for_workers()
+            answers = self.client.run(worker.prepare, self._job, on_error="return")
+            refused, died = self._read(answers)
+            troubles = refused or died or troubles
+            if refused or (answers and not died):
+                break
+        if refused or not answers or died:
             more = f" ({len(troubles) - 1} more are in trouble)" if len(troubles) > 1 else ""
             raise RequestError(f"worker {troubles[0]}{more}; {ADVICE}")
         self.trip = self._measured_trip()
 
-    def _first_answers(self) -> tuple[list[str], list[str]]:
-        """Ask every worker; keep its facts. Return which refused, and whose process has died."""
+    def _read(self, answers: Mapping[str, object]) -> tuple[list[str], list[str]]:
+        """Keep the facts of each worker; return which refused, and whose process has died."""
         refused: list[str] = []
         died: list[str] = []
-        answers = self.client.run(worker.prepare, self._job, on_error="return")
         for address, content in answers.items():
             if isinstance(content, bytes):
                 answer = msgspec.json.decode(content, type=Answer)
@@ -125,7 +131,7 @@ class Cluster:
             else:  # an exception: OSError where the worker itself has died
                 trouble = f"{address}: {type(content).__name__}: {content}"
                 (died if isinstance(content, OSError) else refused).append(trouble)
-        return refused, died if refused or died or answers else ["the cluster has no workers"]
+        return refused, died
 
     def _wait_for_workers(self) -> None:
         """Wait for the first worker; raises RequestError if there is none in time."""
@@ -168,7 +174,7 @@ class Cluster:
         """
         self.dealer = Dealer(items, self.trip)
         self._look()
-        while self.dealer or self._again or self._sent:
+        while self.dealer or self._again or self._suspects or self._sent:
             self._refill()
             try:
                 future = self._ended.get(timeout=LOOK)
@@ -208,10 +214,13 @@ class Cluster:
             batch, tries = again.batch, again.tries
         else:
             batch, tries = self.dealer.next(address, slots), 0
+        is_alone = not batch and not self._sent and bool(self._suspects)
+        if is_alone:
+            batch = self._suspects.pop()
         if not batch:
             return False
         future = self._submit(batch, tries)
-        self._sent[future] = Sent(batch, tries, address)
+        self._sent[future] = Sent(batch, tries, address, is_alone)
         future.add_done_callback(self._ended.put)
         return True
 
@@ -241,9 +250,7 @@ class Cluster:
         try:
             answer = msgspec.json.decode(future.result(timeout=GATHER), type=Answer)
         except KilledWorker as error:
-            if len(sent.batch) == 1:  # dask itself has tried it on several workers
-                sent.tries = TRIES - 1
-            yield from self._try_again(sent, sent.batch, f"its workers died: {error}", "")
+            yield from self._suspect(sent, f"its workers died: {error}")
             return
         except Exception as error:
             if future.status in {"cancelled", "lost"} or self.client.status != "running":
@@ -275,6 +282,16 @@ class Cluster:
             other = next((one for one in self._sent.values() if one.worker == worker), None)
             if other:
                 other.worker = sent.worker
+
+    def _suspect(self, sent: Sent, reason: str) -> Iterator[Result]:
+        """Try items whose workers died again, each with nothing beside it.
+
+        Dask counts a worker's death for all that it had been sent, and not only for what it ran.
+        """
+        if sent.is_alone:
+            yield Result(sent.batch[0].id, sent.worker, lost=reason)
+        else:
+            self._suspects += [(item,) for item in sent.batch]
 
     def _try_again(self, sent: Sent, left: Group, reason: str, address: str) -> Iterator[Result]:
         """Try items one by one elsewhere; one that was tried often enough is lost."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 from typing import Any
 
@@ -16,10 +17,12 @@ import msgspec
 from msgspec import Struct
 
 HOST = "127.0.0.1"
+LOOK = 1.0  # seconds between two looks whether all workers are there
 SETTINGS: dict[str, Any] = {
     # Variables as a session that runs here has them: workers would count as other machines.
     "distributed.nanny.environ": {},
     "distributed.nanny.pre-spawn-environ": {},
+    "distributed.deploy.lost-worker-timeout": "60s",  # a nanny may be at it on a busy machine
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
 }
@@ -44,9 +47,10 @@ def main() -> None:
     from distributed import LocalCluster, Security
 
     config.set(SETTINGS)
+    workers = int(sys.argv[1])
     security: Any = Security.temporary()  # type: ignore[no-untyped-call]  # distributed's own
     cluster: Any = LocalCluster(  # type: ignore[no-untyped-call]  # distributed's own
-        n_workers=int(sys.argv[1]),
+        n_workers=workers,
         threads_per_worker=1,
         processes=True,
         host=HOST,
@@ -64,7 +68,8 @@ def main() -> None:
     )
     sys.stdout.buffer.write(msgspec.json.encode(listening) + b"\n")
     sys.stdout.flush()
-    sys.stdin.read()
+    while not select.select([0], [], [], LOOK)[0]:
+        cluster.scale(workers)  # dask gives up one that is killed while it starts
     os._exit(0)  # the keeper ends what is left, sooner than the cluster would
 
 

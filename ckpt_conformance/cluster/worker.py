@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import secrets
 import sys
 import tempfile
 import time
@@ -62,7 +64,9 @@ class Runner:
     @classmethod
     async def start(cls, job: bytes) -> Runner:
         """Start a runner for a job and wait until it is ready; raises DiedError, RefusedError."""
-        folder = Path(tempfile.mkdtemp(prefix="ckc-"))
+        folder = Path(tempfile.gettempdir()) / f"ckc-{secrets.token_hex(6)}"  # the keeper makes it
+        # Dask's nanny sets the seed of hashes, which is a fact of the machine for the cache.
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
         module, runner = "ckpt_conformance.processes.keeper", "ckpt_conformance.cluster.runner"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, str(folder)),
@@ -71,6 +75,7 @@ class Runner:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            env=variables,
             limit=LONGEST_LINE,
         )
         made = cls(process, folder)

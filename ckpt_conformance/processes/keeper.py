@@ -1,10 +1,11 @@
 """Keep all that a command starts and writes together, so that nothing of it outlives its owner.
 
 Run as `python -m ckpt_conformance.processes.keeper FOLDER COMMAND...`. The command's temporary
-directory is the folder. When the command has ended, or the owner, who holds the other end of
-standard input, has gone in whatever way, all that the command started is ended and the folder is
-removed. Any one of the three may be killed: the keeper cleans up after the command and the owner,
-and the kernel ends the command after the keeper, whose owner then calls `end`.
+directory is the folder, which is made where it is not there yet. When the command has ended, or the
+owner, who holds the other end of standard input, has gone in whatever way, all that the command
+started is ended and the folder is removed. Any one of the three may be killed: the keeper cleans up
+after the command and the owner, and the kernel ends the command after the keeper, whose owner then
+calls `end`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def keep(folder: Path, command: Sequence[str]) -> None:
     orphans.adopt()
     for number in STOPPING:
         signal.signal(number, _stop)
+    folder.mkdir(mode=0o700, exist_ok=True)  # here: an owner could be killed before it starts us
     pid = lifecycle.fork(lambda: _become(folder, command))
     try:
         os.dup2(2, 1)  # the owner sees the end of the command's output when the command ends

@@ -84,6 +84,12 @@ def test_nothing_outlives_the_owner(folder: Path) -> None:
     assert not folder.exists()
 
 
+def test_a_keeper_makes_its_folder(folder: Path) -> None:
+    kept = Kept(folder / "below", "")
+    kept.let_go()
+    assert list(folder.iterdir()) == []
+
+
 def test_nothing_outlives_the_command(folder: Path) -> None:
     kept = Kept(folder, "print('done'); sys.stdin.read()")
     pids = kept.pids()
