@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
 import threading
-import tracemalloc
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import fsck_memory
 import fsspec
 import jsonschema
 import pytest
@@ -18,9 +17,8 @@ import torch
 from test_cli_fsck import cli
 from torch.distributed import checkpoint as dcp
 from typer.testing import CliRunner
-from url_stores import Synthetic, Watched, upload
+from url_stores import Watched, upload
 
-from ckpt_conformance.cli import fsck_plan, fsck_results
 from ckpt_conformance.cli.main import app
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import judging, stored
@@ -29,7 +27,6 @@ from ckpt_conformance.fsck.judge.judge import Options, judge
 from ckpt_conformance.fsck.source import remote, sums
 from ckpt_conformance.fsck.source.places import place
 from ckpt_conformance.work import lines
-from ckpt_conformance.work.items import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -412,50 +409,19 @@ def test_what_is_forgotten_is_asked_again(
     url = upload(run, "watched://bucket/run")
     known = Finished("fsck", url, *words, "--json").out
     monkeypatch.setattr(remote, "MOST_LISTED", 1)
-    monkeypatch.setattr(remote, "_MOST_ALONE", 1)
+    monkeypatch.setattr(remote, "_MOST_ALONE", 8)  # more than there are levels
     assert Finished("fsck", url, *words, "--json").out == known
 
 
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def peak(steps: int, files: int, count: int = 1) -> int:
-    """Return the most bytes of Python while a bucket is listed and judged."""
-    tracemalloc.start()
-    try:
-        url = place(f"synthetic://{steps}x{files}")
-        options = Options(jobs=2)
-        with (
-            fsck_plan.made(url, is_weighed=True, tell=lambda *_: None) as plan,
-            fsck_results.spool() as spool,
-        ):
-            assert plan.listed.files == steps * files
-            jobs = plan.jobs(options, Shard(1, count))
-            taker = fsck_results.Taker(spool)
-            for job, judgement in judging.Judging(url, options).run(jobs):
-                taker.take(job, judgement)
-            reports = taker.index.reports()
-            assert len(reports) == len(jobs) >= steps // count
-            assert all(report.state == "whole" for report in reports)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_memory_grows_with_checkpoints_a_little_and_not_with_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is remembered of listings, and of temporary files, is made small."""
-    buffer = io.BytesIO()
-    torch.save({"w": torch.ones(2)}, buffer)
-    monkeypatch.setattr(Synthetic, "content", buffer.getvalue())
-    fsspec.register_implementation(Synthetic.protocol, Synthetic, clobber=True)
-    monkeypatch.setattr(remote, "MOST_LISTED", 100)
-    monkeypatch.setattr(remote, "_MOST_ALONE", 100)
-    for module in (fsck_plan, fsck_results):
-        monkeypatch.setattr(module, "_IN_MEMORY", 4096)
-    peak(5, 10)  # imports
-    few, many = peak(20, 10), peak(120, 10)
-    assert many - few < 100 * 2048, (few, many)  # its files alone are more
-    half = peak(120, 10, count=2)
-    assert half - few < 100 * 2048, (few, half)
+def test_memory_grows_with_checkpoints_a_little_and_not_with_files(tmp_path: Path) -> None:
+    """Of 200 more checkpoints a row stays, and none of their 2,000 files; so in a shard."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "content.pt")
+    cases = ("40,10,1", "240,10,1", "240,10,2")
+    words = [sys.executable, fsck_memory.__file__, str(tmp_path / "content.pt"), *cases]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    few, many, half = map(int, done.stdout.split())
+    assert many - few < 200 * 1536, (few, many)
+    assert half - few < 200 * 1536, (few, half)

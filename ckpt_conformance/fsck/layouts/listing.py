@@ -222,6 +222,7 @@ class Listing:
         for digits, own in steps:
             found = self._some(Sort.PER_RANK, base, own, int(digits), links)
             yield from self._take(found)
+        self._folder.prefetch([base])  # what is below may have displaced it: no file is asked for
         groups: dict[int | None, list[str]] = defaultdict(list)
         for name in rest:
             if layouts.may_be_loose(name):
