@@ -21,7 +21,9 @@ from ckpt_conformance.cli.options import (
     whole,
 )
 from ckpt_conformance.cli.sessions import INTERRUPTED, Session, fill_in, run, say_part, work_of
+from ckpt_conformance.contract import written
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.report import baseline, certificate, environment, files
 
 if TYPE_CHECKING:
@@ -68,6 +70,14 @@ def certify(  # noqa: PLR0913  one parameter for each option
         int | None,
         typer.Option(parser=whole(1, 9999), metavar="N", help="Pin the version of the invariants."),
     ] = None,
+    written_by: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Load what `write` made under another release of torch, in DIR and below "
+            "(repeatable).",
+        ),
+    ] = None,
     shard: Part = "1/1",
     results: ResultLines = None,
     cache: CacheFolder = None,
@@ -87,7 +97,9 @@ def certify(  # noqa: PLR0913  one parameter for each option
         jobs=jobs or environment.usable_cpus(),
         out=out,
         catalogue=catalogue,
+        written_by=tuple(map(str, written_by or ())),
     )
+    check_written(options)
     certificate.check_request(options, load_catalogue(), PROFILES)
     work = work_of(shard, results, cache)
     old = prepare_files(options, known, write_baseline)
@@ -95,6 +107,24 @@ def certify(  # noqa: PLR0913  one parameter for each option
     if work.shard.count > 1:
         raise typer.Exit(say_part(session, work))
     raise typer.Exit(deliver(build_results(session, options), options, old, write_baseline))
+
+
+def check_written(options: CheckOptions) -> None:
+    """Refuse a folder that no other release wrote for these adapters, or that is not whole.
+
+    Raises WrittenError, or RequestError where none of the adapters wrote there.
+    """
+    for folder in options.written_by:
+        found = written.find(Path(folder))
+        mine = [one for one in found if one.record.adapter in options.adapters]
+        for one in mine:
+            written.check_files(one)
+        if not mine:
+            names = ", ".join(sorted({one.record.adapter for one in found}))
+            raise RequestError(
+                f"--written-by {folder}: it was written by {names}, and by none of "
+                f"{', '.join(options.adapters)}: name the folder of the adapter that is certified"
+            )
 
 
 def prepare_files(
