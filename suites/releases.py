@@ -197,6 +197,19 @@ def demand_same(subject: Subject, checkpoint: Checkpoint) -> None:
     _judge(subject, checkpoint, result, _compare(subject, checkpoint.run.saved, state, saved, own))
 
 
+def demand_loads(
+    subject: Subject, checkpoint: Checkpoint, layout: dict[str, int] | None = None
+) -> None:
+    """Raise Violation if what another release wrote is refused."""
+    result = arrived(subject, checkpoint, layout)
+    if result.error is not None:
+        where = f" in {layouts.name(layout)}" if layout else ""
+        raise Violation(
+            f"{checkpoint.title}: it is refused{where}",
+            evidence=evidence(subject, checkpoint, result),
+        )
+
+
 def demand_same_on_ranks(
     subject: Subject, checkpoint: Checkpoint, layout: dict[str, int]
 ) -> None:
