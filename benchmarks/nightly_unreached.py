@@ -78,9 +78,7 @@ def main() -> None:
     drawn = draw(unreached, given.share, given.seed)
     print(f"{len(drawn)} of {len(unreached)} pairs, seed {given.seed}", flush=True)
     chosen = tuple(dict.fromkeys(item.adapter for item in drawn))
-    ran = run_session(
-        replace(options, adapters=chosen, selection=selection(drawn))
-    )
+    ran = run_session(replace(options, adapters=chosen, selection=selection(drawn)))
     wrong = differences(known, ran, drawn)
     print(*wrong, sep="\n" if wrong else "")
     print(dict(Counter(str(outcome.verdict) for outcome in ran)), f"{len(wrong)} differ")

@@ -116,7 +116,11 @@ class Release:
 
     def unwritten(self) -> list[str]:
         """Name the adapters that have written nothing yet."""
-        have = (name for name in self.settings.adapters if (self.written(name) / "written.json").is_file())
+        have = (
+            name
+            for name in self.settings.adapters
+            if (self.written(name) / "written.json").is_file()
+        )
         return sorted(set(self.settings.adapters) - set(have), key=self.settings.adapters.index)
 
     def uncertified(self) -> list[str]:
@@ -204,7 +208,9 @@ def make(path: Path, release: Release) -> None:
         constraint = ROOT / "constraints" / f"{CONSTRAINTS[release.name]}.txt"
         command = [sys.executable, "-m", "pip", "--python", str(path / "env"), "install", "--quiet"]
         variables = {"TMPDIR": str(temporary), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        run([*command, "-c", str(constraint), f"{source}[all]"], {**variables, "PIP_CONSTRAINT": ""})
+        run(
+            [*command, "-c", str(constraint), f"{source}[all]"], {**variables, "PIP_CONSTRAINT": ""}
+        )
     shutil.rmtree(temporary)
     (path / WHOLE).touch()
     seconds = round(time.monotonic() - begin)
@@ -228,7 +234,7 @@ def note(release: Release, path: Path, made: dict[str, int] | None = None) -> No
         "print(json.dumps({'torch': torch.__version__, 'python': sys.version.split()[0],"
         "'packages': {n: m.version(n) for n in ('numpy', 'safetensors')}, 'suite': c.__version__}))"
     )
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  our own environment
         [python_of(path), "-c", code], capture_output=True, text=True, check=False, cwd=path
     )
     if done.returncode:
@@ -253,12 +259,9 @@ def note(release: Release, path: Path, made: dict[str, int] | None = None) -> No
 def commit() -> str | None:
     """Return the commit of this checkout, with "-dirty" after local changes; None without git."""
     git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--untracked-files=no"],
-        capture_output=True,
-        text=True,
-        check=False,
+    head, changed = (
+        subprocess.run([*git, *words], capture_output=True, text=True, check=False)  # noqa: S603
+        for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     )
     if head.returncode:
         return None
@@ -306,7 +309,8 @@ def run(
     """Run a program that prints what it does; raises MatrixError if it ends otherwise."""
     say("$ " + " ".join(command))
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with subprocess.Popen(command, env=environ | (variables or {}), cwd=ROOT.parent) as process:
+    environ |= variables or {}
+    with subprocess.Popen(command, env=environ, cwd=ROOT.parent) as process:  # noqa: S603
         try:
             code = process.wait()
         except BaseException:  # Ctrl-C reached it, too; SIGTERM did not
@@ -348,7 +352,11 @@ def verdict_of(folder: Path) -> str:
         one["verdict"]
         for one in json.loads((folder / "result.json").read_text())["invariants"].values()
     }
-    for verdict, word in (("VIOLATION", "violated"), ("UNKNOWN", "unknown"), ("NOT_MET", "not met")):
+    for verdict, word in (
+        ("VIOLATION", "violated"),
+        ("UNKNOWN", "unknown"),
+        ("NOT_MET", "not met"),
+    ):
         if verdict in verdicts:
             return word
     return "kept" if "PASS" in verdicts else "nothing applied"

@@ -90,7 +90,9 @@ def _all(subject: Subject) -> list[Checkpoint]:
         return subject.once(PRETENDED, lambda: list(_pretended(subject)))
     found = subject.once(OTHERS, lambda: _others(subject))
     checkpoints = [
-        Checkpoint(one.record.release, run, one.tree(run)) for one in found for run in one.record.runs
+        Checkpoint(one.record.release, run, one.tree(run))
+        for one in found
+        for run in one.record.runs
     ]
     subject.remarks.releases = ", ".join(
         f"torch {one.record.torch} ({len(one.record.runs)} runs)" for one in found
@@ -210,9 +212,7 @@ def demand_loads(
         )
 
 
-def demand_same_on_ranks(
-    subject: Subject, checkpoint: Checkpoint, layout: dict[str, int]
-) -> None:
+def demand_same_on_ranks(subject: Subject, checkpoint: Checkpoint, layout: dict[str, int]) -> None:
     """Raise Violation if ranks get another state than was saved, or only some of them get one."""
     result = arrived(subject, checkpoint, layout)
     if isinstance(result, worlds.WorldResult) and result.split:
@@ -233,9 +233,7 @@ def demand_same_on_ranks(
     _judge(subject, checkpoint, result, compared, f" in {layouts.name(layout)}")
 
 
-def _compare(
-    subject: Subject, then: Leaves, now: Leaves, saved: Leaves, own: Leaves
-) -> Compared:
+def _compare(subject: Subject, then: Leaves, now: Leaves, saved: Leaves, own: Leaves) -> Compared:
     """Compare what arrived `now` with what was saved `then`, where the own round trip is right.
 
     `saved` and `own` are what the installed release saves, and gets back.

@@ -1,4 +1,4 @@
-"""Versions (VERS): what one release of torch wrote is there for the next one, or is refused in words.
+"""Versions (VERS): what one release of torch wrote the next one loads, or refuses in words.
 
 Only the first check needs no second release: it gives torch another name while it saves. All others
 read folders that `ckpt-conformance write` made under other releases. A round trip under one release
@@ -149,4 +149,3 @@ def _layouts(subject: Subject, checkpoint: Checkpoint) -> list[Layout]:
 def _is_served(subject: Subject) -> None:
     """Raise Unknown if what another release wrote is passed over: see CKC-VERS-002."""
     controls.require(test_what_another_release_wrote_is_not_passed_over, subject)
-

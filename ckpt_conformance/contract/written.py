@@ -1,8 +1,8 @@
-"""Checkpoints that were written under another release of torch: a folder, and a record of what it is.
+"""Checkpoints that another release of torch wrote: a folder, and a record of what is in it.
 
-`ckpt-conformance write` makes such a folder under one release, `certify --written-by` reads it under
-another one. The record, `written.json`, has the digests of what was saved, and of every file: what
-was cut or changed on its way between two machines must not look like a fault of a manager.
+`ckpt-conformance write` makes such a folder under one release, `certify --written-by` reads it
+under another one. The record, `written.json`, has the digests of what was saved, and of every file:
+what was cut or changed on its way between two machines must not look like a fault of a manager.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def read(folder: Path) -> WrittenFolder:
         )
     for run in record.runs:
         if Path(run.folder).name != run.folder or run.folder in ("", ".", ".."):
-            raise WrittenError(f"{path}: a run lies in {run.folder!r}, which is no folder beside it")
+            raise WrittenError(
+                f"{path}: a run lies in {run.folder!r}, which is no folder beside it"
+            )
     return WrittenFolder(folder, record)
 
 

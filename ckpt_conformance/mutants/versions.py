@@ -1,4 +1,4 @@
-"""Mutants of releases (class M): what another release of torch wrote is lost, refused or mixed up."""
+"""Mutants of releases (class M): what another release of torch wrote is lost, refused or mixed."""
 
 # ruff: noqa: ANN401  the hooks of a manager take what a job brings: any type at all
 

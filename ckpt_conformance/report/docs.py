@@ -1,4 +1,4 @@
-"""Documents made from data and code, by `make docs`: invariants, incidents, requirements, releases."""
+"""Documents made from data and code, by `make docs`: invariants, incidents, requirements, torch."""
 
 from __future__ import annotations
 

@@ -42,9 +42,33 @@ HEAD = """# Releases of torch
 
 Made from `docs/torch-versions.json` and `docs/torch-versions.toml` by `make docs`. Do not edit.
 
-`tox run -e matrix` makes these results anew: it certifies managers on each release and lets each
-release load what each other one wrote. A round trip under one release is no result here. `not run`
-is what it says. How to do the same for your own manager: [adapter guide](adapter-guide.md).
+`tox run -e matrix` makes these results: it certifies managers on each release and lets each release
+load what each other one wrote, one environment at a time. `tox run -e matrix -- 2.7 2.15` takes
+these two. Results stay in `.cache/torch-matrix` and are not made twice; `python -m
+ckpt_conformance.report.torch_versions .cache/torch-matrix` and `make docs` make this page of them.
+A round trip under one release is no result here. `not run` is what it says.
+
+## The same for your own manager
+
+In a CI matrix over releases of torch job A writes and uploads a folder, job B loads all of them:
+
+```yaml
+write:   # strategy.matrix.torch: ["2.7", "2.10", "2.15"]
+  - run: pip install 'torch==${{ matrix.torch }}.*' 'ckpt-conformance[cli]' .
+  - run: ckpt-conformance write my_pkg.adapter:make --out written
+  - run: tar -cf written-${{ matrix.torch }}.tar written   # as one file: times and links stay
+  - uses: actions/upload-artifact@v4
+read:    # needs: write; the same matrix
+  - uses: actions/download-artifact@v4
+  - run: for t in */*.tar; do mkdir -p all/$t && tar -xf $t -C all/$t; done
+  - run: ckpt-conformance certify my_pkg.adapter:make --profile versions --written-by all
+```
+
+`--written-by` takes every folder below that `write` made for the adapter. What the installed
+release wrote is left out: where nothing else is there, the verdict is NOT_APPLICABLE. A folder that
+did not arrive whole is a usage error (exit 2), and no violation. A refusal in words is NOT_MET
+(CKC-VERS-004, a MUST with `--claim versions`); another state, and a checkpoint that is passed over,
+are violations. The invariants are [VERS-002 to 005](invariants.md#ckc-vers-002).
 """
 MEANING = """`bit for bit`: all that was saved arrived, but for leaves that only one of the two releases
 has, which the last section names. `refused`: an error says that it does not load. `other state`:
@@ -197,7 +221,11 @@ def page(matrix: Matrix, notes: Sequence[Note]) -> str:
 
 
 def _releases(matrix: Matrix) -> list[str]:
-    lines = ["## What was tried", "", "| release | torch | Python | with | tried on | environment |"]
+    lines = [
+        "## What was tried",
+        "",
+        "| release | torch | Python | with | tried on | environment |",
+    ]
     lines += ["|---|---|---|---|---|---|"]
     for one in matrix.releases:
         packages = ", ".join(f"{name} {version}" for name, version in one.packages.items())
@@ -216,7 +244,11 @@ def _tables(matrix: Matrix) -> list[str]:
     names = [one.asked for one in matrix.releases]
     lines = ["## Who loads what whom wrote", "", MEANING]
     for adapter, title in FORMATS.items():
-        lines += [f"### {title}", "", f"`{adapter}`; a row for each writer, a column for each reader."]
+        lines += [
+            f"### {title}",
+            "",
+            f"`{adapter}`; a row for each writer, a column for each reader.",
+        ]
         lines += ["", "| written by | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
         for writer in names:
             row = [
@@ -229,21 +261,20 @@ def _tables(matrix: Matrix) -> list[str]:
 
 
 def outcome(reading: Reading | None) -> str:
-    """Say in a cell what came of a reading."""
+    """Say in a cell what came of a reading; the first line that fits."""
     if reading is None:
         return "not run"
     verdicts = {name: finding.verdict for name, finding in reading.findings.items()}
-    if verdicts[LOADED] is Verdict.VIOLATION:
-        return "passed over"
-    if verdicts[SAME] is Verdict.VIOLATION:
-        return "other state"
-    if verdicts[LOADS] in (Verdict.VIOLATION, Verdict.NOT_MET):
-        return "refused"
-    if Verdict.UNKNOWN in (verdicts[LOADED], verdicts[SAME], verdicts[LOADS]):
-        return "UNKNOWN"
-    if verdicts[SAME] is not Verdict.PASS:
-        return "not applicable"
-    return "bit for bit" + _of_ranks(verdicts[RANKS])
+    served = {verdicts[LOADED], verdicts[SAME], verdicts[LOADS]}
+    words = {
+        "passed over": verdicts[LOADED] is Verdict.VIOLATION,
+        "other state": verdicts[SAME] is Verdict.VIOLATION,
+        "refused": verdicts[LOADS] in {Verdict.VIOLATION, Verdict.NOT_MET},
+        "UNKNOWN": Verdict.UNKNOWN in served,
+        "not applicable": served != {Verdict.PASS},
+    }
+    told = next((word for word, fits in words.items() if fits), "")
+    return told or "bit for bit" + _of_ranks(verdicts[RANKS])
 
 
 def _of_ranks(verdict: Verdict) -> str:
@@ -332,7 +363,7 @@ def load(folder: Path) -> tuple[Matrix, list[Note]]:
 
 
 def main() -> None:
-    """Gather a folder of results into the record below `docs`, or below the folder that is given."""
+    """Gather a folder of results into the record below `docs`, or another folder."""
     results, docs = Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "docs")  # noqa: PLR2004
     content = msgspec.to_builtins(record(results))
     (docs / RECORD).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import __version__
@@ -37,9 +38,9 @@ def write(subject: Subject, folder: Path, kinds: Sequence[str] = ()) -> Written:
     runs: list[WrittenRun] = []
     left_out: dict[str, str] = {}
     for kind in kinds or (FULL if subject.budget == "full" else QUICK):
-        _add(runs, left_out, kind, lambda kind=kind: subject.golden(kind=kind), folder)
+        _add(runs, left_out, kind, partial(subject.golden, kind=kind), folder)
     if "ranks" in subject.info.capabilities:
-        _add(runs, left_out, OF_RANKS, lambda: worlds.golden(subject, TWO), folder)
+        _add(runs, left_out, OF_RANKS, partial(worlds.golden, subject, TWO), folder)
     return Written(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         suite=__version__,

@@ -1,8 +1,8 @@
 """FSDP2 of torch 2.7 on the CPU, where it adds gradients up as later releases do when asked.
 
-Later releases have `set_gradient_divide_factor` and `set_force_sum_reduction_for_comms` for that.
-Torch 2.7 asks gloo for a mean, which gloo does not know, and asserts an event of a CUDA stream
-where replicas are reduced.
+Later releases have `set_gradient_divide_factor` and `set_force_sum_reduction_for_comms` for that
+(pytorch/pytorch#155915). Torch 2.7 takes a mean, and where replicas are reduced it asserts an event
+of a CUDA stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The matrix of releases: one environment at a time, removed by whom it was made, nothing run twice.
+"""The matrix of releases: one environment at a time, removed by who made it, nothing run twice.
 
 No environment is made here: pip and the commands are stood in for, folders and results are real.
 """
@@ -35,6 +35,7 @@ class Commands:
     """Stands for `run`: leaves what the commands would leave, and counts the environments."""
 
     def __init__(self, tool: Any, envs: Path) -> None:  # noqa: ANN401
+        """Begin with nothing made."""
         self.tool, self.envs = tool, envs
         self.ran: list[list[str]] = []
         self.made: list[str] = []
@@ -172,9 +173,9 @@ def test_what_a_killed_run_left_half_made_is_made_again(
     assert not half.exists()
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_reference_that_is_not_certified_fails_the_matrix(
     tool: Any,  # noqa: ANN401
-    commands: Commands,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

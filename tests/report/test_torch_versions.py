@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +21,9 @@ from ckpt_conformance.report.torch_versions import (
     page,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PASS, BAD, NOT_MET = Verdict.PASS, Verdict.VIOLATION, Verdict.NOT_MET
 NONE, UNKNOWN = Verdict.NOT_APPLICABLE, Verdict.UNKNOWN
 RESULT = {
@@ -29,31 +32,66 @@ RESULT = {
     "created": "2026-11-22T12:00:00+00:00",
     "interrupted": False,
     "environment": {
-        **{"python": "3.11.2", "torch": "2.15.0", "kernel": "Linux", "filesystem": "ext4"},
-        **{"cpus": 2, "releases": "torch 2.7.1 (7 runs); a job: only it has optimizer/x"},
+        "python": "3.11.2",
+        "torch": "2.15.0",
+        "kernel": "Linux",
+        "filesystem": "ext4",
+        "cpus": 2,
+        "releases": "torch 2.7.1 (7 runs); a job: only it has optimizer/x",
     },
     "adapter": {
-        **{"name": "reference", "version": "0.1.0", "shape": "manager", "capabilities": []},
-        **{"holds": [], "library": "", "recipe": "", "owner": "recipe", "notes": ""},
+        "name": "reference",
+        "version": "0.1.0",
+        "shape": "manager",
+        "capabilities": [],
+        "holds": [],
+        "library": "",
+        "recipe": "",
+        "owner": "recipe",
+        "notes": "",
     },
-    **{"seed": 0, "budget": "quick", "claims": [], "asked": {"profiles": [], "only": []}},
-    **{"profiles": {}, "profile_details": {}, "harness": [], "crash": {}, "waivers": []},
+    "seed": 0,
+    "budget": "quick",
+    "claims": [],
+    "asked": {"profiles": [], "only": []},
+    "profiles": {},
+    "profile_details": {},
+    "harness": [],
+    "crash": {},
+    "waivers": [],
 }
 
 
 def invariant(verdict: Verdict, reason: str = "") -> dict[str, object]:
     return {
-        **{"family": "VERS", "statement": "It loads.", "why": "So.", "basis": "contract"},
-        **{"level": "MUST", "profiles": [], "incidents": [], "verdict": str(verdict)},
-        **{"owner": None, "grade": None, "rate": None, "reason": reason, "checks": []},
-        **{"evidence": {}, "reproduce": ""},
+        "family": "VERS",
+        "statement": "It loads.",
+        "why": "So.",
+        "basis": "contract",
+        "level": "MUST",
+        "profiles": [],
+        "incidents": [],
+        "verdict": str(verdict),
+        "owner": None,
+        "grade": None,
+        "rate": None,
+        "reason": reason,
+        "checks": [],
+        "evidence": {},
+        "reproduce": "",
     }
 
 
 def release(name: str) -> Release:
     return Release(
-        **{"asked": name, "torch": f"{name}.0", "python": "3.11.2", "packages": {"numpy": "2"}},
-        **{"suite": "0.1.0", "commit": None, "date": "2026-11-22", "machine": "x86_64"},
+        asked=name,
+        torch=f"{name}.0",
+        python="3.11.2",
+        packages={"numpy": "2"},
+        suite="0.1.0",
+        commit=None,
+        date="2026-11-22",
+        machine="x86_64",
         made={"seconds": 240, "peak_bytes": 8 << 30},
     )
 
@@ -64,16 +102,26 @@ def reading(*verdicts: Verdict, reader: str = "2.15", reason: str = "") -> Readi
         for number, verdict in enumerate(verdicts, 2)
     }
     return Reading(
-        **{"reader": reader, "writer": "2.7", "adapter": "reference", "date": "2026-11-22"},
-        **{"commit": None, "findings": findings},
+        reader=reader,
+        writer="2.7",
+        adapter="reference",
+        date="2026-11-22",
+        commit=None,
+        findings=findings,
     )
 
 
 def certificate(name: str, **verdicts: Verdict) -> Certificate:
-    findings = {f"CKC-{key}-001": Finding(verdict=one, reason="so") for key, one in verdicts.items()}
+    findings = {
+        f"CKC-{key}-001": Finding(verdict=one, reason="so") for key, one in verdicts.items()
+    }
     return Certificate(
-        **{"release": name, "adapter": "reference", "date": "2026-11-22", "commit": None},
-        **{"budget": "quick", "findings": findings},
+        release=name,
+        adapter="reference",
+        date="2026-11-22",
+        commit=None,
+        budget="quick",
+        findings=findings,
     )
 
 
@@ -91,9 +139,7 @@ def certificate(name: str, **verdicts: Verdict) -> Certificate:
         ((NONE, NONE, NONE, NONE), "not applicable"),
     ],
 )
-def test_a_cell_is_never_better_than_the_verdicts(
-    verdicts: tuple[Verdict, ...], told: str
-) -> None:
+def test_a_cell_is_never_better_than_the_verdicts(verdicts: tuple[Verdict, ...], told: str) -> None:
     assert outcome(reading(*verdicts)) == told
 
 

@@ -40,7 +40,7 @@ def unpack(archives: list[Path], folder: Path) -> Path:
 def judge(
     folder: Path, server: Server, *adapters: str, only: tuple[str, ...] = PLAIN
 ) -> dict[str, dict[str, CheckOutcome]]:
-    """Return the outcomes by adapter and invariant; of two checks of one, that which reads files."""
+    """Return outcomes by adapter and invariant; of two checks of one, that which reads files."""
     found: dict[str, dict[str, CheckOutcome]] = defaultdict(dict)
     options = SessionOptions(adapters, only=only, written_by=(str(folder),), server=server.socket)
     for outcome in run_session(options):
@@ -83,7 +83,9 @@ def test_what_other_releases_wrote_loads_bit_for_bit(golden: Path, server: Serve
         (outcome.reason, outcome.evidence) for one in found.values() for outcome in one.values()
     ]
     for path in OTHERS:
-        assert path.stem.removesuffix(".tar") in found["reference"]["CKC-VERS-003"].remarks.releases.replace(" ", "-")
+        assert path.stem.removesuffix(".tar") in found["reference"][
+            "CKC-VERS-003"
+        ].remarks.releases.replace(" ", "-")
 
 
 @pytest.mark.slow
