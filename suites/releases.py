@@ -33,7 +33,9 @@ NONE = "no checkpoint of another release of torch was given: certify with --writ
 PRETENDED: Slot[list[Checkpoint]] = Slot("what the adapter writes under a pretended release")
 OTHERS: Slot[list[WrittenFolder]] = Slot("folders that were written under another release")
 ARRIVED: Slot[Finished] = Slot("a load of what another release wrote")
-MENTIONED = 4  # leaves of one release only, in a remark
+ONE_SIDED: Slot[dict[str, set[str]]] = Slot("leaves that only one release has")
+MENTIONED = 6  # of such leaves, in a remark
+ONLY = "; only "
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def demand_loads(
     if result.error is not None:
         where = f" in {layouts.name(layout)}" if layout else ""
         raise Violation(
-            f"{checkpoint.title}: it is refused{where}",
+            f"{checkpoint.title}: it is refused{where}: {subject.tell(result)}",
             evidence=evidence(subject, checkpoint, result),
         )
 
@@ -258,16 +260,24 @@ def _judge(
     compared: Compared,
     where: str = "",
 ) -> None:
-    for whose, leaves in (("it", compared.theirs), ("the installed one", compared.ours)):
-        if leaves:
-            names = ", ".join(sorted(leaves)[:MENTIONED])
-            more = ", ..." if len(leaves) > MENTIONED else ""
-            remark = f"; {checkpoint.title}: only {whose} has {names}{more}"
-            if remark not in subject.remarks.releases:
-                subject.remarks.releases += remark
+    _remark(subject, f"torch {checkpoint.release}", compared.theirs)
+    _remark(subject, "the installed torch", compared.ours)
     if compared.wrong:
         shown = compared.wrong[: layouts.MOST]
         raise Violation(
             f"{checkpoint.title}: another state arrives{where}",
             evidence={**evidence(subject, checkpoint, result), "arrived != saved": shown},
         )
+
+
+def _remark(subject: Subject, whose: str, leaves: list[str]) -> None:
+    """Note which leaves only one release has, over all that was compared."""
+    known = subject.once(ONE_SIDED, dict)
+    known.setdefault(whose, set()).update(leaves)
+    read, _, _ = subject.remarks.releases.partition(ONLY)
+    told: list[str] = []
+    for who, names in sorted(known.items()):
+        if names:
+            more = ", ..." if len(names) > MENTIONED else ""
+            told.append(f"{who} has {', '.join(sorted(names)[:MENTIONED])}{more}")
+    subject.remarks.releases = read + (ONLY + "; ".join(told) if told else "")

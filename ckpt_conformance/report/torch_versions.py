@@ -70,10 +70,11 @@ did not arrive whole is a usage error (exit 2), and no violation. A refusal in w
 (CKC-VERS-004, a MUST with `--claim versions`); another state, and a checkpoint that is passed over,
 are violations. The invariants are [VERS-002 to 005](invariants.md#ckc-vers-002).
 """
-MEANING = """`bit for bit`: all that was saved arrived, but for leaves that only one of the two releases
-has, which the last section names. `refused`: an error says that it does not load. `other state`:
-something else arrived. `passed over`: neither. `+ ranks`: two ranks wrote it, and two, one and
-three ranks (where the manager declares resharding; else two) got what was saved.
+MEANING = """`bit for bit`: all that was saved arrived, but for leaves that only one of the two has,
+which the last section names. `refused`: an error says that it does not load; the first one is shown
+below the table, others may be like it. `other state`: something else arrived. `passed over`: none
+of these. `+ ranks`: two ranks wrote it, and two, one and three ranks (where the manager declares
+resharding; else two) got what was saved.
 """
 
 

@@ -27,6 +27,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 ARCHIVES = sorted((GOLDEN / "torch").glob("*.tar.xz"))
 HERE = f"torch-{written.release_of(written.installed())}.tar"
 OTHERS = [path for path in ARCHIVES if path.stem != HERE]
+# A change of torch, and no fault of ours: see docs/torch-versions.md.
+REFUSED, WHY = ("dcp-per-step", "CKC-VERS-004"), "scheduler._is_initial"
 PLAIN = tuple(f"CKC-VERS-00{number}" for number in (2, 3, 4))
 
 
@@ -79,13 +81,14 @@ def test_what_other_releases_wrote_loads_bit_for_bit(golden: Path, server: Serve
         for invariant, outcome in outcomes.items()
     }
     assert len(verdicts) == len(adapters) * len(PLAIN)
-    assert {key for key, verdict in verdicts.items() if verdict is not Verdict.PASS} == set(), [
-        (outcome.reason, outcome.evidence) for one in found.values() for outcome in one.values()
-    ]
+    others = {key for key, verdict in verdicts.items() if verdict is not Verdict.PASS}
+    assert others <= {REFUSED}, [(key, found[key[0]][key[1]].evidence) for key in others]
+    if others:
+        (name, invariant) = REFUSED
+        assert WHY in found[name][invariant].evidence["child"]
+    told = found["reference"]["CKC-VERS-003"].remarks.releases
     for path in OTHERS:
-        assert path.stem.removesuffix(".tar") in found["reference"][
-            "CKC-VERS-003"
-        ].remarks.releases.replace(" ", "-")
+        assert path.stem.removesuffix(".tar").replace("-", " ") in told
 
 
 @pytest.mark.slow
