@@ -43,6 +43,7 @@ CERTIFIED = ("reference", "reference-dcp")  # the project promises that these ar
 OURS, WHOLE = ".made-by-torch-matrix", ".whole"  # marks of an environment that this program made
 NEEDED = 16 << 30  # bytes that must be free to make one: the wheels, and what is unpacked of them
 ENDINGS = {0: "certified", 1: "violations", 3: "undecided"}
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEFT_OUT = (".git", ".tox", ".cache", ".venv*", "reports", "build", "dist", "*.egg-info")
 
 
@@ -373,7 +374,9 @@ def say(text: str) -> None:
 
 
 def stop(number: int, _frame: object) -> None:
-    """End as Ctrl-C does: the environment that is in use is removed."""
+    """End, so that the environment that is in use is removed; whoever asks again has to wait."""
+    for later in STOPPING:
+        signal.signal(later, signal.SIG_IGN)
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
@@ -405,7 +408,7 @@ def releases_of(words: Sequence[str] | None = None) -> list[Release]:
 def main() -> None:
     """Visit each release, then each again, backwards, for what later ones wrote."""
     releases = releases_of()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING:
         signal.signal(number, stop)
     try:
         for release in (*releases, *reversed(releases)):
