@@ -380,6 +380,17 @@ def stop(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Take the signals that end this program, and give them back."""
+    before = {number: signal.signal(number, stop) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def releases_of(words: Sequence[str] | None = None) -> list[Release]:
     """Read the command line; ends with a message and 2 for what cannot be run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -408,11 +419,10 @@ def releases_of(words: Sequence[str] | None = None) -> list[Release]:
 def main() -> None:
     """Visit each release, then each again, backwards, for what later ones wrote."""
     releases = releases_of()
-    for number in STOPPING:
-        signal.signal(number, stop)
     try:
-        for release in (*releases, *reversed(releases)):
-            visit(release, releases)
+        with stoppable():
+            for release in (*releases, *reversed(releases)):
+                visit(release, releases)
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it was")
         sys.exit(130)
