@@ -120,8 +120,9 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 test: $(VENV)/.stamp-dev ## the project's own tests (under 10 minutes on 2 cores)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
-test-all: $(VENV)/.stamp-dev ## every test, the whole kill matrix, lint, types, wheel, python -O
+test-all: $(VENV)/.stamp-dev ## every test, the whole kill matrix, lint, types, wheel, python -O, two releases of torch
 	$(BIN)/tox run -e lint,types,build,optimized
+	$(BIN)/tox run -e matrix -- 2.7 2.15
 	$(BIN)/ckpt-conformance mutants --cache $(CACHE)
 	@$(PYTEST) $(ARGS)
 
@@ -157,7 +158,7 @@ types: $(VENV)/.stamp-dev ## mypy and pyright, both strict
 	$(BIN)/mypy
 	PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 $(BIN)/pyright
 
-docs: $(VENV)/.stamp-use ## docs/invariants.md, incidents.md, requirements.md
+docs: $(VENV)/.stamp-use ## docs/invariants.md, incidents.md, requirements.md, torch-versions.md
 	$(BIN)/python -m ckpt_conformance.report.docs
 
 durations: $(VENV)/.stamp-use ## how long each suite takes, from a full run: workers begin with the longest

@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="folder of results, as `mutants --cache` has it")
     given = parser.parse_args()
     adapters = tuple(f"mutant:{name}" for name in all_mutants())
-    options = SessionOptions(adapters, claims=tuple(PROFILES), jobs=given.jobs)
+    options = SessionOptions(adapters, claims=tuple(PROFILES), jobs=given.jobs, pretends=True)
     cache = Cache.open(given.cache) if given.cache else None
     scratch = environment.filesystem_type(Path(tempfile.gettempdir()))
     inputs = depends.inputs(options, scratch) if cache else None
@@ -77,9 +78,7 @@ def main() -> None:
     drawn = draw(unreached, given.share, given.seed)
     print(f"{len(drawn)} of {len(unreached)} pairs, seed {given.seed}", flush=True)
     chosen = tuple(dict.fromkeys(item.adapter for item in drawn))
-    ran = run_session(
-        SessionOptions(chosen, claims=tuple(PROFILES), jobs=given.jobs, selection=selection(drawn))
-    )
+    ran = run_session(replace(options, adapters=chosen, selection=selection(drawn)))
     wrong = differences(known, ran, drawn)
     print(*wrong, sep="\n" if wrong else "")
     print(dict(Counter(str(outcome.verdict) for outcome in ran)), f"{len(wrong)} differ")

@@ -34,6 +34,7 @@ AT_CALL: Mapping[str, str] = {
     "stale-listing": "stale_listing:StaleListing",
     "system-call": "system_call:SystemCall",
     "slow-disk": "slow_disk:SlowDisk",
+    "other-release": "other_release:OtherRelease",
 }
 """Where the injector of a name is: a class, or a row of the table, which makes one as a class does.
 

@@ -127,9 +127,25 @@ _OPCODES = opcodes(
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 _CLASSES = (
-    "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties "
+    "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata "
     "MetadataIndex StorageMeta _MEM_FORMAT_ENCODING"
 )
+
+
+class _Properties:
+    """Stand-in for DCP's `TensorProperties`, of which the dtype alone is read.
+
+    Torch's own class takes as many values as its release writes: since 2.15 they are six, with the
+    strides, and that of an older release refuses them.
+    """
+
+    dtype: object = None
+
+    def __setstate__(self, state: object) -> None:
+        """Take the first value; CheckpointDamaged for what no release has written."""
+        if not isinstance(state, tuple) or len(cast("tuple[object, ...]", state)) < 5:  # noqa: PLR2004
+            raise CheckpointDamaged(".metadata: the properties of a tensor are no such tuple")
+        self.dtype = cast("tuple[object, ...]", state)[0]
 
 
 def _joined(*parts: str) -> str:
@@ -144,6 +160,7 @@ def _layout(name: str) -> str:
 
 _ALLOWED: dict[tuple[str, str], object] = {
     **{(_METADATA, name): getattr(metadata, name) for name in _CLASSES.split()},
+    (_METADATA, "TensorProperties"): _Properties,
     (_FILESYSTEM, "_StorageInfo"): _StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _layout,

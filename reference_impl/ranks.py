@@ -68,7 +68,7 @@ class Ranks:
         """Speak for a group of torch.distributed, by default all ranks. Nothing is sent yet."""
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
-        self._members = dist.get_process_group_ranks(group)
+        self._members = dist.get_process_group_ranks(group or dist.group.WORLD)  # torch 2.7 asks
         self._connections: Any = None
         self._lost = ""
         self._name = ""

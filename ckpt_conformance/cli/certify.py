@@ -22,6 +22,7 @@ from ckpt_conformance.cli.options import (
     TlsAuthority,
     TlsCertificate,
     TlsKey,
+    WrittenBy,
     whole,
 )
 from ckpt_conformance.cli.sessions import (
@@ -34,7 +35,9 @@ from ckpt_conformance.cli.sessions import (
     work_of,
 )
 from ckpt_conformance.cluster.place import Tls
+from ckpt_conformance.contract import written
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.report import baseline, certificate, environment, files
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ def certify(  # noqa: PLR0913  one parameter for each option
         int | None,
         typer.Option(parser=whole(1, 9999), metavar="N", help="Pin the version of the invariants."),
     ] = None,
+    written_by: WrittenBy = None,
     shard: Part = "1/1",
     results: ResultLines = None,
     cache: CacheFolder = None,
@@ -104,7 +108,9 @@ def certify(  # noqa: PLR0913  one parameter for each option
         jobs=jobs or environment.usable_cpus(),
         out=out,
         catalogue=catalogue,
+        written_by=tuple(map(str, written_by or ())),
     )
+    check_written(options)
     certificate.check_request(options, load_catalogue(), PROFILES)
     work = work_of(shard, results, cache, Where(on, Tls(tls_ca, tls_cert, tls_key), jobs))
     old = prepare_files(options, known, write_baseline)
@@ -112,6 +118,24 @@ def certify(  # noqa: PLR0913  one parameter for each option
     if work.shard.count > 1:
         raise typer.Exit(say_part(session, work))
     raise typer.Exit(deliver(build_results(session, options), options, old, write_baseline))
+
+
+def check_written(options: CheckOptions) -> None:
+    """Refuse a folder that no other release wrote for these adapters, or that is not whole.
+
+    Raises WrittenError, or RequestError where none of the adapters wrote there.
+    """
+    for folder in options.written_by:
+        found = written.find(Path(folder))
+        mine = [one for one in found if one.record.adapter in options.adapters]
+        for one in mine:
+            written.check_files(one)
+        if not mine:
+            names = ", ".join(sorted({one.record.adapter for one in found}))
+            raise RequestError(
+                f"--written-by {folder}: it was written by {names}, and by none of "
+                f"{', '.join(options.adapters)}: name the folder of the adapter that is certified"
+            )
 
 
 def prepare_files(

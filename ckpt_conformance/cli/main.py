@@ -11,7 +11,7 @@ import sys
 from typing import Annotated
 
 from ckpt_conformance import __version__
-from ckpt_conformance.contract import registry, requests
+from ckpt_conformance.contract import registry, requests, written
 from ckpt_conformance.report import environment
 from ckpt_conformance.subject import bundle
 
@@ -27,6 +27,7 @@ try:
         listing,
         mutants,
         running,
+        write,
     )
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("ckpt_conformance"):
@@ -39,7 +40,7 @@ except ModuleNotFoundError as missing:
 
 USAGE_ERRORS = (
     *(requests.RequestError, environment.OutputError, registry.AdapterError),
-    bundle.BundleError,
+    *(bundle.BundleError, written.WrittenError),
 )
 
 app = typer.Typer(
@@ -62,7 +63,7 @@ def top(
         raise typer.Exit
 
 
-for command in (certify, mutants, combine, listing, explore, fsck, diff):
+for command in (certify, write, mutants, combine, listing, explore, fsck, diff):
     command.register(app)
 
 

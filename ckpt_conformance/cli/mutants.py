@@ -79,6 +79,7 @@ def mutants(  # noqa: PLR0913  one parameter for each option
         claims=tuple(PROFILES),
         budget=str(budget),
         seed=seed,
+        pretends=True,
         jobs=jobs or environment.usable_cpus(),
     )
     session = run(options, "mutants", work=work)

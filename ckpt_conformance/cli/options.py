@@ -97,3 +97,10 @@ Seed = Annotated[
 OnDevice = Annotated[
     Device, typer.Option(help="Where ranks compute; cuda: NCCL, and a GPU for each rank.")
 ]
+WrittenBy = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="DIR",
+        help="Load what `write` made under another torch, in DIR and below (repeatable).",
+    ),
+]

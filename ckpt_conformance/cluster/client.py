@@ -105,6 +105,7 @@ class Cluster:
         self._wait_for_workers()
         self._require_same_dask()
         troubles = ["they come and go, and none could be asked"]
+        answers, refused, died = dict[str, object](), list[str](), list[str]()
         for _ in range(TRIES):  # a kill costs what is in flight, and no more
             self._wait_for_workers()
             answers = self.client.run(worker.prepare, self._job, on_error="return")

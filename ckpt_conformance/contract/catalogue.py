@@ -45,6 +45,7 @@ PROFILES: Mapping[str, str] = {
     "intent": "an explicit request is honoured or refused, never replaced",
     "distributed": "several ranks save and load one checkpoint, also in another layout",
     "security": "a checkpoint is data: it runs no code and leads nowhere else",
+    "versions": "what one release of torch wrote another one loads, or refuses in words",
 }
 
 # Profiles that cost more than all others together: run where they are named, or at the full budget.

@@ -49,6 +49,7 @@ def reproduce(  # noqa: PLR0913  every choice that a check depends on
     claims: Sequence[str] = (),
     catalogue: int | None = None,
     device: str = "cpu",
+    written_by: Sequence[str] = (),
 ) -> str:
     """Write the command that runs the check of one invariant again, with the same choices.
 
@@ -58,6 +59,8 @@ def reproduce(  # noqa: PLR0913  every choice that a check depends on
     words += ["--seed", str(seed), "--budget", budget]
     for claim in claims:
         words += ["--claim", claim]
+    for folder in written_by:
+        words += ["--written-by", folder]
     if device != "cpu":
         words += ["--device", device]
     if catalogue is not None:

@@ -143,11 +143,12 @@ class Remarks:
     """Operation (save, load, rotation) -> how many of its system calls were made to fail."""
     crash: str = ""  # how saves were recorded, where system calls could not be
     ranks: str = ""  # the largest world at the full budget, and why no larger one
+    releases: str = ""  # of torch, whose checkpoints were read, and what only one of two has
 
     def as_evidence(self) -> dict[str, str]:
         """Write them as entries of the evidence, for people."""
         points = {f"I/O points of {what}": remark for what, remark in self.io_points.items()}
-        others = {"crash": self.crash, "ranks": self.ranks}
+        others = {"crash": self.crash, "ranks": self.ranks, "releases": self.releases}
         return points | {name: remark for name, remark in others.items() if remark}
 
     def add(self, other: Remarks) -> None:
@@ -155,6 +156,7 @@ class Remarks:
         self.io_points |= other.io_points
         self.crash = other.crash or self.crash
         self.ranks = other.ranks or self.ranks
+        self.releases = max(self.releases, other.releases, key=len)  # the one that says more
 
 
 class CrashStates(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -143,6 +144,8 @@ class State:
                 budget=self.options.budget,
                 deadline=self.options.deadline,
                 device=self.options.device,
+                written_by=tuple(map(Path, self.options.written_by)),
+                pretends=self.options.pretends,
             )
         return self.subjects[name]
 

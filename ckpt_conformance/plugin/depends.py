@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_conformance.contract import registry
+from ckpt_conformance.contract import registry, written
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.work.cache import key_of
 from ckpt_conformance.work.sources import SourceTree, our_packages
@@ -77,6 +77,7 @@ class Inputs:
             "budget": self.options.budget,
             "deadline": self.options.deadline,
             "claims": sorted(self.options.claims),
+            "releases": self._releases,
             **self._common(item.adapter, item.check.module),
         }
 
@@ -99,6 +100,17 @@ class Inputs:
             "sources": self._digests[key],
             "machine": self._machine,
         }
+
+    @functools.cached_property
+    def _releases(self) -> list[str]:
+        """What other releases of torch wrote: a digest of each folder, whatever its path."""
+        pretended = ["pretended"] if self.options.pretends else []
+        folders = (Path(folder) for folder in self.options.written_by)
+        return pretended + sorted(
+            key_of({"record": one.read_bytes().hex(), "files": written.digests(one.parent)})
+            for folder in folders
+            for one in folder.rglob(written.RECORD)
+        )
 
     @functools.cached_property
     def _machine(self) -> str:

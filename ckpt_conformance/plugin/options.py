@@ -37,6 +37,8 @@ class CheckOptions:
     out: Path | None = None  # folder of the certificate: bundles of violations are kept below it
     # Check -> the adapters that it runs on; None: every chosen check on every adapter.
     selection: Mapping[str, tuple[str, ...]] | None = None
+    written_by: tuple[str, ...] = ()  # folders of `ckpt-conformance write`, of other releases
+    pretends: bool = False  # another release is pretended instead: for managers broken on purpose
     # A package: which of its functions each check enters is noted in the check's report.
     reach: str = ""
 
@@ -87,6 +89,7 @@ def _parsed(config: pytest.Config) -> CheckOptions:
         catalogue=given.ckpt_catalogue,
         server=given.ckpt_server or "",
         out=Path(given.ckpt_bundles) if given.ckpt_bundles else None,
+        written_by=tuple(given.ckpt_written_by),
     )
 
 
@@ -99,6 +102,7 @@ def add_options(parser: pytest.Parser) -> None:
         ("profile", "P", "only invariants of this profile"),
         ("claim", "P", "make the practice of this profile a MUST"),
         ("only", "ID", "only this invariant"),
+        ("written-by", "DIR", "load what another release of torch wrote there"),
     ):
         help_text = f"{text} (repeatable)"
         add(f"--ckpt-{name}", help=help_text, action="append", default=[], metavar=what)

@@ -175,6 +175,7 @@ def reproduce(outcome: CheckOutcome, options: CheckOptions) -> str:
         claims=options.claims,
         catalogue=options.catalogue,
         device=options.device,
+        written_by=options.written_by,
     )
 
 

@@ -63,6 +63,7 @@ __all__ = ["SCHEMA", "SCHEMAS", "Json", "ResultError", "as_table", "load_result"
 REPRODUCED = "reproduced with a real process"
 CERTIFIED, VIOLATED, USAGE, UNDECIDED = 0, 1, 2, 3
 DEEPEST = 20
+RELEASES = "VERS"  # the family whose checks read what other releases of torch wrote
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,12 @@ def _environment(outcomes: Iterable[CheckOutcome], run: RunFacts) -> Environment
     for outcome in outcomes:
         merged.add(outcome.remarks)
     points = "; ".join(f"{what}: {remark}" for what, remark in sorted(merged.io_points.items()))
-    remarks = {"crash": merged.crash, "ranks": merged.ranks, "io_points": points}
+    remarks = {
+        "crash": merged.crash,
+        "ranks": merged.ranks,
+        "releases": merged.releases,
+        "io_points": points,
+    }
     described = {**run.environment, "device": run.options.device, **remarks}
     return msgspec.convert(described, Environment)
 
@@ -257,6 +263,7 @@ def _reproduce(invariant: Invariant, adapter: str, options: CheckOptions) -> str
         budget=options.budget,
         catalogue=options.catalogue,
         device=options.device,
+        written_by=options.written_by if invariant.family == RELEASES else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""Documents made from data and code, by `make docs`: invariants, incidents and requirements."""
+"""Documents made from data and code, by `make docs`: invariants, incidents, requirements, torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.catalogue import FAMILIES, PROFILES, load_catalogue
 from ckpt_conformance.contract.references import load_incidents, load_requirements
 from ckpt_conformance.mutants import all_mutants
+from ckpt_conformance.report import torch_versions
 from ckpt_conformance.report.citations import checked_by, cited_by
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def documents(root: Path) -> Mapping[str, str]:
         "invariants.md": invariants(catalogue),
         "incidents.md": incidents(catalogue, {**code, **tests}),
         "requirements.md": requirements(catalogue, _evidence(catalogue, root, tests), code),
+        torch_versions.PAGE: torch_versions.page(*torch_versions.load(root / "docs")),
     }
 
 

@@ -53,6 +53,7 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: str = ""  # where ranks computed
     crash: str = ""
     ranks: str = ""
+    releases: str = ""
     io_points: str = ""
 
 

@@ -118,6 +118,8 @@ class Subject:
     budget: str = "quick"
     deadline: float = 60.0  # seconds that a child has, unless the check says otherwise
     device: str = devices.CPU  # where ranks compute
+    written_by: tuple[Path, ...] = ()  # folders that other releases of torch wrote
+    pretends: bool = False  # another release is pretended instead
     goldens: dict[tuple[Any, ...], Golden] = field(default_factory=dict[tuple[Any, ...], Golden])
     controls: dict[str, str] = field(default_factory=dict[str, str])  # by check; empty if it held
     # Crash states that were explored since the last outcome, by workload.

@@ -26,7 +26,7 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.optim import lr_scheduler
 
 from ckpt_conformance.contract import StepRecord
-from ckpt_conformance.workload import digests, exact
+from ckpt_conformance.workload import digests, exact, old_fsdp
 from ckpt_conformance.workload.loader import CLASSES, FEATURES, Batch, Samples
 from ckpt_conformance.workload.rng import RngState
 from ckpt_conformance.workload.state import Ema, Extra
@@ -139,8 +139,19 @@ def share_out(model: ShardedModel, layout: Layout, mesh: DeviceMesh) -> None:
     apart = [] if model.odd.weight.dtype == torch.float32 else [model.odd]
     for part in (model.frozen, *apart, model):
         wrapped = fully_shard(part, mesh=data, shard_placement_fn=place)
-        wrapped.set_gradient_divide_factor(1.0)  # sums, not means: exact for three ranks too
+        _sum_gradients(wrapped)
+
+
+def _sum_gradients(wrapped: Any) -> None:  # noqa: ANN401  an FSDPModule; not of every release
+    """Let the ranks add gradients up: sums, not means, are exact for three ranks too.
+
+    FSDP2 of torch 2.7 has no setting for it: see `old_fsdp`.
+    """
+    if hasattr(wrapped, "set_gradient_divide_factor"):
+        wrapped.set_gradient_divide_factor(1.0)
         wrapped.set_force_sum_reduction_for_comms(True)
+    else:
+        old_fsdp.sum_gradients()
 
 
 def _place(parameter: nn.Parameter, size: int) -> Shard:

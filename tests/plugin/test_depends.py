@@ -199,3 +199,27 @@ def test_a_manager_of_the_users_own_is_read(
     (tmp_path / "their_format.py").write_text("x = 2\n")
     again = depends.inputs(SessionOptions(("their_manager:make",)), "")
     assert key_of(again.of(item)) != before
+
+
+def test_an_outcome_depends_on_what_other_releases_wrote(tmp_path: Path) -> None:
+    """On the files, not on where they lie: a CI job unpacks them anywhere."""
+
+    def key(folder: Path) -> str:
+        options = SessionOptions(("reference",), only=SOME, written_by=(str(folder),))
+        (first, *_) = plan.plan_of(options).items
+        return key_of(depends.inputs(options, "").of(first))  # type: ignore[arg-type]
+
+    here, there = tmp_path / "here" / "a", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir(parents=True)
+        (folder / "written.json").write_text("{}")
+        (folder / "file").write_text("as it was")
+    assert key(here.parent) == key(there)
+    (there / "file").write_text("changed")
+    assert key(here.parent) != key(there)
+    (first, *_) = plan.plan_of(SessionOptions(("reference",), only=SOME)).items
+    plain, pretending = (
+        depends.inputs(SessionOptions(("reference",), only=SOME, pretends=pretends), "")
+        for pretends in (False, True)
+    )
+    assert key_of(plain.of(first)) != key_of(pretending.of(first))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-NAMES = ("incidents.md", "invariants.md", "requirements.md")
+NAMES = ("incidents.md", "invariants.md", "requirements.md", "torch-versions.md")
 
 
 @pytest.fixture(scope="module")
