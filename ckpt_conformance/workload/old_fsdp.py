@@ -18,7 +18,7 @@ def sum_gradients() -> None:
     collectives: Any = importlib.import_module(f"{INSIDE}._fsdp_collectives")
     groups: Any = importlib.import_module(f"{INSIDE}._fsdp_param_group")
     # A factor before and one after the reduction: with any at all the reduction is a sum.
-    collectives._get_gradient_divide_factors = lambda *_given: (1.0, 1.0)  # noqa: SLF001
+    collectives._get_gradient_divide_factors = factors  # noqa: SLF001
 
     def reduce(*given: Any) -> tuple[Any, ...]:  # noqa: ANN401
         """Reduce; of the CPU there is no event, and no input that must outlive a stream."""
@@ -27,3 +27,8 @@ def sum_gradients() -> None:
         return (*first, None, None, partial)
 
     groups.foreach_reduce = reduce
+
+
+def factors(*_given: Any) -> tuple[float, float]:  # noqa: ANN401
+    """Return what gradients are divided by before and after they are reduced."""
+    return 1.0, 1.0
