@@ -180,7 +180,8 @@ def opened(path: Path, where: Where) -> Generator[StoredPlan]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise RequestError(f"--plan {path} cannot be read: {error.strerror}") from error
+        reason = f"--plan {path} cannot be read: {error.strerror}"
+        raise RequestError(f"{reason}; write one with --write-plan") from error
     with file:
         place = _check_head(file.readline(), "--plan", path)
         if place != str(where):
