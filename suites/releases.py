@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees, written
-from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Unknown, Violation
+from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Remarks, Unknown, Violation
 from ckpt_conformance.fault_injectors import spec
 from ckpt_conformance.subject import oracle, resumption, worlds, writing
 from ckpt_conformance.subject.subject import Slot
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Golden, Subject
 
 NEWEST = layouts.NEWEST
+INSTALLED = "the installed torch"
 NONE = "no checkpoint of another release of torch was given: certify with --written-by DIR"
 PRETENDED: Slot[list[Checkpoint]] = Slot("what the adapter writes under a pretended release")
 OTHERS: Slot[list[WrittenFolder]] = Slot("folders that were written under another release")
 ARRIVED: Slot[Finished] = Slot("a load of what another release wrote")
-ONE_SIDED: Slot[dict[str, set[str]]] = Slot("leaves that only one release has")
-MENTIONED = 6  # of such leaves, in a remark
-ONLY = "; only "
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,23 @@ class Compared:
 
 
 def of_one_process(subject: Subject) -> list[Checkpoint]:
-    """Return what one process wrote under other releases; raises NotApplicable without any."""
-    return [one for one in _all(subject) if one.run.layout is None]
+    """Return what one process wrote under other releases, of jobs that come back under this one.
+
+    Raises NotApplicable if one process wrote nothing, Unknown if no such job comes back here: what
+    fails under every release says nothing about two of them.
+    """
+    found = [one for one in _all(subject) if one.run.layout is None]
+    if not found:
+        raise NotApplicable("nothing that was given was written by one process")
+    comparable = [one for one in found if comes_back(subject, one.run.kind)]
+    if not comparable:
+        kinds = ", ".join(sorted({one.run.kind for one in found}))
+        raise Unknown(
+            f"of the jobs that were saved ({kinds}) none comes back under the installed torch: "
+            "certify with --profile resume, which tells why",
+            cause=Cause.CONTROL,
+        )
+    return comparable
 
 
 def of_ranks(subject: Subject) -> list[Checkpoint]:
@@ -96,7 +109,7 @@ def _all(subject: Subject) -> list[Checkpoint]:
         for one in found
         for run in one.record.runs
     ]
-    subject.remarks.releases = ", ".join(
+    subject.remarks.releases = tuple(
         f"torch {one.record.torch} ({len(one.record.runs)} runs)" for one in found
     )
     return checkpoints
@@ -260,24 +273,13 @@ def _judge(
     compared: Compared,
     where: str = "",
 ) -> None:
-    _remark(subject, f"torch {checkpoint.release}", compared.theirs)
-    _remark(subject, "the installed torch", compared.ours)
+    one_sided = {f"torch {checkpoint.release}": compared.theirs, INSTALLED: compared.ours}
+    subject.remarks.add(
+        Remarks(one_sided={who: names for who, names in one_sided.items() if names})
+    )
     if compared.wrong:
         shown = compared.wrong[: layouts.MOST]
         raise Violation(
             f"{checkpoint.title}: another state arrives{where}",
             evidence={**evidence(subject, checkpoint, result), "arrived != saved": shown},
         )
-
-
-def _remark(subject: Subject, whose: str, leaves: list[str]) -> None:
-    """Note which leaves only one release has, over all that was compared."""
-    known = subject.once(ONE_SIDED, dict)
-    known.setdefault(whose, set()).update(leaves)
-    read, _, _ = subject.remarks.releases.partition(ONLY)
-    told: list[str] = []
-    for who, names in sorted(known.items()):
-        if names:
-            more = ", ..." if len(names) > MENTIONED else ""
-            told.append(f"{who} has {', '.join(sorted(names)[:MENTIONED])}{more}")
-    subject.remarks.releases = read + (ONLY + "; ".join(told) if told else "")

@@ -143,12 +143,17 @@ class Remarks:
     """Operation (save, load, rotation) -> how many of its system calls were made to fail."""
     crash: str = ""  # how saves were recorded, where system calls could not be
     ranks: str = ""  # the largest world at the full budget, and why no larger one
-    releases: str = ""  # of torch, whose checkpoints were read, and what only one of two has
+    releases: tuple[str, ...] = ()
+    """Releases of torch whose checkpoints were read, and how many runs of each."""
+    one_sided: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Release -> leaves that only it has, of two that were compared."""
 
     def as_evidence(self) -> dict[str, str]:
         """Write them as entries of the evidence, for people."""
         points = {f"I/O points of {what}": remark for what, remark in self.io_points.items()}
-        others = {"crash": self.crash, "ranks": self.ranks, "releases": self.releases}
+        releases = ", ".join(self.releases)
+        only = "; ".join(f"{who}: {', '.join(names)}" for who, names in self.one_sided.items())
+        others = {"crash": self.crash, "ranks": self.ranks, "releases": releases, "only in": only}
         return points | {name: remark for name, remark in others.items() if remark}
 
     def add(self, other: Remarks) -> None:
@@ -156,7 +161,9 @@ class Remarks:
         self.io_points |= other.io_points
         self.crash = other.crash or self.crash
         self.ranks = other.ranks or self.ranks
-        self.releases = max(self.releases, other.releases, key=len)  # the one that says more
+        self.releases = tuple(dict.fromkeys((*self.releases, *other.releases)))
+        for who, names in other.one_sided.items():
+            self.one_sided[who] = sorted({*self.one_sided.get(who, ()), *names})
 
 
 class CrashStates(Struct, frozen=True, kw_only=True):

@@ -151,7 +151,8 @@ def _environment(outcomes: Iterable[CheckOutcome], run: RunFacts) -> Environment
     remarks = {
         "crash": merged.crash,
         "ranks": merged.ranks,
-        "releases": merged.releases,
+        "releases": ", ".join(merged.releases),
+        "one_sided": merged.one_sided,
         "io_points": points,
     }
     described = {**run.environment, "device": run.options.device, **remarks}

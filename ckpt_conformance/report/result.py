@@ -53,7 +53,8 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: str = ""  # where ranks computed
     crash: str = ""
     ranks: str = ""
-    releases: str = ""
+    releases: str = ""  # of torch, whose checkpoints were read
+    one_sided: dict[str, list[str]] = {}  # release -> leaves that only it has
     io_points: str = ""
 
 

@@ -108,7 +108,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     date: str
     commit: str | None
     findings: dict[str, Finding]
-    releases: str = ""  # what was read, and what only one of two has
+    one_sided: dict[str, list[str]] = {}  # release -> leaves that only it has
 
 
 class Certificate(Struct, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ def _readings(results: Path, reader: str, names: Sequence[str]) -> Iterator[Read
                 date=result.created[:10],
                 commit=result.suite.commit,
                 findings=_findings(result, (LOADED, SAME, LOADS, RANKS)),
-                releases=result.environment.releases,
+                one_sided=result.environment.one_sided,
             )
 
 
@@ -265,7 +265,8 @@ def outcome(reading: Reading | None) -> str:
     """Say in a cell what came of a reading; the first line that fits."""
     if reading is None:
         return "not run"
-    verdicts = {name: finding.verdict for name, finding in reading.findings.items()}
+    verdicts = dict.fromkeys((LOADED, SAME, LOADS, RANKS), Verdict.UNKNOWN)
+    verdicts |= {name: finding.verdict for name, finding in reading.findings.items()}
     served = {verdicts[LOADED], verdicts[SAME], verdicts[LOADS]}
     words = {
         "passed over": verdicts[LOADED] is Verdict.VIOLATION,
@@ -350,9 +351,9 @@ def _one_sided(matrix: Matrix) -> list[str]:
     """Say what was read in each reading, and which leaves only one of the two releases has."""
     lines = ["## Leaves that only one release has", ""]
     for one in matrix.readings:
-        _, _, told = one.releases.partition("; ")
-        if told:
-            lines.append(f"- {one.writer} read by {one.reader}, `{one.adapter}`: {told}")
+        for release, names in one.one_sided.items():
+            what = f"only {release} has {', '.join(names)}"
+            lines.append(f"- {one.writer} read by {one.reader}, `{one.adapter}`: {what}")
     return lines if len(lines) > 2 else [*lines, "None was met."]  # noqa: PLR2004  the heading
 
 

@@ -33,7 +33,7 @@ def write(subject: Subject, folder: Path, kinds: Sequence[str] = ()) -> Written:
     """Save jobs of some kinds into `folder`, by two ranks too where the adapter has them.
 
     What it does not take, or what does not end well, is left out and named in the record. Raises
-    Unknown, as a control that failed, if not even a plain job is saved.
+    Unknown if not even a plain job is saved, or nothing at all.
     """
     runs: list[WrittenRun] = []
     left_out: dict[str, str] = {}
@@ -41,6 +41,8 @@ def write(subject: Subject, folder: Path, kinds: Sequence[str] = ()) -> Written:
         _add(runs, left_out, kind, partial(subject.golden, kind=kind), folder)
     if "ranks" in subject.info.capabilities:
         _add(runs, left_out, OF_RANKS, partial(worlds.golden, subject, TWO), folder)
+    if not runs:
+        raise Unknown("; ".join(f"{name}: {why}" for name, why in left_out.items()))
     return Written(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         suite=__version__,

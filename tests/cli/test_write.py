@@ -6,6 +6,7 @@ That another release really loads what was written is tested in `tests/suites/te
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from fake_session import ckpt, fake
 from ckpt_conformance.contract import written
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fake_session import Ckpt
 
 __all__ = ["ckpt", "fake"]
@@ -28,9 +31,17 @@ RECIPE = "torch-save-atomic-per-step"
 ARCHIVES = sorted((Path(__file__).parents[1] / "golden" / "torch").glob("*.tar.xz"))
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str, folder: Path, extra: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **(extra or {})}
     return subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, check=False, cwd=folder
+        [*COMMAND, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environment,
     )
 
 
@@ -64,6 +75,16 @@ def test_what_was_written_here_is_no_result_here(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "--out out is not empty, and nothing is overwritten" in again.stderr
     assert written.find(tmp_path / "out")[0].record == found.record
+
+
+def test_where_nothing_was_saved_nothing_is_left(tmp_path: Path) -> None:
+    """An adapter whose save ends the process: every kind that was asked for is left out."""
+    adapter = "misbehaving:leaves_quietly"
+    path = {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    done = run("write", adapter, "--kind", "dtypes", "--out", "out", folder=tmp_path, extra=path)
+    assert done.returncode == 3
+    assert f"{adapter}: nothing was written: dtypes: control failed: " in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_is_stopped_leaves_no_folder(tmp_path: Path) -> None:

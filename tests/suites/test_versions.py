@@ -18,8 +18,11 @@ from ckpt_conformance.contract import written
 from ckpt_conformance.contract.verdicts import Verdict
 from ckpt_conformance.plugin.options import SessionOptions
 from ckpt_conformance.plugin.session import run_session
+from ckpt_conformance.suites import releases
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckpt_conformance.contract.verdicts import CheckOutcome
     from ckpt_conformance.harness.client import Server
 
@@ -30,7 +33,15 @@ OTHERS = [path for path in ARCHIVES if path.stem != HERE]
 # Changes of torch, and no fault of ours: see docs/torch-versions.md.
 REFUSED = ("dcp-per-step", "CKC-VERS-004")
 WHY = ("scheduler._is_initial", "to unpack (expected 5)")
-PLAIN = tuple(f"CKC-VERS-00{number}" for number in (2, 3, 4))
+PLAIN = {
+    "CKC-VERS-002": "test_what_another_release_wrote_is_not_passed_over",
+    "CKC-VERS-003": "test_what_another_release_wrote_is_not_loaded_as_something_else",
+    "CKC-VERS-004": "test_what_another_release_wrote_loads",
+}
+OF_RANKS = {
+    "CKC-VERS-004": "test_what_ranks_of_another_release_wrote_loads",
+    "CKC-VERS-005": "test_ranks_get_what_ranks_of_another_release_saved",
+}
 
 
 def unpack(archives: list[Path], folder: Path) -> Path:
@@ -41,14 +52,18 @@ def unpack(archives: list[Path], folder: Path) -> Path:
 
 
 def judge(
-    folder: Path, server: Server, *adapters: str, only: tuple[str, ...] = PLAIN
+    folder: Path, server: Server, *adapters: str, only: Mapping[str, str] = PLAIN
 ) -> dict[str, dict[str, CheckOutcome]]:
-    """Return outcomes by adapter and invariant; of two checks of one, that which reads files."""
+    """Return outcomes by adapter and invariant, of the check that is named for the invariant."""
     found: dict[str, dict[str, CheckOutcome]] = defaultdict(dict)
-    options = SessionOptions(adapters, only=only, written_by=(str(folder),), server=server.socket)
+    options = SessionOptions(
+        adapters,
+        selection={f"test_versions::{check}": adapters for check in only.values()},
+        written_by=(str(folder),),
+        server=server.socket,
+    )
     for outcome in run_session(options):
-        if "names_another_release" not in outcome.check:
-            found[outcome.adapter][outcome.invariant] = outcome
+        found[outcome.adapter][outcome.invariant] = outcome
     return found
 
 
@@ -87,18 +102,19 @@ def test_what_other_releases_wrote_loads_bit_for_bit(golden: Path, server: Serve
     if others:
         (name, invariant) = REFUSED
         assert any(why in found[name][invariant].evidence["child"] for why in WHY)
-    told = found["reference"]["CKC-VERS-003"].remarks.releases
+    read = " ".join(found["reference"]["CKC-VERS-003"].remarks.releases)
     for path in OTHERS:
-        assert path.stem.removesuffix(".tar").replace("-", " ") in told
+        assert path.stem.removesuffix(".tar").replace("-", " ") in read
 
 
 @pytest.mark.slow
 def test_ranks_get_what_ranks_of_other_releases_saved(golden: Path, server: Server) -> None:
     adapters = ("reference", "reference-dcp", "dcp-per-step")
-    found = judge(golden, server, *adapters, only=("CKC-VERS-005",))
-    assert {name: one["CKC-VERS-005"].verdict for name, one in found.items()} == dict.fromkeys(
-        adapters, Verdict.PASS
-    )
+    found = judge(golden, server, *adapters, only=OF_RANKS)
+    assert {one.verdict for outcomes in found.values() for one in outcomes.values()} == {
+        Verdict.PASS
+    }
+    assert [len(found[name]) for name in adapters] == [len(OF_RANKS)] * len(adapters)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +131,7 @@ def test_a_broken_manager_is_seen_on_real_files_too(
 ) -> None:
     folder = unpack(OTHERS[:1], tmp_path)
     rename(folder, "reference-dcp" if mutant == "mutant:M11" else "reference", mutant)
-    only = (violated,) if mutant == "mutant:M11" else PLAIN
+    only = {violated: OF_RANKS[violated]} if mutant == "mutant:M11" else PLAIN
     outcomes = judge(folder, server, mutant, only=only)[mutant]
     bad = {Verdict.VIOLATION, Verdict.NOT_MET}
     assert {name for name, outcome in outcomes.items() if outcome.verdict in bad} == {violated}
@@ -142,7 +158,7 @@ def test_the_same_release_is_no_result(server: Server, tmp_path: Path) -> None:
 
 
 def test_without_a_folder_nothing_is_claimed(server: Server) -> None:
-    options = SessionOptions(("reference",), only=PLAIN, server=server.socket)
+    options = SessionOptions(("reference",), only=tuple(PLAIN), server=server.socket)
     found = {outcome.check.partition("::")[2]: outcome for outcome in run_session(options)}
     own = found.pop("test_a_checkpoint_that_names_another_release_is_not_passed_over")
     assert own.verdict is Verdict.PASS
@@ -159,3 +175,32 @@ def test_files_that_changed_on_the_way_are_no_violation(server: Server, tmp_path
     outcomes = judge(folder, server, "reference")["reference"]
     assert {outcome.verdict for outcome in outcomes.values()} == {Verdict.UNKNOWN}
     assert f"{victim.name} is not what was written" in outcomes["CKC-VERS-003"].reason
+
+
+def keep(folder: Path, *, of_ranks: bool) -> None:
+    """Leave in each record only the runs of ranks, or only those of one process."""
+    for path in folder.rglob(written.RECORD):
+        record = json.loads(path.read_text())
+        runs = [run for run in record["runs"] if bool(run.get("layout")) is of_ranks]
+        path.write_text(json.dumps(record | {"runs": runs}))
+
+
+def test_where_nothing_of_one_process_was_written_nothing_is_claimed(
+    server: Server, tmp_path: Path
+) -> None:
+    folder = unpack(OTHERS[:1], tmp_path)
+    keep(folder, of_ranks=True)
+    outcomes = judge(folder, server, "reference")["reference"]
+    assert {outcome.verdict for outcome in outcomes.values()} == {Verdict.NOT_APPLICABLE}
+    assert "was written by one process" in outcomes["CKC-VERS-003"].reason
+
+
+def test_where_nothing_comes_back_under_the_installed_release_nothing_is_claimed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that does not come back at all says nothing about releases: a failed control."""
+    folder = unpack(OTHERS[:1], tmp_path)
+    keep(folder, of_ranks=False)
+    monkeypatch.setattr(releases, "comes_back", lambda *_: False)
+    outcomes = judge(folder, server, "reference")["reference"]
+    assert {outcome.verdict for outcome in outcomes.values()} == {Verdict.UNKNOWN}
