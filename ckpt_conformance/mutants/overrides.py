@@ -48,6 +48,7 @@ def functions() -> FunctionTable:
     return FunctionTable.of(REFERENCE)
 
 
+@functools.cache
 def overridden(info: MutantInfo) -> frozenset[str] | None:
     """Name the functions that a mutant replaces; None if that is not all that it changes."""
     if not all(_is_plain(kind.__module__) for kind in _kinds(info.broken)):
