@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import secrets
 import tempfile
 from array import array
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from ckpt_conformance import __version__
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.judge.examine import Checkpoints
@@ -149,18 +149,13 @@ def made(
 def write(path: Path, where: Where, tell: Callable[[int, int], None]) -> Listed:
     """List a place into a file, whole or not at all; RequestError for a file of somebody else."""
     _refuse_foreign(path)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("xb") as file:
-            listed = _write(file, where, is_weighed=True, tell=tell)
-        draft.replace(path)
+        with trees.replacing(path) as file:
+            return _write(file, where, is_weighed=True, tell=tell)
     except OSError as error:
         reason = f"--write-plan {path} cannot be written: {error.strerror}"
         raise RequestError(f"{reason}; name another file") from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return listed
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -5,11 +5,16 @@ Times, modes, symlinks and shared inodes are kept: managers choose by them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 def clear(root: Path) -> None:
@@ -136,19 +141,26 @@ def listing(root: Path) -> dict[str, tuple[str, int, int]]:
     return entries
 
 
-def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Write a file under a name of its own, then rename it: no reader ever sees a part of it.
+@contextlib.contextmanager
+def replacing(path: Path, *, is_synced: bool = False) -> Generator[BinaryIO]:
+    """Open a file under a name of its own, and rename it at the end: nobody sees a part of it.
 
     It gets the user's own mode (umask), since others may share the folder. With `is_synced` its
-    bytes are on the disk before it has its name.
+    bytes are on the disk before it has its name. After an error nothing has changed at `path`.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with draft.open("wb") as file:
-            file.write(content)
+        with draft.open("xb") as file:
+            yield file
             if is_synced:
                 file.flush()
                 os.fsync(file.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Write a file as `replacing` does."""
+    with replacing(path, is_synced=is_synced) as file:
+        file.write(content)

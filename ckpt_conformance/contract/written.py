@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -160,5 +161,10 @@ def digests(folder: Path) -> dict[str, str]:
             if path.is_symlink():
                 found[name] = f"-> {path.readlink()}"
             elif path.is_file() and name != RECORD:
-                found[name] = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+                found[name] = _digest(path)
     return dict(sorted(found.items()))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
