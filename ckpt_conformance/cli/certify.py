@@ -26,7 +26,6 @@ from ckpt_conformance.cli.options import (
     whole,
 )
 from ckpt_conformance.cli.sessions import (
-    INTERRUPTED,
     Session,
     Where,
     fill_in,
@@ -34,6 +33,7 @@ from ckpt_conformance.cli.sessions import (
     say_part,
     work_of,
 )
+from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import written
 from ckpt_conformance.contract.catalogue import PROFILES, load_catalogue

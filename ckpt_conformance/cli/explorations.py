@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_conformance import __version__
+from ckpt_conformance.cli import parts
+from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
-from ckpt_conformance.report import environment, exploration, files
+from ckpt_conformance.report import exploration, files
 from ckpt_conformance.work import lines
 from ckpt_conformance.work.items import Item, Plan, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from ckpt_conformance.cli.explore import Run
     from ckpt_conformance.crash.explore.evidence import Basis, Evidence, Known, Notebook
@@ -31,7 +30,6 @@ SCRIPT = "command"  # stands for the one workload of a command
 BATCHES = {"quick": 16, "full": 256}  # of a workload, by budget
 ABOUT = "about"  # the subject of the fact that says what was explored
 SHRUNK = "shrunk"
-INTERRUPTED = 130
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -108,15 +106,11 @@ class Part:
         for item in mine.items:
             self.items.setdefault(item.workload, {})[item.number] = item.id
         self.writer.write(
-            lines.Header(
-                command=COMMAND,
-                version=__version__,
-                commit=environment.suite_commit(),
-                request=msgspec.to_builtins(self.request),
-                environment=environment.describe_environment(Path(tempfile.gettempdir())),
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
+            parts.header(
+                COMMAND,
+                msgspec.to_builtins(self.request),
                 plan=whole.digest,
-                shard=str(self.shard),
+                shard=self.shard,
                 items=[item.id for item in mine.items],
             )
         )
@@ -187,9 +181,9 @@ def say_part(run: Run, part: Part, results: Path) -> int:
     for line in run.findings.unknown:
         files.say(f"? unknown  {line}")
     if run.findings.interrupted:
-        files.say(f"Stopped before the end; {results} has what was found.")
+        files.say(parts.stopped(results))
         return INTERRUPTED
-    files.say(f"{results}; all shards: ckpt-conformance combine FILE...")
+    files.say(parts.complete(results))
     return 0
 
 

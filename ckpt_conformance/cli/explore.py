@@ -16,6 +16,7 @@ from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli.options import Budget, Jobs, Names, ResultLines, Seed
 from ckpt_conformance.cli.options import Part as PartOfRun
 from ckpt_conformance.cli.sessions import work_of
+from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
 from ckpt_conformance.report import (
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
 # As `crash.models` has it, which imports more than --help needs.
 OF_RANKS = ("ranks", "nfs", "node-loss")
-INTERRUPTED = 130
 E = TypeVar("E", bound="BaseExplorer")
 
 
@@ -75,37 +75,42 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
         yield Subject(infos[adapter], client, Path(folder), seed=seed, budget=budget)
 
 
+What = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ADAPTER | -- COMMAND...",
+        help="A bundled name or module:attribute; or a command with {out} in it.",
+    ),
+]
+Models = Annotated[
+    Names, typer.Option(help="Persistence model (repeatable); default: all but posix.")
+]
+Ranks = Annotated[
+    int, typer.Option(min=1, max=8, help="Ranks that save: models ranks, nfs, node-loss.")
+]
+Workloads = Annotated[
+    Names, typer.Option(help="What is saved (repeatable): first, second, same, resumed, ...")
+]
 Budgets = Annotated[Budget, typer.Option(help="quick: a few dozen states a model.")]
+Out = Annotated[Path, typer.Option(help="Folder of result.json, report.html and bundles/.")]
+Real = Annotated[
+    Names, typer.Option(help="Crash mounted images, too (repeatable): ext4, xfs, btrfs; root.")
+]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the recordings there, too.")]
 
 
 def explore(  # noqa: PLR0913  one parameter for each option
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ADAPTER | -- COMMAND...",
-            help="A bundled name or module:attribute; or a command with {out} in it.",
-        ),
-    ],
+    what: What,
     *,
-    model: Annotated[
-        Names, typer.Option(help="Persistence model (repeatable); default: all but posix.")
-    ] = None,
-    ranks: Annotated[
-        int, typer.Option(min=1, max=8, help="Ranks that save: models ranks, nfs, node-loss.")
-    ] = 1,
-    workload: Annotated[
-        Names, typer.Option(help="What is saved (repeatable): first, second, same, resumed, ...")
-    ] = None,
+    model: Models = None,
+    ranks: Ranks = 1,
+    workload: Workloads = None,
     budget: Budgets = Budget.QUICK,
     jobs: Jobs = None,
     seed: Seed = 0,
-    out: Annotated[
-        Path, typer.Option(help="Folder of result.json, report.html and bundles/.")
-    ] = Path("reports/explore"),
-    real: Annotated[
-        Names, typer.Option(help="Crash mounted images, too (repeatable): ext4, xfs, btrfs; root.")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the recordings there, too.")] = False,
+    out: Out = Path("reports/explore"),
+    real: Real = None,
+    keep: Keep = False,
     resume_cmd: scripts.ResumeCmd = "",
     result_file: scripts.ResultFile = "",
     result_cmd: scripts.ResultCmd = "",

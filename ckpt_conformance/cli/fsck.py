@@ -207,6 +207,7 @@ def _judge_all(path: Where, options: Options, asked: Asked, *, as_json: bool) ->
 @contextlib.contextmanager
 def _writer(results: Path | None) -> Generator[lines.Writer | None]:
     """Open the file of the user's results; say what is in it if the run is stopped."""
+    from ckpt_conformance.cli import parts
     from ckpt_conformance.work import lines
 
     if results is None:
@@ -216,7 +217,7 @@ def _writer(results: Path | None) -> Generator[lines.Writer | None]:
         with lines.Writer(results, keep=False) as writer:
             yield writer
     except KeyboardInterrupt:
-        terminal.say(f"Stopped before the end; {results} has what was found.", error=True)
+        terminal.say(parts.stopped(results), error=True)
         raise
 
 
@@ -235,11 +236,13 @@ def _run(path: Where, options: Options, jobs: Jobs, taker: Taker, progress: Prog
 
 def _say_part(taker: Taker, asked: Asked) -> int:
     """Say what a shard found, and what to do with it."""
+    from ckpt_conformance.cli import parts
+
     counts = Counter(report.state for report in taker.index.reports())
     found = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
     many = terminal.count(sum(counts.values()), "checkpoint")
     terminal.say(f"shard {asked.shard}: {many} ({found or 'nothing to judge'})")
-    terminal.say(f"{asked.results}; all shards: ckpt-conformance combine FILE...")
+    terminal.say(parts.complete(asked.results))
     return WHOLE
 
 

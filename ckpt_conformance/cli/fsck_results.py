@@ -8,13 +8,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, overload
 
 import msgspec
 
-from ckpt_conformance import __version__
 from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.judge.judge import Judged, Options
 from ckpt_conformance.fsck.judge.judging import SharedFile, notes_of_shared
@@ -25,6 +22,7 @@ from ckpt_conformance.work.lines import Fact, Header, Line, LinesError
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
+    from pathlib import Path
 
     from ckpt_conformance.cli.fsck_plan import Jobs, Listed
     from ckpt_conformance.fsck.judge.judging import Age, Job, Judgement
@@ -164,25 +162,20 @@ def spool() -> IO[bytes]:
 
 def begin(writer: lines.Writer, options: Options, jobs: Jobs, shard: Shard) -> None:
     """Write what was asked for, and what was listed."""
-    from ckpt_conformance.report import environment
+    from ckpt_conformance.cli import parts
 
     listed = jobs.plan.listed
-    header = Header(
-        command=COMMAND,
-        version=__version__,
-        commit=environment.suite_commit(),
-        request={
+    header = parts.header(
+        COMMAND,
+        {
             "place": _text(listed.place),
             "metadata-only": options.metadata_only,
             "sample": options.sample,
             "seed": options.seed,
             "nan": options.nan,
         },
-        environment=environment.describe_environment(Path(tempfile.gettempdir())),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
         plan=listed.digest,
-        shard=str(shard),
-        items=[],  # there may be a million: the fact says how many
+        shard=shard,  # and no items, of which there may be a million: the fact says how many
     )
     writer.write(header)
     fact = {"listed": vars(listed), "jobs": len(jobs)}

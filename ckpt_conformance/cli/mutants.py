@@ -22,7 +22,6 @@ from ckpt_conformance.cli.options import (
     TlsKey,
 )
 from ckpt_conformance.cli.sessions import (
-    INTERRUPTED,
     Session,
     Where,
     fill_in,
@@ -30,6 +29,7 @@ from ckpt_conformance.cli.sessions import (
     say_part,
     work_of,
 )
+from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.catalogue import PROFILES

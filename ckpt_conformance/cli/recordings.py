@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
 from ckpt_conformance.report import certificate, files
@@ -28,9 +29,6 @@ Recording = Annotated[
     Path | None,
     typer.Option("--recording", metavar="DIR", help="Explore what --record has kept there."),
 ]
-
-
-INTERRUPTED = 130
 
 
 @dataclass

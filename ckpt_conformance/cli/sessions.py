@@ -10,15 +10,15 @@ import contextlib
 import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance import __version__
+from ckpt_conformance.cli import parts
 from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli.options import part_of
+from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cluster.place import Place, Tls
 from ckpt_conformance.contract.registry import AdapterInfo
 from ckpt_conformance.contract.requests import RequestError
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.plugin.plan import CheckItem
     from ckpt_conformance.work.items import Plan
 
-INTERRUPTED = 130  # the exit status after Ctrl-C
 NOT_ASKED = ("server", "out", "selection", "reach")  # of options: no choice of the user's
 
 
@@ -121,9 +120,9 @@ def say_part(session: Session, work: Work) -> int:
     found = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
     files.say(f"shard {work.shard}: {terminal.count(len(outcomes), 'result')} ({found})")
     if session.interrupted:
-        files.say(f"Stopped before the end; {work.results} has what was found.")
+        files.say(parts.stopped(work.results))
         return INTERRUPTED
-    files.say(f"{work.results}; all shards: ckpt-conformance combine FILE...")
+    files.say(parts.complete(work.results))
     return 0
 
 
@@ -244,14 +243,16 @@ class _Run:
 
     def _begin(self, described: Mapping[str, str | int | None]) -> None:
         """Write what the run is; `described` is where it runs."""
-        options, shard = self.options, self.work.shard
+        asked = {
+            name: value for name, value in self.options.to_plain().items() if name not in NOT_ASKED
+        }
         self.writer.write(
-            header(
-                options=options,
-                what=self.what,
-                whole=self.whole,
-                part=self.plan,
-                shard=shard,
+            parts.header(
+                self.what,
+                msgspec.to_builtins(asked),
+                plan=self.whole.digest,
+                shard=self.work.shard,
+                items=[item.id for item in self.plan.items],
                 described=described,
             )
         )
@@ -396,30 +397,6 @@ class _Workers:
         return {
             worker: msgspec.json.decode(raw, type=remote.Facts) for worker, raw in self._raw.items()
         }
-
-
-def header(  # noqa: PLR0913  one for each thing that it says
-    *,
-    options: SessionOptions,
-    what: str,
-    whole: Plan[CheckItem],
-    part: Plan[CheckItem],
-    shard: Shard,
-    described: Mapping[str, str | int | None],
-) -> Header:
-    """Say what was asked for, where, and which part of it this is."""
-    asked = {name: value for name, value in options.to_plain().items() if name not in NOT_ASKED}
-    return Header(
-        command=what,
-        version=__version__,
-        commit=environment.suite_commit(),
-        request=msgspec.to_builtins(asked),
-        environment=dict(described),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        plan=whole.digest,
-        shard=str(shard),
-        items=[item.id for item in part.items],
-    )
 
 
 def session_of(results: Results) -> Session:

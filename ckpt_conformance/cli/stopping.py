@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELL = 128  # a shell's exit status of a command that a signal ended is 128 + the signal
+INTERRUPTED = SHELL + signal.SIGINT
 
 
 class Stopped(KeyboardInterrupt):
