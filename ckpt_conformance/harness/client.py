@@ -20,7 +20,7 @@ from ckpt_conformance.contract import journal
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
 from ckpt_conformance.harness.reach import FunctionTable, Marks
-from ckpt_conformance.processes import lifecycle
+from ckpt_conformance.processes import lifecycle, unix_sockets
 from ckpt_conformance.trace import notify
 from ckpt_conformance.workload import devices
 
@@ -238,7 +238,7 @@ class Client:
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.socket.connect(path)
+            unix_sockets.connect(self.socket, path)
         except OSError as error:
             msg = f"no fork server at {path}: {error}"
             raise ServerError(msg) from error

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 from ckpt_conformance.harness import messages, reach
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
 from ckpt_conformance.harness.preload import import_named, preload
-from ckpt_conformance.processes import hugepages, lifecycle, orphans
+from ckpt_conformance.processes import hugepages, lifecycle, orphans, unix_sockets
 from ckpt_conformance.trace import notify, supervised
 from ckpt_conformance.trace.supervised import Supervision
 from ckpt_conformance.workload import devices
@@ -55,7 +55,7 @@ class Server:
         self.refused = refused
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(path)
+        unix_sockets.bind(self.listener, path)
         self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
         self.buffers: dict[socket.socket, bytes] = {}
