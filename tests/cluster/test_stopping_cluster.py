@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
-import uuid
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from stopped import PATIENCE, Place, carriers, wait
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from stopped import PATIENCE, Place, place, wait
 
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 pytest.importorskip("cryptography", reason="the extra cluster is not installed")
+__all__ = ["place"]
 pytestmark = pytest.mark.xdist_group("cluster")
 
 WORDS = ["certify", "hanging:make", "--only", "CKC-SMOK-001", "--on", "local:1"]
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    """Give a place whose name is short: sockets lie below it."""
-    made = Place(Path(tempfile.mkdtemp(prefix="t")), uuid.uuid4().hex)
-    yield made
-    for pid in carriers(made.token):  # only a failed test leaves any
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(made.folder)
 
 
 @pytest.mark.parametrize(
