@@ -67,7 +67,9 @@ def import_named(program: Program) -> None:
     if program.world or program.rank_group:
         importlib.import_module("ckpt_conformance.harness.ranks")
     modules = {name.partition(":")[0] for op in program.ops for name in messages.named(op)}
-    for module in modules - sys.modules.keys():
+    # A set less `sys.modules.keys()` touches the names of all modules, and so copies their pages.
+    missing = [module for module in modules if module not in sys.modules]
+    for module in missing:
         if module.startswith("ckpt_conformance."):
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
