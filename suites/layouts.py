@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Violation, control_failed
@@ -36,7 +37,7 @@ def arrived(subject: Subject, gold: Golden, layout: Layout, step: int = NEWEST) 
 
     def resume() -> WorldResult:
         subject.materialize(gold, step)
-        return worlds.resume(subject, layout, stop_after=4)
+        return worlds.patiently(partial(worlds.resume, subject, layout, stop_after=4))
 
     return subject.once(ARRIVED, resume, gold.folder, *sorted(layout.items()), step)
 

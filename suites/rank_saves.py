@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.verdicts import Outcome
 from ckpt_conformance.fault_injectors.rank_points import NEWEST
 from ckpt_conformance.harness.messages import ExitKind, Probe
+from ckpt_conformance.subject import worlds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_conformance.subject.subject import Subject
     from ckpt_conformance.subject.worlds import Layout, WorldResult
 
 TWO: Layout = {"fsdp": 2}
@@ -29,7 +29,6 @@ def hung(result: WorldResult) -> list[int]:
     ]
 
 
-def patiently(subject: Subject, make: Callable[..., WorldResult]) -> WorldResult:
-    """Make a save; make it again with more time where a rank did not end: machines may be busy."""
-    result = make()
-    return make(deadline=subject.deadline) if hung(result) else result
+def patiently(make: Callable[..., WorldResult]) -> WorldResult:
+    """Make a save as `worlds.patiently` does; a rank that only waited at its end is not stuck."""
+    return worlds.patiently(make, hung)

@@ -81,7 +81,7 @@ def _until_hung(saves: Iterator[Injected]) -> list[Injected]:
 
 def _kill(subject: Subject, points: tuple[RankPoint, ...]) -> Injected:
     faults = [point.spec("kill") for point in points]
-    result = patiently(subject, partial(rank_points.save, subject, TWO, faults))
+    result = patiently(partial(rank_points.save, subject, TWO, faults))
     if not rank_points.fired(result):
         raise Unknown(f"the kill of {points[0].name} did not fire: {subject.tell(result)}")
     return Injected(points, result, worlds.resume(subject, TWO))
@@ -101,7 +101,7 @@ def _fail_each(subject: Subject) -> list[Injected]:
 def _fail(subject: Subject, point: RankPoint) -> Injected:
     fault = point.spec("raise", error="ENOSPC", persistent=True)
     save = partial(rank_points.save, subject, TWO, [fault], go_on=True, then=[LIVE_ON])
-    result = patiently(subject, save)
+    result = patiently(save)
     if not rank_points.fired(result):
         raise Unknown(f"the error of {point.name} did not fire: {subject.tell(result)}")
     return Injected((point,), result, result)
@@ -220,7 +220,7 @@ def test_ranks_save_again_after_an_error_of_one(subject: Subject) -> None:
         fault = injected.points[0].spec("raise", error="ENOSPC")
         again = [Save(step=NEWEST)]
         save = partial(rank_points.save, subject, TWO, [fault], go_on=True, then=again)
-        result = patiently(subject, save)
+        result = patiently(save)
         if not rank_points.fired(result):
             raise Unknown(f"the error of {injected.name} did not fire: {subject.tell(result)}")
         if hung(result) or not all(_saved_again(rank) for rank in result.ranks):
@@ -260,7 +260,7 @@ def test_ranks_that_see_different_files_agree(subject: Subject) -> None:
     for rank, lookups in itertools.product((1, 0), (False, True)):
         subject.materialize(gold)
         faults = [_hide(gold, rank, lookups=lookups)]
-        result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
+        result = patiently(partial(worlds.resume, subject, TWO, faults=faults))
         looked.append(rank_points.fired(result))
         if looked[-1]:  # a rank that never looks can't see anything else than the others
             _agree(subject, result, legal, f"rank {rank} does not see the newest step")
@@ -283,7 +283,7 @@ def test_no_rank_waits_for_ever_in_a_load(subject: Subject) -> None:
         for at in _reads(subject, rank):
             subject.materialize(gold)
             faults = [_read_fault(rank, at, "kill")]
-            result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
+            result = patiently(partial(worlds.resume, subject, TWO, faults=faults))
             if not rank_points.fired(result):
                 raise Unknown(f"the kill of rank {rank} at its read {at} did not fire")
             where = f"rank {rank} dies at its read {at}"
@@ -315,7 +315,7 @@ def test_an_error_of_one_rank_refuses_the_load_on_all(subject: Subject) -> None:
         for at in _reads(subject, rank):
             subject.materialize(gold)
             faults = [_read_fault(rank, at, "raise")]
-            result = patiently(subject, partial(worlds.resume, subject, TWO, faults=faults))
+            result = patiently(partial(worlds.resume, subject, TWO, faults=faults))
             if not rank_points.fired(result):
                 raise Unknown(f"the error of rank {rank} at its read {at} did not fire")
             _agree(subject, result, legal, f"rank {rank} cannot read, from its read {at} on")

@@ -55,7 +55,7 @@ def hold(subject: Subject, point: RankPoint, number: int) -> Held:
         then = [LIVE_ON]
         return rank_points.save(subject, TWO, faults, go_on=True, then=then, **given)
 
-    result = patiently(subject, make)
+    result = patiently(make)
     released = [event for event in result.events if isinstance(event, Released)]
     if not released:
         raise Unknown(f"{point.name} was not held: {subject.tell(result)}")

@@ -306,7 +306,12 @@ class Cluster:
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancel what is in flight and end the runners; the cluster itself goes on."""
+        """Cancel what is in flight and end the runners; the cluster itself goes on.
+
+        Where the scheduler is gone nobody can be told; runners end when nobody asks for them.
+        """
+        if self.client.status != "running":
+            return
         self.client.cancel(list(self._sent))
         self.client.run(worker.end, self.job.id, on_error="ignore")
 

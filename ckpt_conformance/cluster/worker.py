@@ -39,6 +39,7 @@ WATCH = 0.5  # seconds between two looks whether a task is still wanted
 START = 300.0  # seconds that a runner may take until it is ready: it imports torch and adapters
 END = keeper.GRACE + keeper.GONE + 10.0  # seconds until a keeper has surely ended
 LONGEST_LINE = 1 << 30  # bytes
+OVER = "its job has ended"
 _READ: msgspec.json.Decoder[Ready | Refused | Found | Done] = msgspec.json.Decoder(Said)
 WANTED = ("executing", "long-running")  # states of a task that somebody waits for
 
@@ -148,14 +149,20 @@ class Pool:
         """Begin with none."""
         self._idle: list[tuple[Runner, asyncio.TimerHandle]] = []
         self._busy: set[Runner] = set()
+        self._is_closed = False
 
     async def take(self, job: bytes) -> Runner:
-        """Return a runner that waits, or start one."""
+        """Return a runner that waits, or start one; raises DiedError when the job has ended."""
         if self._idle:
             runner, timer = self._idle.pop()
             timer.cancel()
+        elif self._is_closed:
+            raise DiedError(OVER)
         else:
             runner = await Runner.start(job)
+        if self._is_closed:  # while it started
+            await runner.close()
+            raise DiedError(OVER)
         self._busy.add(runner)
         return runner
 
@@ -174,18 +181,19 @@ class Pool:
         await runner.close()
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is no runner."""
-        return not (self._idle or self._busy)
+    def is_forgotten(self) -> bool:
+        """Whether there is no runner of a job that nobody has ended: its client is gone."""
+        return not (self._idle or self._busy or self._is_closed)
 
     async def _retire(self, runner: Runner) -> None:
         self._idle = [(other, timer) for other, timer in self._idle if other is not runner]
         await runner.close()
-        for job in [job for job, pool in _pools.items() if pool is self and pool.is_empty]:
+        for job in [job for job, pool in _pools.items() if pool is self and pool.is_forgotten]:
             del _pools[job]
 
     async def close(self) -> None:
-        """End all runners."""
+        """End all runners, and let nobody start another one: a task may come late."""
+        self._is_closed = True
         waiting, self._idle = self._idle, []
         busy, self._busy = self._busy, set()
         for _, timer in waiting:
@@ -255,5 +263,4 @@ async def _answer(worker: str, job: bytes, batch: Batch) -> bytes:
 
 async def end(job_id: str) -> None:
     """End the runners of a job; returns when nothing of them is left."""
-    if job_id in _pools:
-        await _pools.pop(job_id).close()
+    await _pools[job_id].close()

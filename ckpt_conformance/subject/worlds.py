@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -42,7 +43,7 @@ from ckpt_conformance.subject.subject import (
 from ckpt_conformance.workload import devices, joining
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckpt_conformance.contract.journal import Event, StepEventName
     from ckpt_conformance.harness.client import ProcessResult
@@ -57,6 +58,7 @@ Layout = dict[str, int]  # fsdp, tp, replicate, dim: the fields of `sharded.Layo
 
 PATIENCE = 8.0  # seconds that a collective of the harness's own group waits for a peer
 DEADLINE = 20.0  # seconds that a rank has to end, one way or another
+BUSY = 3.0  # times as slow may a machine be that does other work
 WORST = (ExitKind.HANG, ExitKind.MEMORY, ExitKind.CRASHED, ExitKind.KILLED)
 PLAIN: tuple[Layout, ...] = tuple({"fsdp": size} for size in (1, 2, 3, 4))
 USUAL, MANY = 4, 8  # ranks of the largest world: always, and at the full budget where they fit
@@ -219,8 +221,8 @@ def execute(
     """Run operations on every rank of a world; an operation or a fault with `ranks` on these only.
 
     Fields: seed, variant, tensors (the fields of `sharded.Tensors`), options, deadline (s),
-    snapshots, patience (s of a collective), roots (by rank: the directory of its manager, where it
-    is not that of the others).
+    snapshots, patience (s of a collective), slower (a factor for both), roots (by rank: the
+    directory of its manager, where it is not that of the others).
     """
     made = programs(subject, layout, ops, given)
     return WorldResult(tuple(subject.send(made)), made[0])
@@ -266,7 +268,7 @@ def programs(
     """Make the program of each rank."""
     size = size_of(layout)
     store = subject.scratch / f"rendezvous-{next(_worlds)}"
-    more = max(1.0, size / USUAL)  # a machine has no more cores for them
+    more = given.pop("slower", 1.0) * max(1.0, size / USUAL)  # a machine has no more cores for them
     if subject.device == devices.CUDA:
         more *= devices.SLOWER
         given |= {"isolation": "spawn", "device": devices.CUDA}
@@ -348,6 +350,18 @@ def resume(
     return run(subject, layout, None, resume=True if step is None else step, **given)
 
 
+def patiently(
+    make: Callable[..., WorldResult],
+    stuck: Callable[[WorldResult], object] = lambda result: result.exit_kind is ExitKind.HANG,
+) -> WorldResult:
+    """Make a result; make it again with more time where a rank had no end: machines may be busy.
+
+    `make` takes the field `slower` of `execute`.
+    """
+    result = make()
+    return make(slower=BUSY) if stuck(result) else result
+
+
 def golden(
     subject: Subject,
     layout: Mapping[str, int],
@@ -366,18 +380,14 @@ def _record(
     subject: Subject, layout: Mapping[str, int], saves: tuple[int, ...], given: dict[str, Any]
 ) -> Golden:
     folder = subject.folder / "golden" / str(len(subject.goldens))
-    trees.clear(folder)
-    trees.clear(subject.root)
-    result = run(
-        subject,
-        layout,
-        max(saves) + 4,
-        saves,
-        watch=True,
-        snapshots=str(folder),
-        then=[Close()],
-        **given,
-    )
+    given = {"watch": True, "snapshots": str(folder), "then": [Close()], **given}
+
+    def record(**more: Any) -> WorldResult:  # noqa: ANN401  fields of `execute`
+        trees.clear(folder)
+        trees.clear(subject.root)
+        return run(subject, layout, max(saves) + 4, saves, **given, **more)
+
+    result = patiently(record)
     if not result.went_well:
         message = subject.tell(result)
         raise control_failed(f"a run of {size_of(layout)} ranks does not end well: {message}")
@@ -392,7 +402,7 @@ def loaded(subject: Subject, gold: Golden, layout: Mapping[str, int], step: int)
 
     def load() -> Leaves:
         subject.materialize(gold, step)
-        result = resume(subject, layout)
+        result = patiently(partial(resume, subject, layout))
         arrived, state = oracle.arrival(result)
         if arrived != step:
             message = subject.tell(result)

@@ -175,6 +175,25 @@ def test_a_worker_that_cannot_do_the_job_is_named(cluster: Running) -> None:
     assert cluster.runners() == []
 
 
+def replace_workers_after(results: Iterator[client.Result], number: int, cluster: Running) -> None:
+    """Take results; kill every worker after some of them, so that dask starts others."""
+    for count, _ in enumerate(results, 1):
+        if count == number:
+            cluster_jobs.closed().touch()
+            for victim in cluster.workers():
+                os.kill(victim, signal.SIGKILL)
+
+
+def test_a_worker_that_comes_later_and_cannot_do_the_job_is_named(cluster: Running) -> None:
+    work = cluster_jobs.items(list(map(str, range(60))))
+    function = "cluster_jobs:obey_until_closed"
+    with client.connect(cluster.place, function, b"{}", cluster_jobs.here()) as connected:
+        with pytest.raises(RequestError, match=r"worker tls://\S+: this machine came too late"):
+            replace_workers_after(connected.run(work), 5, cluster)
+        cluster_jobs.closed().unlink()
+    wait(lambda: cluster.runners() == [] and len(cluster.workers()) == 2)
+
+
 def test_another_version_is_one_error_with_both_named(cluster: Running) -> None:
     other = Identity(cluster_jobs.here().values | {"torch": "1.0"})
     with (
@@ -240,17 +259,21 @@ with client.connect(place, "cluster_jobs:obey", b"{}", cluster_jobs.here()) as c
 """
 
 
-def test_the_work_of_a_client_that_was_killed_ends(cluster: Running) -> None:
+@pytest.mark.parametrize("idle", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_work_of_a_client_that_was_killed_ends(cluster: Running, *, idle: bool) -> None:
+    """At once what runs; the runner of the other worker, which is `idle`, after a while."""
     files = map(str, (cluster.place.tls.ca, cluster.place.tls.key))
     mark = cluster.folder / "mark"
     process = subprocess.Popen([sys.executable, "-c", CLIENT, cluster.place.address, *files])
-    wait(mark.exists)
-    assert cluster.runners()
+    wait(lambda: mark.exists() and mark.read_text() != "")
+    busy = int(mark.read_text())
+    assert busy in cluster.runners()
     process.kill()
     process.wait()
     mark.unlink()
-    wait(lambda: not [pid for pid in cluster.runners() if "keeper" in command(pid)])
-    run(cluster, ["a", "b"])
+    wait(lambda: not (cluster.runners() if idle else busy in cluster.runners()))
+    with client.connect(cluster.place, OBEY, b"{}", cluster_jobs.here()) as connected:
+        assert len(list(connected.run(cluster_jobs.items(["a", "b"])))) == 2
 
 
 def test_where_the_scheduler_goes_away_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from ckpt_conformance.contract.catalogue import PROFILES
 from ckpt_conformance.plugin.options import SessionOptions
 from ckpt_conformance.processes import keeper
 from ckpt_conformance.work import lines
+from ckpt_conformance.work.items import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,13 +69,18 @@ def matrix(work: Work) -> str:
 
 
 def canonical(path: Path, scratch: Path) -> list[dict[str, object]]:
-    """Read results without what differs from run to run.
+    return without_chance(lines.read(path), scratch)
+
+
+def without_chance(results: lines.Results, scratch: Path) -> list[dict[str, object]]:
+    """Return results without what differs from run to run.
 
     That are the seconds, the order of lines, and in texts the paths of temporary folders.
     """
     folders = re.compile(rf"{scratch}(/ckc-[\w-]+)+(/tmp/subject\d+)?")
-    results = lines.read(path).results.values()
-    texts = [folders.sub("FOLDER", bytes(line.result).decode()) for line in results]
+    texts = [
+        folders.sub("FOLDER", bytes(line.result).decode()) for line in results.results.values()
+    ]
     found = [json.loads(text) | {"seconds": 0} for text in texts]
     return sorted(found, key=lambda one: (one["adapter"], one["check"]))
 
@@ -92,10 +98,7 @@ def _is_itself(pid: int, name: str) -> bool:
     A killed child is what checks are about: it is a finding, and no fault of the machine.
     """
     if name == "fork server":
-        try:
-            return VICTIMS["runner"] in command(cluster_jobs.parent(pid))
-        except OSError:  # it has just ended
-            return False
+        return VICTIMS["runner"] in command(cluster_jobs.parent(pid))
     return "processes.keeper" not in command(pid)
 
 
@@ -147,3 +150,16 @@ def test_kills_change_nothing(
     assert killer.killed
     assert canonical(many, scratch) == canonical(one, scratch)
     assert list(scratch.iterdir()) == []
+
+
+def test_shards_on_a_cluster_make_the_report_of_one_process(scratch: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole.jsonl", [tmp_path / f"{number}.jsonl" for number in (1, 2)]
+    matrix(Work(results=whole))
+    for number, path in enumerate(parts, 1):
+        place = Place("local:1", local=1)
+        shard = Shard(number, len(parts))
+        sessions.run(OPTIONS, "mutants", work=Work(shard, results=path, place=place))
+    combined = lines.combine([lines.read(path) for path in parts])
+    assert combined.ended
+    assert not combined.missing
+    assert without_chance(combined, scratch) == canonical(whole, scratch)

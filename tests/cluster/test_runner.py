@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import cluster_jobs
 import msgspec
 import pytest
 
-from ckpt_conformance.cluster import runner
+from ckpt_conformance.cluster import runner, worker
 from ckpt_conformance.cluster.identity import SUITE, Identity
 from ckpt_conformance.cluster.messages import Batch, Done, Found, Job, Ready, Refused, Said
 
@@ -81,3 +83,65 @@ def test_another_version_is_refused_with_both_named() -> None:
     assert f"torch is 1.0 here and {mine.values['torch']} there" in refused.reason
     expected = f"{mine.values[SUITE]} (commit the-commit) there"
     assert f"the suite is 0.0.1, sources abc (commit c0ffee) here and {expected}" in refused.reason
+
+
+class Waiting:
+    """A runner of which only its end matters."""
+
+    def __init__(self) -> None:
+        """Wait."""
+        self.closed = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
+    """Return the runners that pools have started."""
+    found: list[Waiting] = []
+
+    async def start(_: bytes) -> Waiting:
+        found.append(Waiting())
+        await asyncio.sleep(0)
+        return found[-1]
+
+    monkeypatch.setattr(worker.Runner, "start", start)
+    monkeypatch.setattr(worker, "_pools", defaultdict(worker.Pool))
+    return found
+
+
+def test_a_runner_without_work_is_ended_and_its_job_forgotten(
+    started: list[Waiting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "IDLE", 0.0)
+
+    async def work() -> None:
+        pool = worker._pools["a job"]
+        pool.give_back(await pool.take(b""))
+        await started[0].closed.wait()
+
+    asyncio.run(work())
+    assert not worker._pools
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+def test_no_runner_is_left_of_a_job_that_ended_while_it_started(
+    started: list[Waiting], begins: str
+) -> None:
+    """The client ends a job; a task of it `begins` before or after a worker hears of that."""
+
+    async def work() -> None:
+        ending = worker.end("a job")
+        if begins == "after":
+            await ending
+        taking = asyncio.ensure_future(worker._pools["a job"].take(b""))
+        await asyncio.sleep(0)
+        if begins == "before":
+            await ending
+        with pytest.raises(worker.DiedError, match="its job has ended"):
+            await taking
+
+    asyncio.run(work())
+    assert len(started) == (begins == "before")
+    assert all(one.closed.is_set() for one in started)

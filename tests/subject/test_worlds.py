@@ -19,7 +19,7 @@ from ckpt_conformance.harness.messages import (
     RunResult,
 )
 from ckpt_conformance.subject import oracle, worlds
-from ckpt_conformance.suites import drawn_layouts
+from ckpt_conformance.suites import drawn_layouts, layouts
 from ckpt_conformance.workload import joining
 from ckpt_conformance.workload.hashing import hash_bytes
 
@@ -169,3 +169,15 @@ def test_what_differs_between_ranks_is_a_leaf_of_each() -> None:
     joined = joining.assemble([{"rng": {"a": "x", "b": "1"}}, {"rng": {"a": "x", "b": "2"}}])
     assert joined == {"rng": {"a": "x", "b@0": "1", "b@1": "2"}}
     assert worlds.of_rank(joined["rng"], 1) == {"a": "x", "b": "2"}
+
+
+def test_a_busy_machine_gets_more_time(
+    new_subject: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no end at first is no verdict: a run without faults, and a load of what it left."""
+    subject = new_subject("dcp-per-step")
+    monkeypatch.setattr(worlds, "DEADLINE", 0.05)
+    monkeypatch.setattr(worlds, "BUSY", 1200.0)
+    made = worlds.golden(subject, {"fsdp": 2})
+    assert layouts.pair(subject, {"fsdp": 2}, {"fsdp": 2})[0] == made.at[4]
+    assert worlds.loaded(subject, made, {"fsdp": 2}, 4)

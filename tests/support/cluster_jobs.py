@@ -42,6 +42,17 @@ def obey(feed: Feed) -> None:
             feed.put(name, json.dumps([name, os.getpid()]).encode(), 0.01)
 
 
+def obey_until_closed(feed: Feed) -> None:
+    """Obey, unless a file says that nobody may begin any more."""
+    if closed().exists():
+        raise RequestError("this machine came too late")
+    obey(feed)
+
+
+def closed() -> Path:
+    return Path(os.environ["CKC_MARK"]).with_name("closed")
+
+
 def _do(what: str, feed: Feed) -> None:
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -54,12 +65,16 @@ def _do(what: str, feed: Feed) -> None:
     elif what == "write":
         (feed.files / "left").write_text("beside the results")
     elif what == "hang":
-        Path(os.environ["CKC_MARK"]).touch()
+        Path(os.environ["CKC_MARK"]).write_text(str(os.getpid()))
         time.sleep(600)
 
 
 def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return the parent of a process; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def refuse(feed: Feed) -> None:
