@@ -76,8 +76,8 @@ def test_the_users_own_tests_stay(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text("def test_mine(): pass\n")
     given = [*SUITES, *PER_STEP, "test_mine.py", *words, "--collect-only"]
     found = run(*given, folder=tmp_path).stdout
-    # Outside of the root directory pytest 9.1 leaves the file's name out.
-    assert {"::test_mine", "test_mine.py::test_mine"} & set(found.splitlines())
+    # What is before it depends on where the temporary folder is: pytest 9.1 may leave all out.
+    assert [line for line in found.splitlines() if line.endswith("::test_mine")]
     assert "test_no_pickle_of_a_checkpoint_is_run" in found
     assert ("test_a_new_process_loads" in found) is not bool(words)
 
