@@ -27,9 +27,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach what tests start, also from a shell's background job, which ignores it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let signals reach what tests start: a shell's background job ignores Ctrl-C, nohup a HUP."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, None)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual or signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -178,7 +178,9 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerCon
     """Start the one server of an xdist session and tell each worker where it listens."""
     state = node.config.stash[STATE]
     node.workerinput[SENT] = state.options.to_plain()
-    if state.options.adapters and not state.options.reach:  # else each worker starts its own
+    if state.options.reach:
+        return  # each worker starts its own: what is entered there is its own, too
+    if state.options.adapters:
         node.workerinput[SHARED] = state.socket()
     elif any("ckpt_conformance" in argument for argument in node.config.args):
         raise pytest.UsageError(NO_ADAPTER)

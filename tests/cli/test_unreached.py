@@ -31,8 +31,10 @@ def items(*adapters: str, only: Sequence[str] = IDS[:2]) -> list[CheckItem]:
     return list(plan_of(options).items)
 
 
-def recorder(cache: Cache | None = None, *, only: Sequence[str] = IDS[:2]) -> unreached.Recorder:
-    options = SessionOptions((LOADS,), only=tuple(only))
+def recorder(
+    cache: Cache | None = None, *, only: Sequence[str] = IDS[:2], jobs: int = 1
+) -> unreached.Recorder:
+    options = SessionOptions((LOADS,), only=tuple(only), jobs=jobs)
     inputs = depends.inputs(options, "") if cache else None
     return unreached.Recorder(options, cache, inputs, lambda *_: None)
 
@@ -41,6 +43,13 @@ def recorder(cache: Cache | None = None, *, only: Sequence[str] = IDS[:2]) -> un
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record for one mutant, too."""
     monkeypatch.setattr(unreached, "ENOUGH", 1)
+
+
+@pytest.mark.usefixtures("few")
+def test_workers_record_what_one_process_records() -> None:
+    asked = items(LOADS, CONSTANT)
+    known = recorder(jobs=2).outcomes(asked)
+    assert {name.split("::")[0] for name in known} == {f"{LOADS} test_retention"}
 
 
 @pytest.mark.usefixtures("few")
