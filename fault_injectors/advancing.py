@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.fault_injectors.injector import fingerprint
+from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import (

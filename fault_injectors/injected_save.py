@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
-from ckpt_conformance.fault_injectors import injector
-from ckpt_conformance.fault_injectors.points import WHOLE_FILES, WRITERS, Point, points, survey
-from ckpt_conformance.harness.messages import Leaves, RunResult
+from ckpt_conformance.fault_injectors import counting, injector, points
+from ckpt_conformance.fault_injectors.counting import Counted, Where
+from ckpt_conformance.fault_injectors.points import WHOLE_FILES
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.subject import Slot
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Arguments, Fault
+    from ckpt_conformance.harness.messages import Arguments, Fault, Leaves
     from ckpt_conformance.subject.subject import Subject
 
 OLDER, NEWEST = 2, 4
@@ -65,8 +67,13 @@ class Surveyed(NamedTuple):
     crosses: bool
 
 
+ENTRY_POINTS: Slot[Counted] = Slot("entry points of a save")
 SURVEYED: Slot[Surveyed] = Slot("points of a save")
 OVERWRITTEN: Slot[Leaves] = Slot("what loads after another job has saved step 4 again")
+NATIVE = (
+    "no entry point of Python that writes was seen: its writer is native; the other check of this "
+    "promise lets its system calls fail"
+)
 
 
 def save(subject: Subject, kind: SaveKind, faults: Sequence[Fault]) -> ProcessResult:
@@ -81,16 +88,34 @@ def save(subject: Subject, kind: SaveKind, faults: Sequence[Fault]) -> ProcessRe
 
 
 def points_of(subject: Subject, kind: SaveKind) -> list[Point]:
-    """List the points of the save, counted once per adapter.
+    """List the points at which a kill can hit the save, counted once per adapter.
 
-    Raises NotApplicable where the manager saves no step that is there already, and Unknown where
-    the save does not go well, or no call of it is seen.
+    They are system calls of any language; entry points of Python where this machine can follow no
+    system calls. Raises NotApplicable where the manager saves no step that is there already, and
+    Unknown where the save does not go well, or no call of it is seen.
     """
     seen = _surveyed(subject, kind).points
     if not seen:
-        msg = "no call of the save was seen: its writer is native, and not among those watched"
-        raise Unknown(msg)
+        raise Unknown("no call of the save was seen: it writes nothing below the directory")
     return seen
+
+
+def entry_points_of(subject: Subject, kind: SaveKind) -> list[Point]:
+    """List the entry points of Python at which an error can hit the save; raises as `points_of`.
+
+    Raises NotApplicable, too, where only system calls of it are seen.
+    """
+    keep = _kept(subject, kind, Where.ENTRY_POINTS)
+    run = partial(save, subject, kind)
+    counted = subject.once(
+        ENTRY_POINTS, lambda: counting.count(subject, run, keep, Where.ENTRY_POINTS), kind
+    )
+    if not counted.result.went_well:
+        _give_up(kind, subject.tell(counted.result))
+    if not counted.points:
+        points_of(subject, kind)
+        raise NotApplicable(NATIVE)
+    return counted.points
 
 
 def _surveyed(subject: Subject, kind: SaveKind) -> Surveyed:
@@ -98,23 +123,18 @@ def _surveyed(subject: Subject, kind: SaveKind) -> Surveyed:
 
 
 def _survey(subject: Subject, kind: SaveKind) -> Surveyed:
-    keep = _kept(subject, kind)
-    trees.clear(keep)
-    result = save(subject, kind, survey(keep))
-    if not result.went_well:
-        _give_up(kind, subject.tell(result))
-    after = injector.fingerprint(subject.root)
-    trees.materialize(subject.root, keep / injector.identity(after))
+    keep = _kept(subject, kind, Where.CALLS)
+    counted = counting.count_calls(subject, partial(save, subject, kind), keep)
+    if not counted.result.went_well:
+        _give_up(kind, subject.tell(counted.result))
     trees.materialize(subject.root, subject.folder / f"whole {kind}")
-    counted = result.of(RunResult).faults
-    of_writers = [report for report in counted if report.name in WRITERS]
-    crossed = sum(report.fired for report in counted if report.name not in WRITERS)
-    return Surveyed(points(of_writers, after), crosses=bool(crossed))
+    crossed = sum(report.fired for report in counted.others)
+    return Surveyed(counted.points, crosses=bool(crossed))
 
 
-def _kept(subject: Subject, kind: SaveKind) -> Path:
-    """Return the folder with the trees that the counting pass kept."""
-    return subject.folder / "kept" / kind
+def _kept(subject: Subject, kind: SaveKind, where: Where) -> Path:
+    """Return the folder with the trees that a counting pass kept."""
+    return subject.folder / "kept" / f"{kind} {where}"
 
 
 def crosses(subject: Subject, kind: SaveKind) -> bool:
@@ -129,19 +149,33 @@ def crosses(subject: Subject, kind: SaveKind) -> bool:
 def crash_state(subject: Subject, kind: SaveKind, point: Point) -> Path:
     """Return the directory that a kill at a point leaves, from what the counting pass kept.
 
-    Up to a prefix: the tree after the call, with its file cut where the writer was stopped.
+    Up to a prefix: the tree after the call, with its file cut where the writer was stopped; at a
+    system call, the tree before it with so many of its bytes.
     """
-    keep = _kept(subject, kind)
+    is_call = point.fault == points.SYSTEM_CALL
+    keep = _kept(subject, kind, Where.CALLS)
     before, after = keep / point.disk[0], keep / point.disk[1]
     if point.moment != "prefix":
         return after if point.moment == "after" else before
-    target = keep / f"{point.disk[1]} {point.path.replace('/', ' ')} {point.prefix}"
+    target = keep / f"{point.disk[1]} {point.path.replace('/', ' ')} {point.prefix} {point.at}"
+    if is_call:
+        trees.materialize(before, target)
+        _write_part(after / point.path, target / point.path, point)
+        return target
     trees.materialize(after, target)
     start = 0 if point.fault in WHOLE_FILES else size(before / point.path)
     written = size(after / point.path) - start
     if written > 0:
         os.truncate(target / point.path, start + injector.length_of(point.prefix, written))
     return target
+
+
+def _write_part(whole: Path, target: Path, point: Point) -> None:
+    """Write the part of a write that a kill in its middle leaves."""
+    with whole.open("rb") as source, target.open("r+b") as file:
+        source.seek(point.offset)
+        file.seek(point.offset)
+        file.write(source.read(point.cut))
 
 
 def size(path: Path) -> int:

@@ -15,17 +15,14 @@ from __future__ import annotations
 import errno as codes
 import itertools
 import os
-import shutil
 import signal
-import stat
 import sys
 import threading
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import kept_trees
 from ckpt_conformance.harness.messages import SeenCall
 
 if TYPE_CHECKING:
@@ -164,9 +161,9 @@ class Injector:
             return False
         with self._lock:
             self.calls += 1
-            tree = fingerprint(Path(self.root)) if self.survey else {}
-            if self.survey:
-                self._keep(tree)
+            tree = kept_trees.fingerprint(Path(self.root)) if self.survey else {}
+            if self.survey and self.keep:
+                kept_trees.keep(Path(self.root), Path(self.keep), tree)
             call = SeenCall(
                 call=self.calls, what=what, path=name, order=next(_ORDER), tree=tree, size=size
             )
@@ -176,12 +173,6 @@ class Injector:
             self.note(what, name)
             self.on_hold()
         return is_due and self.mode in ("raise", "kill")
-
-    def _keep(self, tree: dict[str, str]) -> None:
-        """Copy the directory as a process that died now would leave it; each content once."""
-        target = Path(self.keep) / identity(tree)
-        if self.keep and not target.exists():
-            keep_tree(Path(self.root), target, tree)
 
     def note(self, what: str, name: str) -> None:
         """Write down that the fault fired, before it does: the journal survives SIGKILL."""
@@ -231,60 +222,3 @@ def path_of(given: object) -> str | None:
         return os.fsdecode(given)
     name = getattr(given, "name", None)
     return path_of(name) if isinstance(name, str | bytes | os.PathLike | int) else None
-
-
-def read(path: str) -> bytes:
-    """Read a file without `open`, which may be replaced at the moment; empty if it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return os.fsencode(os.readlink(path)) if os.path.islink(path) else b""  # noqa: PTH114, PTH115
-    try:
-        parts: list[bytes] = []
-        while part := os.read(descriptor, 1 << 20):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(descriptor)
-
-
-def keep_tree(root: Path, target: Path, tree: dict[str, str]) -> None:
-    """Copy a tree; a file that was kept before with the same content becomes a link to that copy.
-
-    Most files do not change between two calls, and making one costs more than all the rest.
-    """
-    if any(os.lstat(root / name).st_nlink > 1 for name, digest in tree.items() if digest != "/"):
-        trees.copy(root, target)  # which keeps shared inodes
-        return
-    pool = target.parent / "files"
-    pool.mkdir(parents=True, exist_ok=True)
-    for name, digest in [(".", "/"), *tree.items()]:
-        if digest == "/":
-            (target / name).mkdir(parents=True, exist_ok=True)
-        else:
-            kept = pool / f"{digest} {name.replace(os.sep, ' ')}"
-            if not os.path.lexists(kept):
-                shutil.copy2(root / name, kept, follow_symlinks=False)
-            os.link(kept, target / name, follow_symlinks=False)
-    for name in reversed([".", *(name for name, digest in tree.items() if digest == "/")]):
-        shutil.copystat(root / name, target / name)
-
-
-def identity(tree: dict[str, str]) -> str:
-    """Return one short name for the content of a tree: 16 hex digits."""
-    return blake2b(repr(sorted(tree.items())).encode(), digest_size=8).hexdigest()
-
-
-def fingerprint(root: Path) -> dict[str, str]:
-    """Map each name below a directory to a digest of what a new process would read there.
-
-    A folder is `/`. Names are relative to the directory.
-    """
-    digests: dict[str, str] = {}
-    for base, folders, names in os.walk(root):
-        for name in (*folders, *names):
-            path = os.path.join(base, name)  # noqa: PTH118  os.walk gives strings
-            is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
-            digest = "/" if is_folder else blake2b(read(path), digest_size=6).hexdigest()
-            digests[os.path.relpath(path, root)] = digest
-    return digests

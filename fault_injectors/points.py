@@ -1,10 +1,11 @@
 """Where a save can be hit: the points of one counting pass, and which of them differ.
 
-A pass with every writing injector in `survey` mode gives each call with the tree before it. From
-that come the points: before each call, after a prefix of each file, after each rename. Two points
-at which a new process would find the same files in the same condition are alike, so a small sample
-can still see every kind of crash state. Names that are there neither before nor after the save are
-temporary: they count only as "something is left".
+A pass gives each call with the tree before it: at system calls, or with every writing injector in
+`survey` mode at entry points of Python. From that come the points: before each call, after a prefix
+of a write or of a file, after each call. Two points at which a new process would find the same
+files in the same condition are alike, so a small sample can still see every kind of crash state.
+Names that are there neither before nor after the save are temporary: they count only as "something
+is left".
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.fault_injectors.injector import identity
+from ckpt_conformance.contract.kept_trees import identity
+from ckpt_conformance.trace.faults import WRITING
+from ckpt_conformance.trace.syscall_faults import half
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
-    from pathlib import Path
 
     from ckpt_conformance.harness.messages import Arguments, Fault, FaultReport, SeenCall, Tree
 
@@ -36,7 +38,9 @@ WRITERS = (
 )
 WHOLE_FILES = ("torch-save", "safetensors-save")
 PREFIXES = ("0", "half", "len-1")
+SYSTEM_CALL = "system-call"
 _WORDS = {"0": "after 0 bytes of", "half": "after half of", "len-1": "before the last byte of"}
+MOMENTS = {"before": "before", "prefix": "half", "after": "after"}  # of a kill at a system call
 LEFT = "left: something temporary"
 
 
@@ -52,23 +56,23 @@ class Point:
     path: str
     state: tuple[str, ...]
     disk: tuple[str, str] = ("", "")  # names of the trees that were kept before and after the call
+    offset: int = 0  # where in the file a write at a system call begins
+    cut: int = 0  # bytes of it that a kill in the middle leaves
 
     def spec(self, mode: str, **more: object) -> Fault:
-        """Make the fault."""
-        args: Arguments = {"at": self.at, "moment": self.moment, "mode": mode, **more}
-        return fault_injectors.spec(self.fault, prefix=self.prefix, **args)
+        """Make the fault; `mode` is raise or kill."""
+        args: Arguments = {"at": self.at, **more}
+        if self.fault != SYSTEM_CALL:
+            args |= {"moment": self.moment, "mode": mode, "prefix": self.prefix}
+        elif mode == "kill":
+            args |= {"moment": MOMENTS[self.moment], "error": "kill"}
+        return fault_injectors.spec(self.fault, **args)
 
     @property
     def name(self) -> str:
         """When and where it hits, in a few words, for messages."""
         when = _WORDS[self.prefix] if self.moment == "prefix" else self.moment
         return f"{when} {self.what} {self.path} (call {self.at})"
-
-
-def survey(keep: Path | None = None) -> list[Fault]:
-    """Return the faults of a counting pass; `keep` gets each tree that a kill could leave."""
-    kept = str(keep) if keep else ""
-    return [fault_injectors.spec(name, survey=True, keep=kept) for name in WRITERS]
 
 
 def points(counted: Sequence[FaultReport], after: Tree) -> list[Point]:
@@ -88,14 +92,29 @@ def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: T
         cut = {call.path: f"cut at {prefix}"} if moment == "prefix" else {}
         state = condition({**tree, **cut}, before, after)
         named = (fault, call.call, moment, prefix, call.what, call.path)
-        return Point(*named, state, (identity(call.tree), identity(following)))
+        return Point(
+            *named,
+            state,
+            (identity(call.tree), identity(following)),
+            offset=call.offset,
+            cut=half(call.offset, call.size) if call.what in WRITING else 0,
+        )
 
     prefixes: list[Point] = []
     if fault in WHOLE_FILES:
         prefixes = [point("prefix", call.tree, prefix) for prefix in PREFIXES]
-    elif call.what == "write":
+    elif _is_cut(fault, call):
         prefixes = [point("prefix", call.tree)]
     return [point("before", call.tree), *prefixes, point("after", following)]
+
+
+def _is_cut(fault: str, call: SeenCall) -> bool:
+    """Return whether a kill may leave a part of what a call writes."""
+    if fault == SYSTEM_CALL:
+        # Of a file without a name, as by O_TMPFILE, nothing is in the directory.
+        is_there = call.path in call.tree
+        return call.what in WRITING and is_there and half(call.offset, call.size) > 0
+    return call.what == "write"
 
 
 def condition(tree: Tree, before: Tree, after: Tree) -> tuple[str, ...]:

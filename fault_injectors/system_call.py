@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from ckpt_conformance.harness.messages import SeenCall, UnsupportedCall
+from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.faults import FaultReport
 
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from ckpt_conformance.contract.journal import ChildJournal
 
 
+REMOVALS = tuple(sorted(faults.REMOVING))  # for the argument `only`: calls that remove a name
+
+
 class SystemCall:
     """One fault at one call; the child's supervisor counts and hits.
 
     Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short or kill),
-    persistent, only, reading, moment.
+    persistent, only, reading, moment, keep.
     """
 
     name = "system-call"
@@ -55,7 +59,7 @@ class SystemCall:
         self.journal.note("system-calls-disarmed", report=self.report)
         report = self._read()
         self.calls, self.fired = report.calls, report.fired
-        self.log = tuple(SeenCall(**structs.asdict(call)) for call in report.log)
+        self.log = tuple(SeenCall(order=call.call, **structs.asdict(call)) for call in report.log)
         self.unsupported = tuple(UnsupportedCall(**vars(call)) for call in report.unsupported)
 
     def _read(self) -> FaultReport:

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import REFUSALS, Outcome, Unknown, Violation, control_failed
-from ckpt_conformance.fault_injectors import injected_save, points
+from ckpt_conformance.contract.verdicts import (
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
+from ckpt_conformance.fault_injectors import injected_calls, injected_save, points
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.harness.messages import (
     CopyOut,
@@ -156,7 +163,7 @@ def _saved(result: ProcessResult) -> RunResult:
 
 def chosen(subject: Subject, kind: SaveKind) -> list[Point]:
     """Choose points at which a save meets an error: of each kind of call, and of each condition."""
-    counted = injected_save.points_of(subject, kind)
+    counted = injected_save.entry_points_of(subject, kind)
     usable = [p for p in counted if p.moment != "after" and p.fault != "unlink"]
     usable = [p for p in usable if (p.moment == "prefix") == (p.fault in points.WHOLE_FILES)]
     if subject.budget == "full":
@@ -346,6 +353,12 @@ def test_a_failed_read_is_no_empty_directory(subject: Subject) -> None:
     judge_each(subject, cases, Rule(legal, NEVER_WRONG, (OLDER, NEWEST)))
 
 
+NATIVE_READER = (
+    "no read at an entry point of Python was seen: its reader is native; the other check of this "
+    "promise lets its system calls fail"
+)
+
+
 @dataclass(frozen=True)
 class FailingRead:
     """A read of a load that is to fail: what to say of it, and the fault."""
@@ -361,7 +374,8 @@ def failing_reads(subject: Subject) -> list[FailingRead]:
     reports = subject.resume(faults=counting).of(RunResult).faults
     calls = [(report.name, call) for report in reports for call in report.log]
     if not calls:
-        raise Unknown("no read of the load was seen: its reader is none of those watched")
+        injected_calls.trials(subject, "load")
+        raise NotApplicable(NATIVE_READER)
     kinds = {
         (name, call.what, points.pattern(call.path)): (name, call) for name, call in reversed(calls)
     }

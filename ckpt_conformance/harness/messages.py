@@ -72,6 +72,7 @@ class SeenCall(Message, frozen=True, omit_defaults=True):
     what: str
     path: str = ""
     size: int = 0  # bytes, of a write
+    offset: int = 0  # where in the file a write begins
     order: int = 0  # over all injectors of a child
     tree: Tree = {}  # before the call, of a survey
     reads: bool = False  # changes nothing

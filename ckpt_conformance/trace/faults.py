@@ -37,7 +37,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `at` is the call, from 1; 0 hits none and only counts. `persistent` hits every call from
     there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
     if the process is asked about them. `moment` says how much of the call is done before a kill:
-    before, half (of a write), after.
+    before, half (of a write), after. `keep` is a folder that takes the directory as it is before
+    each call that is counted; nothing else is under way then if `error` is "kill".
     """
 
     at: int = 0
@@ -46,6 +47,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     only: tuple[str, ...] = ()
     reading: bool = False
     moment: str = "before"
+    keep: str = ""
 
     def counts(self, name: str, *, reads: bool) -> bool:
         """Return whether a call is one that this fault may hit; `reads`: it changes nothing."""
@@ -71,8 +73,10 @@ class CountedCall(msgspec.Struct, frozen=True):
     what: str
     path: str  # below the directory
     size: int  # bytes
+    offset: int  # where in the file a write begins
     reads: bool  # it changes nothing
     injected: bool
+    tree: dict[str, str] = {}  # the directory before the call, where it was kept
 
 
 class FaultReport(msgspec.Struct, frozen=True):

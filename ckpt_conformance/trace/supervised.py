@@ -60,7 +60,7 @@ def enter(supervision: Supervision) -> None:
         lifecycle.die_with_parent()
         recorder.filter_in_child()
         return
-    fault_supervisor = syscall_faults.FaultSupervisor(main=pid)
+    fault_supervisor = syscall_faults.FaultSupervisor(supervision.root, main=pid)
     ranks: vector_clocks.Collector | None = None
     if supervision.stops:
         ranks = vector_clocks.Stopper(supervision.stops, main=pid)

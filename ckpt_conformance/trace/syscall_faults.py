@@ -14,9 +14,10 @@ import errno
 import os
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import journal
+from ckpt_conformance.contract import journal, kept_trees
 from ckpt_conformance.contract.journal import Fired
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.events import FaultArmed, FaultDisarmed
@@ -27,7 +28,6 @@ from ckpt_conformance.trace.supervisor import LET_GO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ckpt_conformance.trace.events import Event
     from ckpt_conformance.trace.request import Action, Request, Result
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class FaultSupervisor:
     """Counts calls and hits; the proof that it fired is in `fired` and `log`."""
 
+    root: Path  # the manager's directory
     fault: Fault = field(default_factory=Fault)
     armed: bool = False
     journal: int = -1  # a descriptor of the child's journal
@@ -87,8 +88,17 @@ class FaultSupervisor:
             return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)
-        self.log.append(CountedCall(self.calls, request.name, action.path, action.size, reads, due))
+        place = action.path, action.size, action.offset
+        self.log.append(CountedCall(self.calls, request.name, *place, reads, due, self._kept()))
         return self.inject(request, action) if due else usual
+
+    def _kept(self) -> dict[str, str]:
+        """Keep the directory as a process that died now would leave it; return its content."""
+        if not self.fault.keep:
+            return {}
+        tree = kept_trees.fingerprint(self.root)
+        kept_trees.keep(self.root, Path(self.fault.keep), tree)
+        return tree
 
     def inject(self, request: Request, action: Action) -> Result | str:
         """Write down that the fault fires, and fire."""
@@ -117,18 +127,18 @@ class FaultSupervisor:
     def _kill(self, action: Action) -> str:
         """End the whole tree: nobody is answered any more."""
         if self.fault.moment != "before" and action.perform is not None:
-            half = self.fault.moment == "half"
-            action.perform(_cut(action) if half else None)
+            is_cut = self.fault.moment == "half"
+            action.perform(half(action.offset, action.size) if is_cut else None)
         if self.supervisor is not None:
             self.supervisor.frozen = True
         os.kill(self.main, signal.SIGKILL)
         return "none"
 
 
-def _cut(action: Action) -> int:
+def half(offset: int, size: int) -> int:
     """Return how many bytes of a write a kill near its middle leaves: whole pages of the file."""
-    middle = action.offset + action.size // 2
-    return max(0, middle - middle % notify.PAGE - action.offset)
+    middle = offset + size // 2
+    return max(0, middle - middle % notify.PAGE - offset)
 
 
 @dataclass
@@ -143,7 +153,7 @@ class Trial:
 
 def trial(root: Path, work: Callable[[], object], fault: Fault, *, deadline: float = 60.0) -> Trial:
     """Run a function in a forked child with one fault armed from its start."""
-    recorder, fault_supervisor = Recorder(root, None, reading=fault.reading), FaultSupervisor()
+    recorder, fault_supervisor = Recorder(root, None, reading=fault.reading), FaultSupervisor(root)
 
     def prepare(supervisor: Supervisor) -> None:
         fault_supervisor.attach(supervisor)

@@ -7,9 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
-from ckpt_conformance.fault_injectors import injector, points
+from ckpt_conformance.contract import kept_trees, trees
+from ckpt_conformance.contract.verdicts import (
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+    control_failed,
+)
+from ckpt_conformance.fault_injectors import counting
+from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.fault_injectors.system_call import REMOVALS
+from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
@@ -28,9 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from ckpt_conformance.fault_injectors.counting import Counted
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp
+    from ckpt_conformance.harness.messages import AnyOp, Fault
     from ckpt_conformance.subject.subject import Golden, Subject
 
 ASK = (Steps(),)
@@ -95,38 +105,33 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
     of the measured behaviour).
     How: keep one, hit the second save where old names are gone and new ones are not yet there.
     """
-    golden = subject.golden()
-    legal = subject.legal(golden)
-    fresh(subject)
-    counted = rotating(subject, 4, (2, 4), 1, faults=points.survey(), fault_step=4, then=[])
-    chosen = injected(subject, counted)
-    for point, mode in [(point, "kill") for point in chosen] + [(chosen[0], "raise")]:
-        fresh(subject)
-        more = {"error": "ENOSPC", "persistent": True} if mode == "raise" else {}
-        faults = [point.spec(mode, **more)]
-        result = rotating(subject, 4, (2, 4), 1, faults=faults, fault_step=4, then=[])
+    legal = subject.legal(subject.golden())
+    run = partial(_save_one_of_two, subject)
+    counted = counting.count_calls(subject, run, subject.folder / "kept" / "one of two")
+    chosen = dangerous(subject, counted)
+    hits = [(f"a kill {point.name}", point.spec("kill")) for point in chosen]
+    hits += [(f"a full disk {chosen[0].name}", counting.full_from(counted, chosen[0]))]
+    for what, fault in hits:
+        result = run([fault])
         if not result.has_fired:
-            raise Unknown(f"the fault did not fire: {mode} {point.name}")
+            raise Unknown(f"the fault did not fire: {what}")
         acknowledged = set(result.steps_of("acknowledged"))
-        message = f"a {mode} during a rotating save leaves nothing that loads"
-        subject.judge(
-            subject.resume(),
-            legal,
-            EITHER,
-            message,
-            newest=4,
-            acknowledged=acknowledged,
-            injected=point.name,
-        )
+        message = f"{what} during a rotating save leaves nothing that loads"
+        resumed = subject.resume()
+        subject.judge(resumed, legal, EITHER, message, newest=4, acknowledged=acknowledged)
 
 
-def injected(subject: Subject, counted: ProcessResult) -> list[Point]:
-    """Choose points of a counted save, the most dangerous ones first."""
-    reports = counted.of(RunResult).faults
-    calls = sorted((call for report in reports for call in report.log), key=lambda c: c.order)
-    if counted.error or not calls:
-        raise control_failed(f"no call of the save was seen: {subject.tell(counted)}")
-    before, after = calls[0].tree, injector.fingerprint(subject.root)
+def _save_one_of_two(subject: Subject, faults: Sequence[Fault]) -> ProcessResult:
+    """Save step 2, and step 4 with faults, of which one shall stay."""
+    fresh(subject)
+    return rotating(subject, 4, (2, 4), 1, faults=faults, fault_step=4, then=[])
+
+
+def dangerous(subject: Subject, counted: Counted) -> list[Point]:
+    """Choose points of a counted save: first where old names are gone, and new ones not there."""
+    if counted.result.error or not counted.calls:
+        raise control_failed(f"no call of the save was seen: {subject.tell(counted.result)}")
+    before, after = counted.calls[0].tree, kept_trees.fingerprint(subject.root)
     old, new = set(before) - set(after), set(after) - set(before)
 
     def danger(point: Point) -> int:
@@ -135,7 +140,7 @@ def injected(subject: Subject, counted: ProcessResult) -> list[Point]:
         gone = sum(marks.get(name) == "gone" for name in old)
         return gone * sum(marks.get(name) == "before" for name in new)
 
-    every = points.points(reports, after)
+    every = list(counted.points)
     subject.rng.shuffle(every)
     by_danger = sorted(every, key=danger, reverse=True)
     return by_danger[:2] if subject.budget == "quick" else by_danger
@@ -275,15 +280,12 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     """
     golden = subject.golden((2, 4, 6))
     legal = subject.legal(golden, 6)
-    fresh(subject)
-    counting = [fault_injectors.spec("unlink")]
-    counted = subject.run(4, (2, 4), faults=counting, fault_step=4)
-    if not counted.went_well:
-        raise trouble(subject, counted)
-    own = sum(report.calls for report in counted.of(RunResult).faults)
-    fresh(subject)
-    fault = fault_injectors.spec("unlink", at=own + 1, persistent=True, error="EACCES")
     saves = (2, 4, 6)
+    own, all_kept = (_removals(subject, until, None) for until in (4, 6))
+    if _removals(subject, 6, 1) <= all_kept:
+        raise NotApplicable("rotation removes no file and no directory")
+    fresh(subject)
+    fault = _removing(own + 1)
     result = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[Close()])
     if not result.has_fired:
         raise Unknown("the fault did not fire: no deletion of the rotation was seen")
@@ -293,6 +295,30 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     message = "after an error while deleting, the new checkpoint does not load"
     resumed = subject.resume()
     subject.judge(resumed, legal, {Outcome.NEW}, message, newest=6, acknowledged={2, 4, 6})
+
+
+def _removals(subject: Subject, until: int, keep: int | None) -> int:
+    """Count the names that saves of even steps remove, from step 4 on."""
+    fresh(subject)
+    counted = subject.run(
+        until,
+        tuple(range(2, until + 1, 2)),
+        options=Options(keep_last=keep),
+        faults=[_removing(0)],
+        fault_step=4,
+    )
+    if is_unsupervised(counted):
+        raise why_not(subject, counted)
+    if not counted.went_well:
+        raise trouble(subject, counted)
+    return sum(report.calls for report in counted.of(RunResult).faults)
+
+
+def _removing(at: int) -> Fault:
+    """Make a fault at system calls that remove a name: all from one on are refused; 0 counts."""
+    return fault_injectors.spec(
+        "system-call", at=at, only=REMOVALS, error="EACCES", persistent=at > 0
+    )
 
 
 @check("CKC-RETN-008")
@@ -306,12 +332,12 @@ def test_a_finished_run_can_be_launched_again(subject: Subject) -> None:
     first = subject.run(4, (2, 4), then=[Close()])
     if not first.went_well:
         raise trouble(subject, first)
-    before = injector.fingerprint(subject.root)
+    before = kept_trees.fingerprint(subject.root)
     again = subject.run(4, (2, 4), resume=True, then=[Close()])
     if not again.went_well:
         raise Violation("a finished run does not end well again", evidence=subject.evidence(again))
     own = tuple(name.path for step in (2, 4) for name in names.of_step(golden, step))
-    after = injector.fingerprint(subject.root)
+    after = kept_trees.fingerprint(subject.root)
     changed = [name for name in before if name.startswith(own) and after.get(name) != before[name]]
     if changed:
         message = "a finished run that is launched again changes its checkpoints"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.kept_trees import fingerprint, identity
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_save, payload, points
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
-from ckpt_conformance.fault_injectors.injector import fingerprint, identity
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
 from ckpt_conformance.subject import batched_recovery, controls, oracle

@@ -63,7 +63,7 @@ def test_an_event_without_its_fields_is_refused(line: bytes) -> None:
 
 
 def test_a_report_of_faults_is_read_as_it_was_written(tmp_path: Path) -> None:
-    call = CountedCall(1, "write", ODD, 10, reads=False, injected=True)
+    call = CountedCall(1, "write", ODD, 10, 5, reads=False, injected=True, tree={ODD: "12ab"})
     foreign = [Unsupported("mmap", ODD, "not seen")]
     report = FaultReport(1, 1, [call], foreign, Fault(1, only=("write", "fsync")))
     report.write(str(tmp_path / "report"))

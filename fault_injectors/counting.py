@@ -1,0 +1,94 @@
+"""A counting pass over a run: where it can be hit, and the directory at each of these points.
+
+System calls are counted, of whatever language; entry points of Python only where that is asked for,
+or where this machine can follow no system calls.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract import kept_trees, trees
+from ckpt_conformance.fault_injectors import points
+from ckpt_conformance.harness.client import is_unsupervised
+from ckpt_conformance.harness.messages import RunResult
+from ckpt_conformance.trace import faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.fault_injectors.points import Point
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.harness.messages import Fault, FaultReport, SeenCall
+    from ckpt_conformance.subject.subject import Subject
+
+    FaultyRun = Callable[[Sequence[Fault]], ProcessResult]
+
+PATCHED = "recorded by patched entry points"  # as recordings of saves say it
+COUNTING = {points.SYSTEM_CALL, *points.WRITERS}  # the faults whose calls are points
+
+
+class Where(StrEnum):
+    """What is counted."""
+
+    CALLS = "system calls"
+    ENTRY_POINTS = "entry points"
+
+
+class Counted(NamedTuple):
+    """The points of a run, its calls in their order, how it ended, and what other faults saw."""
+
+    points: list[Point]
+    calls: list[SeenCall]
+    result: ProcessResult
+    others: list[FaultReport]
+
+
+def count_calls(subject: Subject, run: FaultyRun, keep: Path) -> Counted:
+    """Count the points at which a kill can hit a run.
+
+    Where this machine can follow no system calls they are entry points of Python, which is remarked
+    on in the certificate.
+    """
+    counted = count(subject, run, keep, Where.CALLS)
+    if is_unsupervised(counted.result):
+        subject.remarks.crash = PATCHED
+        return count(subject, run, keep, Where.ENTRY_POINTS)
+    return counted
+
+
+def count(subject: Subject, run: FaultyRun, keep: Path, where: Where) -> Counted:
+    """Run with faults that only count; `keep` gets the directory at each point."""
+    trees.clear(keep)
+    result = run(_survey(where, keep))
+    after = kept_trees.fingerprint(subject.root)
+    kept_trees.keep(subject.root, keep, after)
+    reports = result.of(RunResult).faults
+    counting = [report for report in reports if report.name in COUNTING]
+    others = [report for report in reports if report.name not in COUNTING]
+    calls = sorted((call for report in counting for call in report.log), key=lambda c: c.order)
+    return Counted(points.points(counting, after), calls, result, others)
+
+
+def full_from(counted: Counted, point: Point) -> Fault:
+    """Make the fault of a disk that is full from a point on.
+
+    Not every system call needs room, so this one has a number among those that do.
+    """
+    if point.fault != points.SYSTEM_CALL:
+        return point.spec("raise", error="ENOSPC", persistent=True)
+    full = faults.Fault(error="ENOSPC")
+    first = point.at + (point.moment == "after")
+    in_need = [call.call for call in counted.calls if full.counts(call.what, reads=call.reads)]
+    before = sum(number < first for number in in_need)
+    at = min(before + 1, len(in_need))
+    return fault_injectors.spec(points.SYSTEM_CALL, at=at, error="ENOSPC", persistent=True)
+
+
+def _survey(where: Where, keep: Path) -> list[Fault]:
+    if where is Where.CALLS:
+        return [fault_injectors.spec(points.SYSTEM_CALL, error="kill", keep=str(keep))]
+    return [fault_injectors.spec(name, survey=True, keep=str(keep)) for name in points.WRITERS]
