@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
+from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.harness.messages import (
     Call,
     Close,
@@ -30,7 +31,7 @@ from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.client import ProcessResult
@@ -107,27 +108,42 @@ def test_an_explicit_step_that_is_damaged_is_not_replaced(subject: Subject) -> N
 
     Why: an evaluation or a rollback that was given another step reports numbers of the wrong model;
     a load that fell back in silence did that (R03, M031).
-    How: cut every file of the newest step in half, ask for that step by its number.
+    How: cut every file of the newest step in half, ask for that step by its number. Where it shares
+    its files with other steps, zero the first bytes of its tensors in them.
     """
-    golden = subject.golden()
-    older = set(trees.files(golden.snapshot(2)))
-    subject.materialize(golden)
-    kept = {path.relative_to(golden.snapshot(2)) for path in older}
-    new = [path for path in trees.files(subject.root) if path.relative_to(subject.root) not in kept]
-    for path in new:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    if not new:
-        raise Unknown("the newest step has no file of its own to damage")
+    what, about = _damage_newest(subject)
     result = subject.resume(4)
     step, _ = oracle.arrival(result)
     if step == 4:  # noqa: PLR2004  the damaged one
-        about = damage.test_a_file_cut_short_is_never_served
-        raise controls.blame(subject, "files cut in half are served", about)
+        raise controls.blame(subject, f"{what} are served", about)
     if not _refused(result):
         raise Violation(
             "step 4 was asked for by number and is damaged; it is not refused",
             evidence=subject.evidence(result),
         )
+
+
+def _damage_newest(subject: Subject) -> tuple[str, Callable[[Subject], None]]:
+    """Damage step 4 beside step 2; return what was damaged, and who says that this is not served.
+
+    Raises Unknown if nothing of step 4 was found.
+    """
+    golden = subject.golden()
+    subject.materialize(golden)
+    before = set(payload.names(golden.snapshot(2)))
+    new = [subject.root / name for name in payload.names(subject.root) if name not in before]
+    for path in new:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    if new:
+        return "files cut in half", damage.test_a_file_cut_short_is_never_served
+    older = {sample.bytes for sample in golden.payload_samples[2]}
+    own = [sample for sample in golden.payload_samples[4] if sample.bytes not in older]
+    places = payload.find(subject.root, own)
+    for place in places:
+        at_rest.zero_block(subject.root, place)
+    if not places:
+        raise Unknown("nothing of the newest step was found to damage: no file, no tensor's bytes")
+    return "tensors with zeros in them", damage.test_damaged_payload_is_never_served
 
 
 # -- an explicit kind ------------------------------------------------------------------------------

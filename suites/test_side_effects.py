@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
+from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
-from ckpt_conformance.fault_injectors.injector import fingerprint
+from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.harness.messages import (
     Close,
     Fresh,
@@ -23,9 +24,11 @@ from ckpt_conformance.harness.messages import (
     whole,
 )
 from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_sigkill_truncation as kills
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.harness.messages import AnyOp, Leaves
-    from ckpt_conformance.subject.subject import Golden, Subject
+    from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.suites.controls.test_sigkill_truncation import Crash
 
 ARRIVE = Run(resume=True, stop_after=0)
 SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
@@ -208,40 +212,75 @@ def _changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 @check("CKC-SIDE-003")
-def test_an_acknowledged_step_is_never_touched_again(subject: Subject) -> None:
-    """Later training and later saves change no byte of an earlier step.
+def test_an_acknowledged_step_stays_as_it_was_saved(subject: Subject) -> None:
+    """Neither later training nor a later save, nor a kill in it, changes what a step loads.
 
-    Why: a snapshot that is a reference changes with the live state (D03); a file that two steps
-    share is rewritten for the second one and lost for the first (VX8, LX10; A10).
-    How: compare the directory at the moment the save returned with the directory after more
-    training; where steps are kept, compare the payload of the first step after the second save.
+    Why: a snapshot that is a reference changes with the live state (D03); a step that is written
+    again for the next one is lost with it (VX8, LX10; A10). How steps share files is the manager's
+    own affair: what counts is what loads.
+    How: save, train on, close, load in a new process. Where steps are kept, load the first step
+    after the second save, and after kills in that save; compare bit for bit.
     """
-    folder = subject.scratch / "snapshots"
-    folder.mkdir()
-    result = subject.run(5, (2,), snapshots=str(folder), then=[Close()])
+    golden = subject.golden()
+    state = subject.loaded(golden, 2)
+    trees.clear(subject.root)
+    result = subject.run(5, (2,), snapshots=str(_folder(subject)), then=[Close()])
     _ended(subject, result, "a run with one save")
-    before, after = fingerprint(folder / "2"), fingerprint(subject.root)
-    changed = [name for name, digest in before.items() if after.get(name) != digest]
-    if changed:
-        raise Violation("training on changes files of a step", evidence={"files": changed})
-    if "explicit_step" in subject.info.capabilities:
-        _payload_is_kept(subject.golden())
+    changed = _differing(_folder(subject) / "2", subject.root)
+    _still_loads(subject, state, "training on changes what a step loads", changed)
+    if "explicit_step" not in subject.info.capabilities:
+        return
+    changed = _differing(golden.snapshot(2), golden.snapshot(4))
+    subject.materialize(golden)
+    _still_loads(subject, state, "the save of step 4 changes what step 2 loads", changed, step=2)
+    for crash, resumed in _after_kills(subject):
+        if not _gives(subject, resumed, state):
+            trees.materialize(crash.folder, subject.root)
+            message = f"a kill {crash.point.name} in the save of step 4 costs step 2"
+            differing = _differing(golden.snapshot(2), crash.folder)
+            raise Violation(message, evidence=_evidence(subject, resumed, state, differing))
 
 
-def _payload_is_kept(golden: Golden) -> None:
-    old, new = golden.snapshot(2), golden.snapshot(4)
-    samples = [bytes.fromhex(sample.bytes) for sample in golden.payload_samples[2]]
-    names = [path.relative_to(old) for path in trees.files(old)]
-    data = {name: (old / name).read_bytes() for name in names}
-    there = {name: (new / name).read_bytes() for name in names if (new / name).exists()}
-    kept = b"".join(now for name, now in there.items() if now == data[name])
-    for name, now in there.items():
-        # A second copy, such as one that always holds the latest step, may change.
-        lost = [sample for sample in samples if sample in data[name] and sample not in kept]
-        if lost and now != data[name]:
-            evidence = {"file": name.as_posix(), "tensors": len(lost)}
-            message = "the save of step 4 changes the payload of step 2"
-            raise Violation(message, evidence=evidence)
+def _folder(subject: Subject) -> Path:
+    folder = subject.scratch / "snapshots"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _differing(before: Path, after: Path) -> list[str]:
+    """Name files that are not any more what they were: a hint, where a step does not load."""
+    old, new = fingerprint(before), fingerprint(after)
+    return [name for name, digest in old.items() if new.get(name) != digest]
+
+
+def _still_loads(
+    subject: Subject, state: Leaves, message: str, changed: list[str], step: int | None = None
+) -> None:
+    """Raise Violation unless step 2 loads as it was saved from the manager's directory."""
+    resumed = subject.resume(step)
+    if not _gives(subject, resumed, state):
+        raise Violation(message, evidence=_evidence(subject, resumed, state, changed))
+
+
+def _gives(subject: Subject, resumed: ProcessResult, state: Leaves) -> bool:
+    step, arrived = oracle.arrival(resumed)
+    return step == 2 and oracle.same(arrived, state, subject.holds)  # noqa: PLR2004  the first save
+
+
+def _evidence(
+    subject: Subject, resumed: ProcessResult, state: Leaves, changed: list[str]
+) -> dict[str, object]:
+    files = {"files that changed": changed[:8]} if changed else {}
+    return {**subject.evidence(resumed, state), **files}
+
+
+def _after_kills(subject: Subject) -> list[tuple[Crash, ProcessResult]]:
+    """Load step 2 from what kills in the save of step 4 leave."""
+    crashes = kills.crashes(subject, SaveKind.NEW)
+    cases = [Case(crash.folder, step=2) for crash in crashes]
+    state = subject.loaded(subject.golden(), 2)
+    results = resume_each(subject, cases, lambda result: _gives(subject, result, state))
+    return list(zip(crashes, results, strict=True))
 
 
 @check("CKC-SIDE-005")
