@@ -6,6 +6,7 @@ The base is a plain manager that works. `broken` gives it one method that does n
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -116,6 +117,7 @@ names_for_steps = broken(steps=lambda *_: ["checkpoint-2.pt"], load=load_newest)
 loads_none = broken(load=lambda *_: None)
 loads_words = broken(load=lambda *_: "4")
 raises_at_open = broken(on_open=fail)
+lacks_a_module = broken(on_open=lambda: importlib.import_module("not_installed"))
 refuses_all = broken(load=fail)
 leaves_open = broken(on_open=lambda: sys.exit(3))
 shouts = broken(load=shout)
