@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
 from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
-from ckpt_conformance.subject import oracle
+from ckpt_conformance.subject import by_name, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 
@@ -71,21 +71,27 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
         return f"the save after {trial.name} fails too: {told}" if error else ""
 
     for what in injected_calls.require(subject, injected_calls.SAVES, is_wrong):
-        folder = subject.folder / "injected" / what / "left"
-        found = injected_calls.trials(subject, what)
-        left = {trial.observed.again.left: trial for trial in found if trial.observed.again}
-        chosen = subject.sample(sorted(left), LATER)
-        newest, state = max(injected_calls.legal(subject, what).items())
+        _require_loads(subject, what)
 
-        def is_new(result: ProcessResult, newest: int = newest, state: Any = state) -> bool:  # noqa: ANN401
-            step, served = oracle.arrival(result)
-            return step == newest and oracle.same(served, state, subject.holds)
 
-        results = resume_each(subject, [Case(folder / name) for name in chosen], is_new)
-        for name, result in zip(chosen, results, strict=True):
-            if not is_new(result):
-                message = f"the save after {left[name].name} does not load"
-                raise Violation(message, evidence=subject.evidence(result, state))
+def _require_loads(subject: Subject, what: str) -> None:
+    """Raise Violation if a save that succeeded after a failed one does not load, named or not."""
+    folder = subject.folder / "injected" / what / "left"
+    found = injected_calls.trials(subject, what)
+    left = {trial.observed.again.left: trial for trial in found if trial.observed.again}
+    chosen = subject.sample(sorted(left), LATER)
+    newest, state = max(injected_calls.legal(subject, what).items())
+
+    def is_new(result: ProcessResult) -> bool:
+        step, served = oracle.arrival(result)
+        return step == newest and oracle.same(served, state, subject.holds)
+
+    results = resume_each(subject, [Case(folder / name) for name in chosen], is_new)
+    for name, result in zip(chosen, results, strict=True):
+        if is_new(result) or by_name.loads(subject, folder / name, {newest: state}, [newest]):
+            continue
+        message = f"the save after {left[name].name} does not load"
+        raise Violation(message, evidence=subject.evidence(result, state))
 
 
 @check("CKC-IOER-006")
@@ -117,7 +123,7 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
     How: two steps are there and two may stay; fail the N-th system call of the next save, once and
     from there on; load the newest, and by its number the one before it.
     """
-    if not injected_calls.require(subject, ("rotation",), partial(not_whole, subject)):
+    if not injected_calls.require(subject, ("rotation",), partial(nothing_whole, subject)):
         raise NotApplicable("the adapter does not declare retention")
     if "explicit_step" in subject.info.capabilities:
         require_kept(subject)
@@ -166,6 +172,15 @@ def not_whole(subject: Subject, what: str, trial: Trial) -> str:
     """Say what is wrong with what a save that raised has left; empty if a whole step loads."""
     found = injected_calls.outcome(subject, what, trial) if trial.error else Outcome.NEW
     return "" if found in WHOLE else f"{found} after {trial.name}, and the save raised"
+
+
+def nothing_whole(subject: Subject, what: str, trial: Trial) -> str:
+    """Say what is wrong where no whole step loads, not even one that is asked for by its name."""
+    message = not_whole(subject, what, trial)
+    if not message or trial.folder is None:
+        return message
+    legal = injected_calls.legal(subject, what)
+    return "" if by_name.loads(subject, trial.folder, legal, legal) else message
 
 
 def not_new(subject: Subject, what: str, trial: Trial) -> str:

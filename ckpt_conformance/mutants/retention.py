@@ -66,6 +66,21 @@ class OldestByText(OrdersSteps):
 
 
 @mutant(
+    "C08-parts",
+    url="huggingface/accelerate#1163",
+    change="rotation leaves an empty file for each checkpoint that it deleted",
+    violates={"CKC-RETN-002"},
+)
+class LeavesParts(CheckpointManager):
+    """Counts what loads, and not what is there."""
+
+    def delete_step(self, reference: CheckpointReference) -> None:
+        """Delete, and leave a file behind."""
+        super().delete_step(reference)
+        (self.root / f"rotated-{reference.step}.info").touch()
+
+
+@mutant(
     "C08-padding",
     url="huggingface/accelerate#1163",
     change="rotation sorts names as text, which a padding of six digits hides up to 999,999",
