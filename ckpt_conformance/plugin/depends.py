@@ -21,7 +21,7 @@ import msgspec
 from ckpt_conformance.contract import registry, written
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.work.cache import key_of
-from ckpt_conformance.work.sources import SourceTree, our_packages
+from ckpt_conformance.work.sources import SourceTree, code_outside, our_packages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,6 +98,7 @@ class Inputs:
             "adapter": adapter,
             "device": self.options.device,
             "sources": self._digests[key],
+            "outside": "" if _is_ours(adapter) else self._outside,
             "machine": self._machine,
         }
 
@@ -111,6 +112,10 @@ class Inputs:
             for folder in folders
             for one in folder.rglob(written.RECORD)
         )
+
+    @functools.cached_property
+    def _outside(self) -> str:
+        return code_outside()
 
     @functools.cached_property
     def _machine(self) -> str:
@@ -143,6 +148,11 @@ def adapter_modules(name: str) -> tuple[str, ...]:
     """Name the modules that an adapter's name stands for."""
     module, _, _ = registry.place_of(name).partition(":")
     return (module,)
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether an adapter is one of this suite."""
+    return all(module.partition(".")[0] in our_packages() for module in adapter_modules(name))
 
 
 def adapter_version(name: str) -> str:

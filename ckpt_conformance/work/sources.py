@@ -9,10 +9,13 @@ checks really import.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
+import os
 import re
+import secrets
 import site
 import sys
 import sysconfig
@@ -147,6 +150,62 @@ def not_installed(top: str) -> dict[str, Source]:
     if path.name == "__init__.py":
         return SourceTree.of_packages({top: path.parent}).sources
     return {top: Source(top, path)}
+
+
+def code_outside() -> str:
+    """Return one digest of all code that may be imported and is neither installed nor ours.
+
+    That is what lies below the working directory, the PYTHONPATH, and the folders of editable
+    installations. What a program imports by a name that it makes up is no name in its text, so all
+    of it counts. Where that is too much to read the digest is never the same twice.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    count = 0
+    for place in _places_outside():
+        for path in sorted(_code(place)):
+            count += 1
+            if count > MOST_FILES:
+                return secrets.token_hex(16)
+            found.update(f"{path.relative_to(place)}\0".encode(errors="surrogateescape"))
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                found.update(hashlib.file_digest(file, "blake2b").digest())
+    return found.hexdigest()
+
+
+def _places_outside() -> list[Path]:
+    """Return the folders from which modules are imported, without those of installed packages."""
+    places = {Path(entry or ".").resolve() for entry in (".", *sys.path)}
+    ours = {path.resolve() for path in our_packages().values()}
+    outside = [
+        place
+        for place in places
+        if place.is_dir()
+        and place not in ours
+        and not any(place.is_relative_to(installed) for installed in _INSTALLED)
+    ]
+    return sorted(outside)
+
+
+def _code(place: Path) -> Iterator[Path]:
+    """Yield the files below a folder that may run; those of an environment count as installed."""
+    ours = {path.resolve() for path in our_packages().values()}
+    for base, folders, names in os.walk(place):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in PASSED_OVER
+            and Path(base, name) not in ours
+            and not Path(base, name, "pyvenv.cfg").exists()
+            and not all(Path(base, name, file).exists() for file in OF_A_REPORT)
+        ]
+        yield from (Path(base, name) for name in names if name.endswith(CODE))
+
+
+CODE = (".py", ".so", ".pyd", ".pth", ".sh")
+PASSED_OVER = {"__pycache__", "node_modules"}
+OF_A_REPORT = ("result.json", "report.html")  # its bundles have scripts, which nobody imports
+MOST_FILES = 20_000
 
 
 _INSTALLED = {

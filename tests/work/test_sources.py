@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ckpt_conformance.work import sources
 from ckpt_conformance.work.sources import SourceTree
 
 if TYPE_CHECKING:
@@ -77,3 +78,58 @@ def test_a_digest_changes_with_each_text_and_with_nothing_else(tmp_path: Path) -
     after_b = tree_of(tmp_path, a="import p.b", b="x = 2", c="y = 1")
     assert before.digest(chosen) != after_b.digest(chosen)
     assert before.digest(sorted(chosen)) == before.digest(sorted(chosen, reverse=True))
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working directory with code of many kinds, and a folder on the path beside it."""
+    for name in (*SEEN, *NOT_SEEN):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("X = 1\n")
+    (tmp_path / "here" / "env" / "pyvenv.cfg").touch()
+    (tmp_path / "here" / "reports" / "report.html").touch()
+    (tmp_path / "here" / "reports" / "result.json").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    return tmp_path
+
+
+SEEN = (
+    "here/adapter.py",
+    "here/beside.py",  # which is imported by a name that is put together
+    "here/namespace/deep/flag.py",  # no __init__.py
+    "here/tool.sh",
+    "here/libx.so",
+    "path/other/core.py",
+    "path/sitecustomize.py",
+)
+NOT_SEEN = (
+    "here/.git/hook.py",
+    "here/env/lib/package.py",
+    "here/reports/bundles/CKC/repro.py",
+    "here/data.bin",
+    "elsewhere/module.py",
+)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_code_that_may_be_imported_counts_however_it_is_named(outside: Path, name: str) -> None:
+    before = sources.code_outside()
+    assert sources.code_outside() == before
+    (outside / name).write_text("X = 2\n")
+    assert sources.code_outside() != before
+
+
+@pytest.mark.parametrize("name", NOT_SEEN)
+def test_what_is_no_code_of_the_users_does_not_count(outside: Path, name: str) -> None:
+    before = sources.code_outside()
+    (outside / name).write_text("X = 2\n")
+    assert sources.code_outside() == before
+
+
+def test_where_there_is_too_much_code_nothing_is_ever_the_same(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MOST_FILES", len(list(outside.rglob("*.py"))) // 2)
+    assert sources.code_outside() != sources.code_outside()
