@@ -22,6 +22,7 @@ from ckpt_conformance.contract.journal import ChildJournal
 from ckpt_conformance.harness import messages, rank_group
 from ckpt_conformance.harness.gate import Gate as UploadGate
 from ckpt_conformance.harness.messages import Program, Report
+from ckpt_conformance.processes import unix_sockets
 from ckpt_conformance.trace import sources
 from ckpt_conformance.workload import devices
 from ckpt_conformance.workload.job import Job
@@ -307,9 +308,10 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """Close the manager; the next operation opens a new one."""
-        if self._opened is not None and hasattr(self._opened, "close"):
-            self._opened.close()
+        """Wait for what it does in the background, and close it; the next operation opens anew."""
+        for method in ("settle", "close"):
+            if self._opened is not None and hasattr(self._opened, method):
+                getattr(self._opened, method)()
         self._opened = None
 
     def op_copy_out(self, op: messages.CopyOut, _result: Draft) -> None:
@@ -365,6 +367,7 @@ def run_program(program: Program) -> None:
     if program.rank_group:
         rank_group.run(program, run_program)
         return
+    unix_sockets.shorten_those_of_multiprocessing()
     torch.set_num_threads(1)
     baseline = memory_kib("VmRSS")
     if program.device != devices.CUDA:  # CUDA takes addresses for all memory that there is

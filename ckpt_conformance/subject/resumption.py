@@ -232,5 +232,5 @@ def follow_kind(subject: Subject, kind: str, message: str, saves: tuple[int, ...
     try:
         golden = subject.golden(saves, kind=kind)
     except Unknown as doubt:
-        raise Violation(f"{message}: {doubt}") from doubt
+        raise Violation(f"{message}: {doubt.reason}") from doubt
     trajectory(subject, golden, saves[-1], message)

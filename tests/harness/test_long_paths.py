@@ -47,4 +47,5 @@ def test_a_server_works_in_a_long_temporary_folder(
     before = set(Path("/proc/self/fd").iterdir())
     with subject_of("reference", 0) as subject:
         assert set(SAVES) <= set(subject.golden().at)
+        assert set(SAVES) <= set(subject.golden(kind="workers").at)  # by sockets of its own
     assert set(Path("/proc/self/fd").iterdir()) == before

@@ -31,7 +31,10 @@ def child(number, command):
 first = child(1, ["sleep", "601"])
 second = child(2, ["sleep", "602"])
 os.close(write)
-os.read(ready, 1)  # an exec closes it: both are what they will be
+os.read(ready, 1)  # an exec closes it, a moment before there is a command line
+for pid in orphans.children() - {first, second}:
+    while not open(f"/proc/{pid}/cmdline").read():
+        pass
 print(len(orphans.children()))
 for pid, number, own, others in ((first, 1, (first, second), OTHERS), (second, 2, (second,), ())):
     print(sorted(one.split(" (")[0] for one in orphans.sweep(own, pid, others)))
