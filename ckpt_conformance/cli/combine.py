@@ -11,6 +11,7 @@ import typer
 
 from ckpt_conformance.cli import certify, explorations, fsck, fsck_results, mutants
 from ckpt_conformance.cli.sessions import session_of
+from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.report import certificate, terminal
 from ckpt_conformance.work import lines
@@ -42,19 +43,19 @@ def combine(
         status = explorations.combine(whole, results, out)
     else:
         status = _of_session(whole, results, out, as_json=as_json)
-    if whole.missing:
-        terminal.say(
-            f"error: {terminal.count(len(whole.missing), 'shard')} missing: "
-            f"{', '.join(whole.missing)}; run them with the same arguments",
-            error=True,
-        )
-        status = status or UNDECIDED
+    stopped = whole.stopped if whole.undone else ()  # who was stopped after the last item lost none
+    for shards, what in ((whole.missing, "missing"), (stopped, "stopped before the end")):
+        if shards:
+            many, names = terminal.count(len(shards), "shard"), ", ".join(shards)
+            advice = "run them with the same arguments"
+            terminal.say(f"error: {many} {what}: {names}; {advice}", error=True)
+            status = UNDECIDED if status in (0, INTERRUPTED) else status
     raise typer.Exit(status)
 
 
 def _of_session(whole: lines.Results, results: Sequence[Path], out: Path, *, as_json: bool) -> int:
     """Make the matrix or the certificates of a session of the suites."""
-    session = session_of(whole)
+    session = replace(session_of(whole), interrupted=False)  # who combines has stopped nothing
     options = _options(whole.header, out)
     if whole.header.command == "mutants":
         return mutants.deliver(session, options, as_json=as_json)
@@ -91,6 +92,12 @@ def _copy_bundle(name: str, folder: Path, parts: Sequence[Path]) -> None:
         source = part.parent / "bundles" / name
         if source.is_dir() and not target.exists():
             shutil.copytree(source, target, symlinks=True)
+    if not target.exists():
+        terminal.say(
+            f"note: bundle {name} is not beside the results; let each shard write --out and "
+            "--results to one folder, and bring all of it",
+            error=True,
+        )
 
 
 def register(app: typer.Typer) -> None:

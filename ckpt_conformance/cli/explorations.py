@@ -226,7 +226,6 @@ class _Report:
 
         self.whole, self.request, self.paths = whole, request, paths
         self.run = Run(request.asked, Limits(), out, keep=False)
-        self.run.findings.interrupted = not whole.ended
         header = whole.header
         self.run.findings.made = exploration.Made(
             header.version, header.commit, header.created, header.environment
@@ -290,11 +289,11 @@ class _Report:
                 f"visited{self._why()}"
             )
             known.result.interrupted = not self.whole.ended
-        findings, interrupted = self.run.findings, self.run.findings.interrupted
+        findings = self.run.findings
         findings.notes += [note for note in basis.notes if note not in findings.notes]
         findings.without_a_crash += basis.without_a_crash
         self.run.take(known, self._copy_bundle)
-        findings.interrupted = interrupted or findings.interrupted
+        findings.interrupted = False  # who combines has stopped nothing
 
     def _why(self) -> str:
         """Say why something may not be there."""

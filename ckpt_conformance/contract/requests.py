@@ -20,6 +20,9 @@ class RequestError(ValueError):
     """A request that cannot be run: a usage error."""
 
 
+LISTED = ("adapters", "invariants", "profiles", "faults", "mutants")  # by the command `list`
+
+
 def check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse a name that does not exist: a typo would select nothing and stay green.
 
@@ -29,7 +32,9 @@ def check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None
     """
     for name in given:
         if name not in known:
-            hint = f"{nearest(name, known)}`ckpt-conformance list {kind}s` names all"
+            listed = f"`ckpt-conformance list {kind}s` names all"
+            names = listed if f"{kind}s" in LISTED else f"there are {', '.join(known)}"
+            hint = f"{nearest(name, known)}{names}"
             raise RequestError(f"unknown {kind} {name!r}; {hint}")
 
 

@@ -134,7 +134,12 @@ class Results:
     facts: dict[str, msgspec.Raw]  # by subject
     results: dict[str, Line]  # by item
     missing: tuple[str, ...] = ()  # shards of which there is no file
-    ended: bool = True  # whether every part came to its end
+    stopped: tuple[str, ...] = ()  # shards whose file ends before its run did
+
+    @property
+    def ended(self) -> bool:
+        """Whether every part that is there came to its end."""
+        return not self.stopped
 
     @property
     def undone(self) -> list[str]:
@@ -164,7 +169,7 @@ def gather(lines: Iterable[AnyLine], name: str = "the results") -> Results:
     if header.schema != SCHEMA:
         reason = f"{name}: schema is {header.schema!r}, this version reads {SCHEMA!r}"
         raise LinesError(f"{reason}; combine with the version that wrote it ({header.version})")
-    return Results(header, facts, results, ended=ended)
+    return Results(header, facts, results, stopped=() if ended else (header.shard,))
 
 
 def stream(path: Path) -> Iterator[tuple[int, AnyLine]]:
@@ -251,7 +256,7 @@ def combine(parts: Sequence[Results]) -> Results:
         {subject: fact for part in there for subject, fact in part.facts.items()},
         {item: line for part in there for item, line in part.results.items()},
         joined.missing,
-        all(part.ended for part in there),
+        tuple(shard for part in there for shard in part.stopped),
     )
 
 

@@ -101,11 +101,12 @@ def test_a_check_that_did_not_run_is_not_passed_by_its_sibling(
 def test_a_part_that_was_stopped_beside_one_that_is_missing(ckpt: Ckpt, tmp_path: Path) -> None:
     first, second, _ = shards(ckpt, *CERTIFY)
     text = (tmp_path / first).read_text().splitlines(keepends=True)
-    (tmp_path / first).write_text("".join(text[:-1]))  # without the line that says it ended
+    (tmp_path / first).write_text("".join(text[:-2]))  # no result, no end
     status, out, err = ckpt("combine", first, second, "--out", "part")
-    assert status == 130
-    assert "Stopped before the end" in out
+    assert status == 3
+    assert "not run" in out
     assert "1 shard missing: 3/3" in err
+    assert "1 shard stopped before the end: 1/3; run" in err
 
 
 def test_a_check_of_a_control_that_did_not_run_makes_the_matrix_inexact(
