@@ -164,15 +164,15 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     if steps != [10, 11, 12]:
         message = "rotation does not leave the newest three of twelve"
         raise Violation(message, evidence={"steps": steps})
-    names = {12: len(trees.listing(subject.root))}
+    counts = {12: len(trees.listing(subject.root))}
     for saves in (6, 18):
         fresh(subject)
         rotating(subject, saves, tuple(range(1, saves + 1)), 3)
-        names[saves] = len(trees.listing(subject.root))
+        counts[saves] = len(trees.listing(subject.root))
     # The number of files of a step may vary by a few; a name for each deletion makes six more.
-    if min(names[12] - names[6], names[18] - names[12]) >= GROWTH:
-        counts = {f"names after {saves} saves": names[saves] for saves in sorted(names)}
-        raise Violation("rotation leaves parts of what it deleted", evidence=counts)
+    if min(counts[12] - counts[6], counts[18] - counts[12]) >= GROWTH:
+        evidence = {f"names after {saves} saves": counts[saves] for saves in sorted(counts)}
+        raise Violation("rotation leaves parts of what it deleted", evidence=evidence)
 
 
 @check("CKC-RETN-003")

@@ -67,6 +67,15 @@ def judge(
     return found
 
 
+def by_pair(found: Mapping[str, Mapping[str, CheckOutcome]]) -> dict[tuple[str, str], Verdict]:
+    """Return verdicts by adapter and invariant."""
+    return {
+        (name, invariant): outcome.verdict
+        for name, outcomes in found.items()
+        for invariant, outcome in outcomes.items()
+    }
+
+
 def rename(folder: Path, old: str, new: str) -> None:
     """Let one adapter's record say that another one wrote it."""
     for path in folder.rglob(written.RECORD):
@@ -91,11 +100,7 @@ def test_what_other_releases_wrote_loads_bit_for_bit(golden: Path, server: Serve
     adapters = sorted({one.record.adapter for one in written.find(golden)})
     assert len(adapters) == 5
     found = judge(golden, server, *adapters)
-    verdicts = {
-        (name, invariant): outcome.verdict
-        for name, outcomes in found.items()
-        for invariant, outcome in outcomes.items()
-    }
+    verdicts = by_pair(found)
     assert len(verdicts) == len(adapters) * len(PLAIN)
     others = {key for key, verdict in verdicts.items() if verdict is not Verdict.PASS}
     assert others <= {REFUSED}, [(key, found[key[0]][key[1]].evidence) for key in others]
@@ -111,11 +116,7 @@ def test_what_other_releases_wrote_loads_bit_for_bit(golden: Path, server: Serve
 def test_ranks_get_what_ranks_of_other_releases_saved(golden: Path, server: Server) -> None:
     adapters = ("reference", "reference-dcp", "dcp-per-step")
     found = judge(golden, server, *adapters, only=OF_RANKS)
-    verdicts = {
-        (name, invariant): outcome.verdict
-        for name, outcomes in found.items()
-        for invariant, outcome in outcomes.items()
-    }
+    verdicts = by_pair(found)
     assert len(verdicts) == len(adapters) * len(OF_RANKS)
     others = {key for key, verdict in verdicts.items() if verdict is not Verdict.PASS}
     assert others <= {REFUSED}, others
