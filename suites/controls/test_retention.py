@@ -112,7 +112,8 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
     counted = counting.count_calls(subject, run, subject.folder / "kept" / "one of two")
     chosen = dangerous(subject, counted)
     hits = [(f"a kill {point.name}", point.spec("kill")) for point in chosen]
-    hits += [(f"a full disk {chosen[0].name}", counting.full_from(counted, chosen[0]))]
+    full = dict.fromkeys((counted.points[0], chosen[0]))  # from the first call, and in mid-rotation
+    hits += [(f"a full disk {point.name}", counting.full_from(counted, point)) for point in full]
     for what, fault in hits:
         result = run([fault])
         if not result.has_fired:
@@ -140,11 +141,11 @@ def dangerous(subject: Subject, counted: Counted) -> list[Point]:
     before, after = counted.calls[0].tree, kept_trees.fingerprint(subject.root)
     old, new = set(before) - set(after), set(after) - set(before)
 
-    def danger(point: Point) -> int:
+    def danger(point: Point) -> tuple[int, int]:
         parts = (mark.partition(": ") for mark in point.state)
         marks = {name: mark for mark, _, name in parts}
         gone = sum(marks.get(name) == "gone" for name in old)
-        return gone * sum(marks.get(name) == "before" for name in new)
+        return gone * sum(marks.get(name) == "before" for name in new), gone
 
     every = list(counted.points)
     subject.rng.shuffle(every)
