@@ -180,7 +180,8 @@ def nothing_whole(subject: Subject, what: str, trial: Trial) -> str:
     if not message or trial.folder is None:
         return message
     legal = injected_calls.legal(subject, what)
-    return "" if by_name.loads(subject, trial.folder, legal, legal) else message
+    due = [step for step in legal if step >= injected_calls.OPERATIONS[what].before[-1]]
+    return "" if by_name.loads(subject, trial.folder, legal, due) else message
 
 
 def not_new(subject: Subject, what: str, trial: Trial) -> str:

@@ -124,7 +124,8 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
         trees.materialize(subject.root, tree)
         resumed = subject.resume()
         outcome = subject.classify(resumed, legal, newest=4, acknowledged=acknowledged)
-        if outcome not in EITHER and not by_name.loads(subject, tree, legal, legal):
+        due = [step for step in legal if step >= max(acknowledged)]  # nothing older will do
+        if outcome not in EITHER and not by_name.loads(subject, tree, legal, due):
             subject.judge(resumed, legal, EITHER, message, newest=4, acknowledged=acknowledged)
 
 
