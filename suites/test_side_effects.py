@@ -237,7 +237,8 @@ def test_an_acknowledged_step_stays_as_it_was_saved(subject: Subject) -> None:
 def _is_kept_by_saves(subject: Subject, state: Leaves) -> None:
     """Raise Violation unless step 2 loads by its number after the save of step 4, and after kills.
 
-    Raises Unknown where a step that is asked for by its number is not served at all.
+    Raises Unknown where a step that is asked for by its number is not served at all, and where
+    nothing loads after a kill, by its number or not: CKC-ATOM-001 tells of that.
     """
     newest = subject.golden().snapshot(4)
     crashes = kills.crashes(subject, SaveKind.NEW)
@@ -250,6 +251,8 @@ def _is_kept_by_saves(subject: Subject, state: Leaves) -> None:
     for (folder, what), resumed in zip(left, results, strict=True):
         if not _gives(subject, resumed, state):
             controls.require(smoke.test_each_declared_capability_works, subject)
+            if folder != newest:
+                controls.require(kills.test_a_kill_during_a_save_costs_at_most_that_step, subject)
             trees.materialize(folder, subject.root)  # where a bundle takes it from
             changed = _differing(subject.golden().snapshot(2), folder)
             evidence = _evidence(subject, resumed, state, changed)
