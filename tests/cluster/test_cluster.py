@@ -14,7 +14,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cluster_jobs
 import pytest
@@ -29,7 +29,7 @@ from ckpt_conformance.processes import keeper
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest.importorskip("distributed", reason="the extra cluster is not installed")
+distributed: Any = pytest.importorskip("distributed", reason="the extra cluster is not installed")
 pytest.importorskip("cryptography", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.filterwarnings("ignore")]
 
@@ -209,9 +209,17 @@ def test_without_its_certificate_a_scheduler_lets_nobody_in(
 ) -> None:
     monkeypatch.setattr(client, "CONNECT", 2.0)
     address = cluster.place.address
-    for place in (Place(address, address), Place(address, address.replace("tls", "tcp"))):
+    strange = distributed.Security.temporary()
+    other = cluster.folder / "other.pem"
+    other.write_text(strange.tls_client_key + strange.tls_client_cert)
+    open_one = Place(address, address.replace("tls", "tcp"))
+    for place, reason in (
+        (Place(address, address), "there is no --tls-ca and no --tls-cert"),
+        (Place(address, address, tls=Tls(other, other, other)), "no scheduler can be spoken to"),
+        (open_one, "no scheduler can be spoken to there"),
+    ):
         with (
-            pytest.raises(RequestError, match="no scheduler can be spoken to there"),
+            pytest.raises(RequestError, match=reason),
             client.connect(place, OBEY, b"{}", cluster_jobs.here()),
         ):
             pass
