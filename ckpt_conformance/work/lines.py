@@ -261,19 +261,40 @@ def combine(parts: Sequence[Results]) -> Results:
 
 
 def _require_same(first: Header, other: Header) -> None:
-    """Raise LinesError with the first thing in which two headers differ."""
+    """Raise LinesError with the first thing in which two headers differ, and what to do."""
+    ours, theirs = _suite(first), _suite(other)
+    if ours != theirs:
+        _refuse(
+            first,
+            other,
+            f"shard {first.shard} was run by {ours}, and shard {other.shard} by {theirs}; install "
+            "the same one on every machine, and run the shards of the other one again",
+        )
     pairs: dict[str, tuple[object, object]] = {
         "the command": (first.command, other.command),
-        "the version": (first.version, other.version),
-        "the commit": (first.commit, other.commit),
         "the number of shards": (first.shard.partition("/")[2], other.shard.partition("/")[2]),
     }
     names = sorted({*first.request, *other.request})
     pairs |= {f"--{name}": (first.request.get(name), other.request.get(name)) for name in names}
-    pairs["what was planned"] = (first.plan, other.plan)
     for what, (one, two) in pairs.items():
         if one != two:
-            reason = f"results of shards {first.shard} and {other.shard} do not belong together"
-            raise LinesError(
-                f"{reason}: {what} is {one!r} and {two!r}; run every shard with the same arguments"
-            )
+            reason = f"{what} is {one!r} and {two!r}"
+            _refuse(first, other, f"{reason}; run every shard with the same arguments")
+    if first.plan != other.plan:
+        _refuse(
+            first,
+            other,
+            f"the same request was planned as {first.plan} and as {other.plan}; install the same "
+            "files of ckpt-conformance on every machine: its version and commit are the same",
+        )
+
+
+def _refuse(first: Header, other: Header, reason: str) -> None:
+    shards = f"results of shards {first.shard} and {other.shard} do not belong together"
+    raise LinesError(f"{shards}: {reason}")
+
+
+def _suite(header: Header) -> str:
+    """Name the suite that wrote a file."""
+    commit = f", commit {header.commit}" if header.commit else ""
+    return f"ckpt-conformance {header.version}{commit}"
