@@ -19,6 +19,7 @@ from torch.distributed import checkpoint as dcp
 from typer.testing import CliRunner
 from url_stores import Watched, upload
 
+from ckpt_conformance.cli import fsck_results
 from ckpt_conformance.cli.main import app
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import judging, stored
@@ -135,7 +136,7 @@ def test_a_shard_that_was_killed_keeps_what_it_found_and_is_not_whole(
 ) -> None:
     first, second = shards(tmp_path, run, count=2)
     text = second.read_bytes().splitlines(keepends=True)
-    second.write_bytes(b"".join(text[:3]) + text[3][:40])  # header, fact, and one result
+    second.write_bytes(b"".join(text[:4]) + text[4][:40])  # header, facts, and one result
     told = json.loads(Finished("combine", first, second, "--json").out)
     assert told["missing_shards"] == ["2/2"]
     whole = json.loads(Finished("fsck", run, "--json").out)
@@ -151,13 +152,50 @@ def test_a_shard_that_was_killed_keeps_what_it_found_and_is_not_whole(
 def test_a_listing_that_differs_is_noticed(run: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
     Finished("fsck", run, "--shard", "1/2", "--results", first)
-    torch.save({"w": torch.ones(3)}, run / "model_10.pt")
+    for step in range(10, 15):
+        torch.save({"w": torch.ones(3)}, run / f"model_{step}.pt")
     Finished("fsck", run, "--shard", "2/2", "--results", second)
     with pytest.raises(RequestError, match="a checkpoint came, went or changed") as error:
         Finished("combine", first, second)
     assert "shard 1/2 has listed 11 checkpoints, 26 files" in str(error.value)
-    assert "shard 2/2 12 checkpoints, 27 files" in str(error.value)
+    assert "shard 2/2 16 checkpoints, 31 files" in str(error.value)
     assert "--write-plan FILE" in str(error.value)
+    assert "only shard 2/2 has model_10.pt (1 file, " in str(error.value)
+    assert "and 2 more" in str(error.value)
+    assert "only shard 1/2" not in str(error.value)
+
+
+def test_of_too_many_checkpoints_the_way_to_see_what_differs_is_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsck_results, "MOST_NAMED", 11)
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    Finished("fsck", run, "--shard", "1/2", "--results", first)
+    torch.save({"w": torch.ones(3)}, run / "model_10.pt")
+    Finished("fsck", run, "--shard", "2/2", "--results", second)
+    with pytest.raises(RequestError, match=r"12 checkpoints, .* kept for 11 at most"):
+        Finished("combine", first, second)
+
+
+def test_what_differs_is_named_where_the_numbers_are_the_same(run: Path, tmp_path: Path) -> None:
+    """Two checkpoints were renamed, and one has grown by what another has lost."""
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    Finished("fsck", run, "--shard", "1/2", "--results", first)
+    (run / "model_7.pt").rename(run / "model_70.pt")
+    one, two = run / "step_5" / "part_0.pt", run / "step_6" / "part_0.pt"
+    size = one.stat().st_size
+    os.truncate(one, size - 7)
+    two.write_bytes(two.read_bytes() + bytes(7))
+    (run / os.fsdecode(b"caf\xe9/step_3.pt")).rename(run / os.fsdecode(b"caf\xe9/step_4.pt"))
+    Finished("fsck", run, "--shard", "2/2", "--results", second)
+    with pytest.raises(RequestError, match=r"11 checkpoints, .* 11 checkpoints, ") as error:
+        Finished("combine", first, second)
+    said = str(error.value)
+    assert ", model_7.pt (1 file, " in said
+    assert ", model_70.pt (1 file, " in said
+    total = sum(path.stat().st_size for path in (run / "step_5").iterdir())
+    assert f"step_5 is 5 files, {total + 7:,} bytes in shard 1/2 and 5 files, {total:,} " in said
+    assert "only shard 1/2 has caf\\udce9/step_3.pt" in said  # whatever bytes a name has
 
 
 def test_a_plan_holds_the_listing_still(run: Path, tmp_path: Path) -> None:
