@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from torch.distributed import checkpoint as dcp
 from typer.testing import CliRunner
 from url_stores import Watched, upload
 
-from ckpt_conformance.cli import fsck_results
+from ckpt_conformance.cli import fsck_plan, fsck_results
 from ckpt_conformance.cli.main import app
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import judging, stored
@@ -247,8 +248,9 @@ def test_a_plan_of_another_place_and_files_of_others(run: Path, tmp_path: Path) 
     plan, other = tmp_path / "plan.jsonl", tmp_path / "thesis.txt"
     Finished("fsck", run, "--write-plan", plan)
     Finished("fsck", run, "--write-plan", plan)  # one of its own is replaced
-    with pytest.raises(RequestError, match=f"is of {run}, and not of {run}/step_1"):
+    with pytest.raises(RequestError, match=f"is of {run}, and not of {run}/step_1") as error:
         Finished("fsck", run / "step_1", "--plan", plan)
+    assert "list this one with --write-plan" in str(error.value)
     other.write_text("chapter 1\n")
     for option in ("--write-plan", "--results"):
         with pytest.raises(RequestError, match="name another file"):
@@ -257,6 +259,55 @@ def test_a_plan_of_another_place_and_files_of_others(run: Path, tmp_path: Path) 
     with pytest.raises(RequestError, match="cannot be read"):
         Finished("fsck", run, "--plan", tmp_path / "absent")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.jsonl", "run", "thesis.txt"]
+
+
+def test_a_plan_is_of_a_folder_and_not_of_its_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same relative name in another working directory, and another folder at the same path."""
+    plan, other = tmp_path / "plan.jsonl", tmp_path / "other"
+    monkeypatch.chdir(tmp_path)
+    assert Finished("fsck", "run", "--write-plan", plan).status == 0
+    whole = json.loads(Finished("fsck", "run", "--json").out)
+    assert json.loads(Finished("fsck", "run", "--plan", plan, "--json").out) == whole
+    shutil.copytree("run", other / "run", symlinks=True)
+    monkeypatch.chdir(other)
+    with pytest.raises(RequestError, match=f"is of {run}, and not of {other / 'run'}; name"):
+        Finished("fsck", "run", "--plan", plan)
+    monkeypatch.chdir(tmp_path)
+    run.rename(tmp_path / "moved")
+    shutil.copytree(other / "run", run, symlinks=True)
+    with pytest.raises(RequestError, match=f"is of another folder, which was at {run} when"):
+        Finished("fsck", "run", "--plan", plan)
+
+
+def test_a_folder_that_was_moved_or_linked_is_the_one_that_was_listed(
+    run: Path, tmp_path: Path
+) -> None:
+    plan, moved, link = tmp_path / "plan.jsonl", tmp_path / "moved", tmp_path / "link"
+    Finished("fsck", run, "--write-plan", plan)
+    many = len(json.loads(Finished("fsck", run, "--json").out)["checkpoints"])
+    run.rename(moved)
+    link.symlink_to(moved)
+    for there in (moved, link):
+        told = json.loads(Finished("fsck", there, "--plan", plan, "--json").out)
+        assert len(told["checkpoints"]) == many
+
+
+def test_on_another_machine_the_absolute_path_is_what_counts(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inode is another one there, such as that of a mounted store."""
+    plan, boot, copy = tmp_path / "plan.jsonl", tmp_path / "boot_id", tmp_path / "copy"
+    Finished("fsck", run, "--write-plan", plan)
+    boot.write_text("another machine\n")
+    monkeypatch.setattr(fsck_plan, "BOOT", boot)
+    shutil.copytree(run, copy, symlinks=True)
+    with pytest.raises(RequestError, match=r"needs the same absolute path: mount it there, or"):
+        Finished("fsck", copy, "--plan", plan)
+    shutil.rmtree(run)
+    run.symlink_to(copy)
+    assert json.loads(Finished("fsck", run, "--plan", plan, "--json").out)["checkpoints"]
 
 
 @pytest.mark.parametrize(
