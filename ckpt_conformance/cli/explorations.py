@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.evidence import Basis, Evidence, Known, Notebook
     from ckpt_conformance.crash.explore.exploration import BaseExplorer, Violation
     from ckpt_conformance.report.certificate import Json
+    from ckpt_conformance.work.identity import Identity
 
 COMMAND = "explore"
 SCRIPT = "command"  # stands for the one workload of a command
@@ -92,6 +93,7 @@ class Part:
     request: Request
     shard: Shard
     writer: lines.Writer
+    depends: Identity | None = None
     items: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
 
     @property
@@ -112,6 +114,7 @@ class Part:
                 plan=whole.digest,
                 shard=self.shard,
                 items=[item.id for item in mine.items],
+                depends=self.depends,
             )
         )
 

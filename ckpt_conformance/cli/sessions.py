@@ -243,6 +243,9 @@ class _Run:
 
     def _begin(self, described: Mapping[str, str | int | None]) -> None:
         """Write what the run is; `described` is where it runs."""
+        from ckpt_conformance.cli import remote
+
+        kept = self.work.results is not None  # for others, who have to know what it is of
         asked = {
             name: value for name, value in self.options.to_plain().items() if name not in NOT_ASKED
         }
@@ -254,6 +257,7 @@ class _Run:
                 shard=self.work.shard,
                 items=[item.id for item in self.plan.items],
                 described=described,
+                depends=remote.identity_of(self.options.adapters) if kept else None,
             )
         )
 

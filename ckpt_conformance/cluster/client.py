@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from ckpt_conformance.cluster.dealer import Group
-    from ckpt_conformance.cluster.identity import Identity
     from ckpt_conformance.cluster.place import Place
+    from ckpt_conformance.work.identity import Identity
     from ckpt_conformance.work.items import Item
 
 CONNECT = 20.0  # seconds until a scheduler has to answer

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.work.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +29,8 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="line", tag="header"):
     """What a file of results is part of.
 
     `request` has the choices that results depend on; `plan` is the digest of all items, of which
-    `items` are in this `shard`. Two files with the same command, version, request and plan belong
-    together.
+    `items` are in this `shard`. Two files with the same command, version, request, plan and what
+    results depend on belong together.
     """
 
     schema: str = SCHEMA
@@ -38,6 +39,7 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="line", tag="header"):
     commit: str | None = None
     request: dict[str, Any]
     environment: dict[str, Any]
+    depends: Identity | None = None  # what results depend on besides; None: the version alone
     created: str  # ISO 8601, UTC
     plan: str
     shard: str = "1/1"
@@ -280,6 +282,15 @@ def _require_same(first: Header, other: Header) -> None:
         if one != two:
             reason = f"{what} is {one!r} and {two!r}"
             _refuse(first, other, f"{reason}; run every shard with the same arguments")
+    if first.depends and other.depends:
+        shards = f"in shard {first.shard}", f"in shard {other.shard}"
+        if differences := first.depends.differences(other.depends, *shards):
+            _refuse(
+                first,
+                other,
+                f"what results depend on differs: {'; '.join(differences)}; use the same code and "
+                "packages in every shard, and run again those that had others",
+            )
     if first.plan != other.plan:
         _refuse(
             first,

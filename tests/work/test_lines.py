@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from ckpt_conformance.work import lines
+from ckpt_conformance.work.identity import Identity
 from ckpt_conformance.work.lines import End, Fact, Header, Line, LinesError, Writer
 
 if TYPE_CHECKING:
@@ -147,6 +148,14 @@ def test_another_version_is_no_matter_of_arguments(given: dict[str, object], nam
     assert f"shard 1/3 was run {named}" in str(error.value)
     assert "install the same one on every machine" in str(error.value)
     assert "arguments" not in str(error.value)
+
+
+def test_code_that_was_edited_between_two_shards_is_named() -> None:
+    mine, yours = (Identity({"torch": "2"}, files={"my_adapter.py": text}) for text in "ab")
+    other = replace(part("2/3", "c"), header=header("2/3", "c", depends=yours))
+    with pytest.raises(LinesError) as error:
+        lines.combine([part("1/3", "ab", depends=mine), other])
+    assert "my_adapter.py is a in shard 1/3 and b in shard 2/3; use the same" in str(error.value)
 
 
 def test_what_another_version_wrote_is_refused_with_its_name() -> None:
