@@ -175,11 +175,11 @@ def writing(part: Part | None, run: Run) -> Generator[None]:
 def say_part(run: Run, part: Part, results: Path) -> int:
     """Say what a part found, and what to do with it; return the exit status."""
     count = sum(map(len, part.items.values()))
-    visited = sum(result.recovered for result in run.explorations)
+    tried = sum(result.recovered for result in run.explorations)
     classes = sum(len(result.classes()) for result in run.explorations)
     found = files.count(classes, "finding") if classes else "no finding"
     files.say(
-        f"shard {part.shard}: {count} batches, {files.count(visited, 'state')} visited, {found}"
+        f"shard {part.shard}: {count} batches, {files.count(tried, 'run')} of recovery, {found}"
     )
     for line in run.findings.unknown:
         files.say(f"? unknown  {line}")

@@ -447,7 +447,8 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     """Yield the lines of an exploration: models, violations with their commands, the audit."""
     rate = result.recovered / result.batch_seconds if result.batch_seconds else 0
     count = len(result.recording.operations)
-    yield f"{result.workload}: {count} operations, {result.recovered} states visited, {rate:.0f}/s"
+    recoveries = files.count(result.recovered, "run") + " of recovery"
+    yield f"{result.workload}: {count} operations, {recoveries}, {rate:.0f}/s"
     if result.recording.remark:
         yield f"  crash: {result.recording.remark}"
     width = max(map(len, (*result.models, "btrfs")))
@@ -456,8 +457,10 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
         good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # a part only
         sign = files.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in report.outcomes.most_common())
-        states = f"{report.candidates} candidates, {report.distinct} distinct"
-        yield f"  {sign} {name:<{width}} {states}, {report.recovered} visited: {ends}"
+        judged = sum(report.outcomes.values())
+        states = f"{report.candidates} states with {report.distinct} different contents"
+        tried = f"{report.recovered} contents recovered from, so {judged} states judged"
+        yield f"  {sign} {name:<{width}} {states}; {tried}: {ends}"
         for error in report.unusable:
             yield f"      after the recovery: {error}"
     yield from _violation_lines(result, kept)
