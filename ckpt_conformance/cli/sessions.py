@@ -193,7 +193,7 @@ class _Run:
                 for name, info in infos.items():
                     self._describe(name, info)
                 if left.items:
-                    self._run_suites(left, server, Path(scratch))
+                    self._run_suites(left, server, scratch)
 
     def _run_on(self, place: Place) -> None:
         """Run on a cluster; a result is kept in the cache as one of the machine it came from."""
