@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -19,6 +18,7 @@ from ckpt_conformance.cli.sessions import work_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.processes import scratch
 from ckpt_conformance.report import (
     certificate,
     environment,
@@ -69,11 +69,11 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
 
     with (
         # First, so that it goes last: a child that is still being killed may write there.
-        tempfile.TemporaryDirectory(prefix="ckc-explore-") as folder,
+        scratch.session("explore") as folder,
         facts.serve((adapter,), (adapter,)) as (server, infos),
         contextlib.closing(Client(server)) as client,
     ):
-        yield Subject(infos[adapter], client, Path(folder), seed=seed, budget=budget)
+        yield Subject(infos[adapter], client, folder, seed=seed, budget=budget)
 
 
 What = Annotated[

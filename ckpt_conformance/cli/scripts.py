@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shlex
-import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from ckpt_conformance.cli.recordings import say_recorded
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
+from ckpt_conformance.processes.scratch import session
 from ckpt_conformance.report import certificate, environment, files
 from ckpt_conformance.work import sources
 from ckpt_conformance.work.identity import Identity, identity
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.report.certificate import Json
 
 KIND = "script-state"
-PREFIX = "ckc-explore-"  # of temporary folders
 SMALL = 16 << 20  # bytes of a file that a command names and that is no script
 PANEL = "With a command"
 OPTIONS = {"fork": "no-fork", "resume": "resume-cmd"}  # whose names are not those of the fields
@@ -239,28 +238,28 @@ def record(
     return say_recorded(folder)
 
 
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+def _scratch() -> contextlib.AbstractContextManager[Path]:
+    return session("explore")
 
 
-def _places(scratch: str) -> Path:
+def _places(scratch: Path) -> Path:
     """Make the folders that a rehearsal needs; return the one that the script runs in."""
     from ckpt_conformance.processes import memory
 
-    work, place = Path(scratch) / "work", Path(scratch) / "run"
+    work, place = scratch / "work", scratch / "run"
     for path in (work, place, place / memory.TEMPORARY):
         path.mkdir()
     return place
 
 
 def _stage(
-    script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress, jobs: int
+    script: Script, scratch: Path, stack: contextlib.ExitStack, progress: Progress, jobs: int
 ) -> Stage:
     from ckpt_conformance.crash.script import rehearsal
 
     return rehearsal.Stage(
         script=script,
-        folder=Path(scratch) / "work",
+        folder=scratch / "work",
         jobs=jobs,
         tell=lambda what: progress.begin(script.name, what),
         stack=stack,
@@ -268,7 +267,7 @@ def _stage(
 
 
 def _rehearse(
-    run: Run, script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress
+    run: Run, script: Script, scratch: Path, stack: contextlib.ExitStack, progress: Progress
 ) -> Rehearsal:
     from ckpt_conformance.crash.script import kept, rehearsal
 
@@ -362,8 +361,9 @@ def replay(folder: Path, content: Json) -> int:
     """Start the command of a bundle in its directory again."""
     from ckpt_conformance.crash.script import bundles
 
-    with tempfile.TemporaryDirectory(prefix="ckc-replay-") as scratch:
-        return replayed(content, lambda: bundles.replay(folder, Path(scratch)))
+    with session("replay") as scratch:
+        (place := scratch / "run").mkdir()
+        return replayed(content, lambda: bundles.replay(folder, place))
 
 
 def replayed(content: Json, replay: Callable[[], Replayed]) -> int:

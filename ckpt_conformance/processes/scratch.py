@@ -51,9 +51,9 @@ class Scratch:
 
 
 @contextlib.contextmanager
-def session() -> Generator[Path]:
+def session(kind: str = "session") -> Generator[Path]:
     """Make a folder for one session; what is started meanwhile carries its path, to be found by."""
-    with Scratch("session") as folder:
+    with Scratch(kind) as folder:
         before = os.environ.get(SESSION)
         os.environ[SESSION] = str(folder)
         try:

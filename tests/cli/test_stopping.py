@@ -89,6 +89,15 @@ def test_a_killed_certify_leaves_nothing(place: Place, jobs: str, *, group: bool
 
 
 @pytest.mark.slow
+def test_a_killed_explore_leaves_nothing(place: Place) -> None:
+    process = place.start("explore", "hanging:make", "--jobs", "1")
+    place.wait_for_save()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    wait(place.is_clean)
+
+
+@pytest.mark.slow
 def test_a_certify_that_is_killed_while_its_server_starts_leaves_nothing(place: Place) -> None:
     process = place.start("certify", "hanging:make", *LOADS, "--jobs", "1")
     wait(lambda: any((place.folder / "tmp").glob("ckc-server-*/.ckc-owner")))
