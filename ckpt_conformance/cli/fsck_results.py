@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.cli.fsck_plan import Jobs, Listed
     from ckpt_conformance.fsck.judge.judging import Age, Job, Judgement
     from ckpt_conformance.fsck.judge.stored import Result
-    from ckpt_conformance.fsck.layouts.listing import Found
     from ckpt_conformance.work.items import Shard
 
 COMMAND = "fsck"
@@ -186,7 +185,7 @@ def begin(writer: lines.Writer, options: Options, jobs: Jobs, shard: Shard) -> N
     fact = {"listed": vars(listed), "jobs": len(jobs)}
     writer.write(Fact(subject=LISTING, fact=msgspec.Raw(stored.encode(fact))))
     if shard.count > 1 and listed.checkpoints <= MOST_NAMED:
-        named = {_text(job.found.name): _row_of(job.found) for job in jobs.plan.listing()}
+        named = {_text(job.found.name): _row_of(job) for job in jobs.plan.listing()}
         writer.write(Fact(subject=CHECKPOINTS, fact=msgspec.Raw(msgspec.json.encode(named))))
 
 
@@ -203,9 +202,10 @@ class ListedRow(msgspec.Struct, frozen=True, array_like=True):
         return f"{files}, {self.size:,} bytes"
 
 
-def _row_of(found: Found) -> ListedRow:
-    digest = hashlib.blake2b(stored.identity(found), digest_size=8).hexdigest()
-    return ListedRow(found.weight.files, found.weight.size, digest)
+def _row_of(job: Job) -> ListedRow:
+    weight = job.found.weight
+    digest = hashlib.blake2b(stored.identity(job.found), digest_size=8).hexdigest()
+    return ListedRow(weight.files, weight.size, digest)
 
 
 # -- read ------------------------------------------------------------------------------------------
