@@ -123,18 +123,29 @@ def certify(  # noqa: PLR0913  one parameter for each option
 def check_written(options: CheckOptions) -> None:
     """Refuse a folder that no other release wrote for these adapters, or that is not whole.
 
-    Raises WrittenError, or RequestError where none of the adapters wrote there.
+    Raises WrittenError, or RequestError where none of the adapters wrote there, or all that one of
+    them wrote is of the installed release: nothing between two releases would be compared.
     """
+    releases: dict[str, set[str]] = {}  # by adapter
     for folder in options.written_by:
         found = written.find(Path(folder))
         mine = [one for one in found if one.record.adapter in options.adapters]
         for one in mine:
             written.check_files(one)
+            releases.setdefault(one.record.adapter, set()).add(one.record.release)
         if not mine:
             names = ", ".join(sorted({one.record.adapter for one in found}))
             raise RequestError(
                 f"--written-by {folder}: it was written by {names}, and by none of "
                 f"{', '.join(options.adapters)}: name the folder of the adapter that is certified"
+            )
+    here = written.release_of(written.installed())
+    for name, those in releases.items():
+        if those == {here}:
+            raise RequestError(
+                f"--written-by {' '.join(options.written_by)}: all that {name} wrote there is of "
+                f"torch {here}, which is installed here, so nothing between two releases would be "
+                "compared: certify under another release, or name what another one wrote"
             )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.evidence import Basis, Evidence, Known, Notebook
     from ckpt_conformance.crash.explore.exploration import BaseExplorer, Violation
     from ckpt_conformance.report.certificate import Json
+    from ckpt_conformance.work.identity import Identity
 
 COMMAND = "explore"
 SCRIPT = "command"  # stands for the one workload of a command
@@ -92,6 +93,7 @@ class Part:
     request: Request
     shard: Shard
     writer: lines.Writer
+    depends: Identity | None = None
     items: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
 
     @property
@@ -112,6 +114,7 @@ class Part:
                 plan=whole.digest,
                 shard=self.shard,
                 items=[item.id for item in mine.items],
+                depends=self.depends,
             )
         )
 
@@ -172,11 +175,11 @@ def writing(part: Part | None, run: Run) -> Generator[None]:
 def say_part(run: Run, part: Part, results: Path) -> int:
     """Say what a part found, and what to do with it; return the exit status."""
     count = sum(map(len, part.items.values()))
-    visited = sum(result.recovered for result in run.explorations)
+    tried = sum(result.recovered for result in run.explorations)
     classes = sum(len(result.classes()) for result in run.explorations)
     found = files.count(classes, "finding") if classes else "no finding"
     files.say(
-        f"shard {part.shard}: {count} batches, {files.count(visited, 'state')} visited, {found}"
+        f"shard {part.shard}: {count} batches, {files.count(tried, 'run')} of recovery, {found}"
     )
     for line in run.findings.unknown:
         files.say(f"? unknown  {line}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -19,6 +18,7 @@ from ckpt_conformance.cli.sessions import work_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.processes import scratch
 from ckpt_conformance.report import (
     certificate,
     environment,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.script.command import Script
     from ckpt_conformance.report.certificate import Json
     from ckpt_conformance.subject.subject import Subject
+    from ckpt_conformance.work.identity import Identity
 
 DEFAULT_MODELS = ("kill", "ext4", "xfs", "btrfs")
 # As `crash.models` has it, which imports more than --help needs.
@@ -68,11 +69,11 @@ def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subje
 
     with (
         # First, so that it goes last: a child that is still being killed may write there.
-        tempfile.TemporaryDirectory(prefix="ckc-explore-") as folder,
+        scratch.session("explore") as folder,
         facts.serve((adapter,), (adapter,)) as (server, infos),
         contextlib.closing(Client(server)) as client,
     ):
-        yield Subject(infos[adapter], client, Path(folder), seed=seed, budget=budget)
+        yield Subject(infos[adapter], client, folder, seed=seed, budget=budget)
 
 
 What = Annotated[
@@ -177,17 +178,27 @@ class Order:
         """What was given with a command, by the names of the options."""
         return scripts.options_of(self.options) if self.script else {}
 
+    def depends(self) -> Identity:
+        """Return what recoveries depend on: it reads the code of the adapter or of the script."""
+        if self.script:
+            return scripts.identity_of(self.script)
+        from ckpt_conformance.cli import remote
+
+        return remote.identity_of(self.what)
+
 
 def _explore(order: Order, work: Work, recording: Path | None) -> int:
     """Explore, or a part of it; return the exit status."""
     asked, script = order.asked, order.script
+    depends = order.depends() if recording or work.results else None
     given = (order.what, order.of_command, asked.workloads)
-    kit = recordings.Kit.open(recording, *given) if recording else None
+    kit = recordings.Kit.open(recording, *given, depends) if recording and depends else None
     exploration.prepare(order.out)
     run = Run(asked, order.limits, order.out, keep=order.keep)
     run.ranks, run.kit = order.ranks, kit
     if work.results:
-        run.take_part(explorations.request_of(asked, order.what, order.of_command), work)
+        request = explorations.request_of(asked, order.what, order.of_command)
+        run.take_part(request, work, depends)
     about: Json = {}
     with explorations.writing(run.part, run):
         try:
@@ -206,9 +217,12 @@ def _record(order: Order, folder: Path) -> int:
     """Record and explore nothing; return the exit status."""
     with recordings.making(folder):
         if order.script:
-            return scripts.record(order.script, order.options, order.limits.jobs, folder)
+            jobs = order.limits.jobs
+            return scripts.record(order.script, order.options, jobs, folder, order.depends())
+        depends = order.depends()
         with subject_of(order.what[0], 0) as subject:
-            return recordings.record(subject, order.what[0], order.asked.workloads, folder)
+            workloads = order.asked.workloads
+            return recordings.record(subject, order.what[0], workloads, folder, depends)
 
 
 def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
@@ -283,10 +297,12 @@ class Run:
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
-    def take_part(self, request: explorations.Request, work: Work) -> None:
+    def take_part(
+        self, request: explorations.Request, work: Work, depends: Identity | None
+    ) -> None:
         """Explore a part only, and write its lines."""
         writer = lines.Writer(work.results)
-        self.part = explorations.Part(request, work.shard, writer)
+        self.part = explorations.Part(request, work.shard, writer, depends)
         self.bundle_folder = explorations.bundles_of(self.out, work.shard)
 
     def explore_adapter(self, name: str, workloads: Sequence[str]) -> Json:
@@ -431,7 +447,8 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
     """Yield the lines of an exploration: models, violations with their commands, the audit."""
     rate = result.recovered / result.batch_seconds if result.batch_seconds else 0
     count = len(result.recording.operations)
-    yield f"{result.workload}: {count} operations, {result.recovered} states visited, {rate:.0f}/s"
+    recoveries = files.count(result.recovered, "run") + " of recovery"
+    yield f"{result.workload}: {count} operations, {recoveries}, {rate:.0f}/s"
     if result.recording.remark:
         yield f"  crash: {result.recording.remark}"
     width = max(map(len, (*result.models, "btrfs")))
@@ -440,8 +457,10 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
         good = Verdict.UNKNOWN if result.interrupted else Verdict.PASS  # a part only
         sign = files.WORDS[good if clean else Verdict.VIOLATION].glyph
         ends = ", ".join(f"{outcome} {number}" for outcome, number in report.outcomes.most_common())
-        states = f"{report.candidates} candidates, {report.distinct} distinct"
-        yield f"  {sign} {name:<{width}} {states}, {report.recovered} visited: {ends}"
+        judged = sum(report.outcomes.values())
+        states = f"{report.candidates} states with {report.distinct} different contents"
+        tried = f"{report.recovered} contents recovered from, so {judged} states judged"
+        yield f"  {sign} {name:<{width}} {states}; {tried}: {ends}"
         for error in report.unusable:
             yield f"      after the recovery: {error}"
     yield from _violation_lines(result, kept)

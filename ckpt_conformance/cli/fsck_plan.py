@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import tempfile
 from array import array
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ckpt_conformance import __version__
@@ -20,17 +22,52 @@ from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import stored
 from ckpt_conformance.fsck.judge.examine import Checkpoints
 from ckpt_conformance.fsck.judge.judging import Job, Slice
+from ckpt_conformance.fsck.source.places import is_far
 from ckpt_conformance.work.items import Shard, balance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source.places import Where
 
-SCHEMA = "ckpt-conformance/fsck-plan/v1"
+SCHEMA = "ckpt-conformance/fsck-plan/v2"
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of a machine
 _IN_MEMORY = 8 << 20  # bytes of a temporary plan
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which folder or file a plan is of, beyond what the user called it.
+
+    Within one start of a machine a folder is known by its device and inode, wherever it is moved or
+    mounted. Elsewhere these say nothing, and its absolute path has to do.
+    """
+
+    path: str  # absolute, links in it as they are; of a URL the URL
+    boot: str = ""  # empty for a URL
+    inode: tuple[int, int] = (0, 0)  # with its device
+
+    @classmethod
+    def of(cls, where: Where) -> Origin:
+        """Look at a place; of one that cannot be looked at its path is known."""
+        if is_far(where):
+            return cls(str(where))
+        path = os.path.abspath(str(where))  # noqa: PTH100  which resolves no link
+        try:
+            info, boot = os.stat(path), BOOT.read_text().strip()  # noqa: PTH116
+        except OSError:
+            return cls(path)
+        return cls(path, boot, (info.st_dev, info.st_ino))
+
+    def trouble(self, here: Origin) -> str:
+        """Say why something else is here; empty if it is what was listed."""
+        if self.boot and self.boot == here.boot:
+            if self.inode == here.inode:
+                return ""
+            if self.path == here.path:
+                return f"is of another folder, which was at {self.path} when it was listed"
+        return "" if self.path == here.path else f"is of {self.path}, and not of {here.path}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +157,8 @@ def _write(
 ) -> Listed:
     """List a place into a file; `tell` is told how many checkpoints and files were listed."""
     place = str(where)
-    file.write(_line("plan", schema=SCHEMA, version=__version__, place=place))
+    origin = vars(Origin.of(where))
+    file.write(_line("plan", schema=SCHEMA, version=__version__, place=place, origin=origin))
     checkpoints = Checkpoints(where, is_weighed=is_weighed)
     digest = hashlib.blake2b(digest_size=16)
     count = files = size = 0
@@ -171,31 +209,39 @@ def _refuse_foreign(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path, where: Where) -> Generator[StoredPlan]:
-    """Open a plan that `write` wrote; RequestError for another file, or one of another place."""
+    """Open a plan that `write` wrote; RequestError for another file, or one of another place.
+
+    A name that is relative may be that of another folder. What was moved is the same folder still,
+    and what was copied is another one.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
         reason = f"--plan {path} cannot be read: {error.strerror}"
         raise RequestError(f"{reason}; write one with --write-plan") from error
     with file:
-        place = _check_head(file.readline(), "--plan", path)
-        if place != str(where):
-            raise RequestError(f"--plan {path} is of {place}, and not of {where}; name that one")
+        origin = _check_head(file.readline(), "--plan", path)
+        if trouble := origin.trouble(Origin.of(where)):
+            raise RequestError(f"--plan {path} {trouble}; {_ELSEWHERE}")
         listed = _check_lines(file, path)
         yield StoredPlan(file, listed, str(path))
 
 
-def _check_head(line: bytes, option: str, path: Path) -> str:
-    """Return the place that a plan is of; RequestError for a file that is none."""
-    try:
+_ELSEWHERE = (
+    "name the folder that was listed, or list this one with --write-plan. On another machine the "
+    "same folder needs the same absolute path: mount it there, or make a symbolic link"
+)
+
+
+def _check_head(line: bytes, option: str, path: Path) -> Origin:
+    """Return what a plan is of; RequestError for a file that is none."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
         head = stored.decode(line)
-        schema, place = head["schema"], head["place"]
-    except (ValueError, TypeError, KeyError):
-        schema = place = None
-    if schema != SCHEMA or not isinstance(place, str):
-        advice = "name another file" if option == "--write-plan" else "name one that it wrote"
-        raise RequestError(f"{option} {path} is no plan that fsck --write-plan wrote; {advice}")
-    return place
+        if head["schema"] == SCHEMA:
+            origin = head["origin"]
+            return Origin(origin["path"], origin["boot"], tuple(origin["inode"]))
+    advice = "name another file" if option == "--write-plan" else "name one that it wrote"
+    raise RequestError(f"{option} {path} is no plan that fsck --write-plan wrote; {advice}")
 
 
 def _check_lines(file: IO[bytes], path: Path) -> Listed:

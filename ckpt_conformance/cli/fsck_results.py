@@ -5,6 +5,7 @@ In memory is a row for each checkpoint, which says where its result is and how o
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 COMMAND = "fsck"
 LISTING = "listing"  # the subject of the fact that says what was listed
+CHECKPOINTS = "checkpoints"  # and that of the fact that names each of it
+MOST_NAMED = 10_000  # checkpoints, some 100 bytes each
+_SHOWN = 3  # names of each kind of difference
 _IN_MEMORY = 8 << 20  # bytes of results
 
 
@@ -180,6 +184,28 @@ def begin(writer: lines.Writer, options: Options, jobs: Jobs, shard: Shard) -> N
     writer.write(header)
     fact = {"listed": vars(listed), "jobs": len(jobs)}
     writer.write(Fact(subject=LISTING, fact=msgspec.Raw(stored.encode(fact))))
+    if shard.count > 1 and listed.checkpoints <= MOST_NAMED:
+        named = {_text(job.found.name): _row_of(job) for job in jobs.plan.listing()}
+        writer.write(Fact(subject=CHECKPOINTS, fact=msgspec.Raw(msgspec.json.encode(named))))
+
+
+class ListedRow(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint as it was listed: how much of it, and a digest of all that was listed."""
+
+    files: int
+    size: int
+    digest: str
+
+    def __str__(self) -> str:
+        """Write it for people."""
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        return f"{files}, {self.size:,} bytes"
+
+
+def _row_of(job: Job) -> ListedRow:
+    weight = job.found.weight
+    digest = hashlib.blake2b(stored.identity(job.found), digest_size=8).hexdigest()
+    return ListedRow(weight.files, weight.size, digest)
 
 
 # -- read ------------------------------------------------------------------------------------------
@@ -256,7 +282,48 @@ def _check_listings(parts: Sequence[_Part]) -> None:
             one, two = first.header.shard, other.header.shard
             what = f"shard {one} has listed {first.listed}, and shard {two} {other.listed}"
             raise LinesError(
-                f"{what}: a checkpoint came, went or changed between them. List once, with "
-                f"`ckpt-conformance fsck {first.listed.place} --write-plan FILE`, and run every "
-                "shard with --plan FILE"
+                f"{what}: a checkpoint came, went or changed between them: "
+                f"{_difference(first, other)}. List once, with `ckpt-conformance fsck "
+                f"{_text(first.listed.place)} --write-plan FILE`, and run every shard with --plan "
+                "FILE"
             )
+
+
+def _difference(first: _Part, other: _Part) -> str:
+    """Say which checkpoints two shards have not listed alike."""
+    one, two = _checkpoints(first.path), _checkpoints(other.path)
+    if one is None or two is None:
+        return f"which one is not known, since names are kept for {MOST_NAMED:,} at most"
+    shards = f"shard {first.header.shard}", f"shard {other.header.shard}"
+    gone = [f"{name} ({one[name]})" for name in sorted(one.keys() - two.keys())]
+    new = [f"{name} ({two[name]})" for name in sorted(two.keys() - one.keys())]
+    changed = [
+        f"{name} is {_both(one[name], two[name], shards)}"
+        for name in sorted(one.keys() & two.keys())
+        if one[name] != two[name]
+    ]
+    told = [f"only {shards[0]} has {_some(gone)}"] if gone else []
+    told += [f"only {shards[1]} has {_some(new)}"] if new else []
+    told += [_some(changed)] if changed else []
+    return "; ".join(told) or "their leftovers or their order"
+
+
+def _both(one: ListedRow, two: ListedRow, shards: tuple[str, str]) -> str:
+    if str(one) == str(two):
+        return f"{one} in both, and not the same names of files or links"
+    return f"{one} in {shards[0]} and {two} in {shards[1]}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _checkpoints(path: Path) -> dict[str, ListedRow] | None:
+    """Return what a file says of each checkpoint that was listed; None where it names none."""
+    for _, line in lines.stream(path):
+        if isinstance(line, Fact) and line.subject == CHECKPOINTS:
+            return msgspec.json.decode(line.fact, type=dict[str, ListedRow])
+        if isinstance(line, Line):  # facts go first
+            break
+    return None

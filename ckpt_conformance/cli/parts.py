@@ -14,6 +14,7 @@ from ckpt_conformance.work.lines import Header
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ckpt_conformance.work.identity import Identity
     from ckpt_conformance.work.items import Shard
 
 
@@ -25,10 +26,12 @@ def header(  # noqa: PLR0913  one for each thing that it says
     shard: Shard,
     items: Iterable[str] = (),
     described: Mapping[str, str | int | None] | None = None,
+    depends: Identity | None = None,
 ) -> Header:
     """Say what was asked for, where and when, and which part of the `plan` this is.
 
-    `described` is the machine of the run, this one unless it is given.
+    `described` is the machine of the run, this one unless it is given; `depends` is what results
+    depend on besides.
     """
     here = environment.describe_environment(Path(tempfile.gettempdir()))
     return Header(
@@ -37,6 +40,7 @@ def header(  # noqa: PLR0913  one for each thing that it says
         commit=environment.suite_commit(),
         request=dict(request),
         environment=dict(here if described is None else described),
+        depends=depends,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         plan=plan,
         shard=str(shard),

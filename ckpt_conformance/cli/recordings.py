@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
 from ckpt_conformance.report import certificate, files
+from ckpt_conformance.work.identity import SUITE, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -46,12 +48,17 @@ class Kit:
         explored: Sequence[str],
         options: Mapping[str, Any],
         workloads: Sequence[str],
+        depends: Identity,
     ) -> Kit:
-        """Read a folder of recordings; raises RequestError if it is not of what is explored."""
+        """Read a folder of recordings; raises RequestError if it is not of what is explored.
+
+        So it does where the code has changed since: what it recovers from is what other code wrote.
+        """
         from ckpt_conformance.crash.explore import kept
         from ckpt_conformance.processes import memory
 
         content = kept.read(folder, explored, dict(options))
+        _check_depends(folder, content, depends)
         for name in workloads:
             with contextlib.suppress(NotApplicable, Unknown):
                 kept.load(folder, content, name)
@@ -78,7 +85,22 @@ class Kit:
             yield
 
 
-def record(subject: Subject, adapter: str, workloads: Sequence[str], folder: Path) -> int:
+def _check_depends(folder: Path, content: Kept, now: Identity) -> None:
+    """Raise RequestError if a recording is of other code or packages; the suite may be another."""
+    then = msgspec.json.decode(content.depends, type=Identity | None)
+    if then is None:
+        raise RequestError(f"--recording {folder} does not say of which code it is; record again")
+    told = then.without(SUITE).differences(now.without(SUITE), "where it was recorded", "here")
+    if told:
+        raise RequestError(
+            f"--recording {folder} depends on what differs now: {'; '.join(told)}; explore it with "
+            "the same code and packages, or record again"
+        )
+
+
+def record(
+    subject: Subject, adapter: str, workloads: Sequence[str], folder: Path, depends: Identity
+) -> int:
     """Record workloads of an adapter, which is named as the user does; return the exit status."""
     from ckpt_conformance.crash.explore import kept
     from ckpt_conformance.crash.explore import workloads as recorder
@@ -94,7 +116,8 @@ def record(subject: Subject, adapter: str, workloads: Sequence[str], folder: Pat
             continue
         made[name] = kept.keep(recorded, folder / name)
         files.say(f"{name}: {files.count(len(recorded.recording.operations), 'operation')}")
-    kept.write(folder, kept.Kept(kept.SCHEMA, (adapter,), {}, made))
+    raw = msgspec.Raw(msgspec.json.encode(depends))
+    kept.write(folder, kept.Kept(kept.SCHEMA, (adapter,), {}, made, raw))
     return say_recorded(folder, failed=any(workload.failed for workload in made.values()))
 
 

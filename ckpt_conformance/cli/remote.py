@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from ckpt_conformance.cluster.identity import Identity, identity
 from ckpt_conformance.contract import registry
 from ckpt_conformance.contract.registry import AdapterInfo
 from ckpt_conformance.plugin import batches, depends, plan
@@ -23,6 +22,7 @@ from ckpt_conformance.plugin.plan import CheckItem
 from ckpt_conformance.report import environment
 from ckpt_conformance.report.certificate import plain
 from ckpt_conformance.subject import bundle
+from ckpt_conformance.work.identity import Identity, identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,8 +52,9 @@ class Facts(Struct, frozen=True):
 
 
 def identity_of(adapters: Sequence[str]) -> Identity:
-    """Return what must be the same here and on a worker: the suite, versions, each adapter."""
-    return identity(environment.suite_commit(), _versions(adapters))
+    """Return what results depend on: the suite, versions, and the code of each adapter."""
+    commit = environment.suite_commit()
+    return identity(commit, _versions(adapters), depends.own_code(adapters))
 
 
 def _versions(adapters: Sequence[str]) -> dict[str, str]:
@@ -72,7 +73,8 @@ def run_checks(feed: Feed) -> None:
         registry.check_name(name)
     with Server(options.adapters) as server:
         facts = _facts(server, request, options)  # what cannot be imported is told first
-        feed.require(Identity(_versions(options.adapters)))
+        own = depends.own_code(options.adapters)
+        feed.require(Identity(_versions(options.adapters), files=own))
         plan.checks()  # imports the suites now, and not in the first batch
         feed.ready(facts)
         given = {name: getattr(options, name) for name in CheckOptions.__dataclass_fields__}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
-import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,7 +19,10 @@ from ckpt_conformance.cli.recordings import say_recorded
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
-from ckpt_conformance.report import certificate, files
+from ckpt_conformance.processes.scratch import session
+from ckpt_conformance.report import certificate, environment, files
+from ckpt_conformance.work import sources
+from ckpt_conformance.work.identity import Identity, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.report.certificate import Json
 
 KIND = "script-state"
-PREFIX = "ckc-explore-"  # of temporary folders
+SMALL = 16 << 20  # bytes of a file that a command names and that is no script
 PANEL = "With a command"
 OPTIONS = {"fork": "no-fork", "resume": "resume-cmd"}  # whose names are not those of the fields
 
@@ -184,7 +187,35 @@ def explore(run: Run, script: Script) -> Json:
     return about
 
 
-def record(script: Script, options: CommandOptions, jobs: int, folder: Path) -> int:
+def identity_of(script: Script) -> Identity:
+    """Return what the recoveries of a script depend on: the suite, packages, and its own code.
+
+    That is all code below the folder of each script in a command and of each module that it runs,
+    and other files that it names, such as a configuration.
+    """
+    words = [*script.command, *script.resume, *shlex.split(script.result_cmd)]
+    named = [Path(script.cwd, word.rpartition("=")[2]) for word in words if OUT not in word]
+    scripts = [path for path in named if path.suffix in {".py", ".sh"} and path.is_file()]
+    modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
+    files = sources.digests_below({path.resolve().parent for path in scripts})
+    files |= {path.name: sources.digest_of(path) for path in scripts}  # however many are beside it
+    files |= sources.code_beside([*modules, *script.preload])
+    files |= {
+        str(path.relative_to(script.cwd)): sources.digest_of(path)
+        for path in named
+        if path not in scripts and path.is_relative_to(script.cwd) and _is_small(path)
+    }
+    return identity(environment.suite_commit(), {}, files)
+
+
+def _is_small(path: Path) -> bool:
+    """Return whether something is a file that is read soon, which data for training may not be."""
+    return path.is_file() and path.stat().st_size <= SMALL
+
+
+def record(
+    script: Script, options: CommandOptions, jobs: int, folder: Path, depends: Identity
+) -> int:
     """Record and rehearse a script, and keep that; return the exit status."""
     from ckpt_conformance.cli.explore import Progress
     from ckpt_conformance.crash.explore import kept as recordings
@@ -200,35 +231,35 @@ def record(script: Script, options: CommandOptions, jobs: int, folder: Path) -> 
             files.say(f"? unknown  {script.name}: {error}")
             return certificate.UNDECIDED
         kept.keep(rehearsed, folder / explorations.SCRIPT)
-    recordings.write(
-        folder, recordings.Kept(recordings.SCHEMA, script.command, options_of(options))
-    )
+    raw = msgspec.Raw(msgspec.json.encode(depends))
+    given = options_of(options)
+    recordings.write(folder, recordings.Kept(recordings.SCHEMA, script.command, given, {}, raw))
     files.say(f"{script.name}: {files.count(len(rehearsed.recording.operations), 'operation')}")
     return say_recorded(folder)
 
 
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+def _scratch() -> contextlib.AbstractContextManager[Path]:
+    return session("explore")
 
 
-def _places(scratch: str) -> Path:
+def _places(scratch: Path) -> Path:
     """Make the folders that a rehearsal needs; return the one that the script runs in."""
     from ckpt_conformance.processes import memory
 
-    work, place = Path(scratch) / "work", Path(scratch) / "run"
+    work, place = scratch / "work", scratch / "run"
     for path in (work, place, place / memory.TEMPORARY):
         path.mkdir()
     return place
 
 
 def _stage(
-    script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress, jobs: int
+    script: Script, scratch: Path, stack: contextlib.ExitStack, progress: Progress, jobs: int
 ) -> Stage:
     from ckpt_conformance.crash.script import rehearsal
 
     return rehearsal.Stage(
         script=script,
-        folder=Path(scratch) / "work",
+        folder=scratch / "work",
         jobs=jobs,
         tell=lambda what: progress.begin(script.name, what),
         stack=stack,
@@ -236,7 +267,7 @@ def _stage(
 
 
 def _rehearse(
-    run: Run, script: Script, scratch: str, stack: contextlib.ExitStack, progress: Progress
+    run: Run, script: Script, scratch: Path, stack: contextlib.ExitStack, progress: Progress
 ) -> Rehearsal:
     from ckpt_conformance.crash.script import kept, rehearsal
 
@@ -330,8 +361,9 @@ def replay(folder: Path, content: Json) -> int:
     """Start the command of a bundle in its directory again."""
     from ckpt_conformance.crash.script import bundles
 
-    with tempfile.TemporaryDirectory(prefix="ckc-replay-") as scratch:
-        return replayed(content, lambda: bundles.replay(folder, Path(scratch)))
+    with session("replay") as scratch:
+        (place := scratch / "run").mkdir()
+        return replayed(content, lambda: bundles.replay(folder, place))
 
 
 def replayed(content: Json, replay: Callable[[], Replayed]) -> int:

@@ -193,7 +193,7 @@ class _Run:
                 for name, info in infos.items():
                     self._describe(name, info)
                 if left.items:
-                    self._run_suites(left, server, Path(scratch))
+                    self._run_suites(left, server, scratch)
 
     def _run_on(self, place: Place) -> None:
         """Run on a cluster; a result is kept in the cache as one of the machine it came from."""
@@ -243,6 +243,9 @@ class _Run:
 
     def _begin(self, described: Mapping[str, str | int | None]) -> None:
         """Write what the run is; `described` is where it runs."""
+        from ckpt_conformance.cli import remote
+
+        kept = self.work.results is not None  # for others, who have to know what it is of
         asked = {
             name: value for name, value in self.options.to_plain().items() if name not in NOT_ASKED
         }
@@ -254,6 +257,7 @@ class _Run:
                 shard=self.work.shard,
                 items=[item.id for item in self.plan.items],
                 described=described,
+                depends=remote.identity_of(self.options.adapters) if kept else None,
             )
         )
 

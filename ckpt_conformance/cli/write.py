@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -14,6 +13,7 @@ from ckpt_conformance.cli.progress import Progress
 from ckpt_conformance.contract import requests, trees, written
 from ckpt_conformance.contract.registry import check_name
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
+from ckpt_conformance.processes.scratch import Scratch
 from ckpt_conformance.report import certificate, environment, files
 
 if TYPE_CHECKING:
@@ -72,14 +72,16 @@ def _write_one(name: str, folder: Path, seed: int, budget: str, kinds: tuple[str
     from ckpt_conformance.cli.explore import subject_of
     from ckpt_conformance.subject import writing
 
-    with tempfile.TemporaryDirectory(prefix="ckc-write-") as scratch:
+    with Scratch("write") as scratch:
+        made = scratch / "made"
+        made.mkdir()
         with Progress(name, "saving"), subject_of(name, seed, budget) as subject:
             try:
-                record = writing.write(subject, Path(scratch), kinds)
+                record = writing.write(subject, made, kinds)
             except (NotApplicable, Unknown) as error:
                 files.say(f"error: {name}: nothing was written: {error}", error=True)
                 return False
-        _publish(Path(scratch), folder, record)
+        _publish(made, folder, record)
     _say(name, folder, record)
     return True
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from ckpt_conformance.cluster.dealer import Group
-    from ckpt_conformance.cluster.identity import Identity
     from ckpt_conformance.cluster.place import Place
+    from ckpt_conformance.work.identity import Identity
     from ckpt_conformance.work.items import Item
 
 CONNECT = 20.0  # seconds until a scheduler has to answer
@@ -360,15 +360,7 @@ def _address(place: Place, stack: contextlib.ExitStack) -> tuple[str, Any]:
             tls_ca_file=listening.certificate, require_encryption=True, **pem
         )
         return listening.address, trusted
-    files = {
-        "tls_ca_file": place.tls.ca,
-        "tls_client_cert": place.tls.certificate,
-        "tls_client_key": place.tls.key,
-    }
-    named = {name: str(path) for name, path in files.items() if path is not None}
-    return place.address, untyped.Security(
-        require_encryption=place.address.startswith("tls"), **named
-    )
+    return place.address, place.security()
 
 
 def _client(place: Place, address: str, security: Any) -> Any:  # noqa: ANN401

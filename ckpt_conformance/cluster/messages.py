@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from ckpt_conformance.cluster.identity import Identity
+from ckpt_conformance.work.identity import Identity
 
 NOTHING = msgspec.Raw(b"null")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ckpt_conformance.contract.requests import RequestError
 
@@ -52,7 +53,10 @@ class Place:
 
     @classmethod
     def parse(cls, text: str, tls: Tls) -> Self:
-        """Read what `--on` names; raises RequestError for what is no place, and without dask."""
+        """Read what `--on` names; raises RequestError for what is no place, and without dask.
+
+        So it does, too, where it is to be reached by TLS and no certificates are there to do so.
+        """
         place = cls._of(text, tls)
         tls.check()
         for package in ("distributed", *(["cryptography"] if place.local else [])):
@@ -61,7 +65,56 @@ class Place:
                     f"--on {text} needs {package}, which is not installed; install it with: "
                     "pip install 'ckpt-conformance[cluster]'"
                 )
+        if place.is_encrypted:
+            place.security()
         return place
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the scheduler at the address speaks TLS."""
+        return self.address.startswith("tls:")
+
+    def security(self) -> Any:  # noqa: ANN401  a distributed.Security
+        """Return how the client is let in: by the files named, or those of dask's configuration.
+
+        Raises RequestError where that takes certificates and they are missing, or do not read.
+        dask itself would find out in a thread that it then waits for.
+        """
+        import distributed
+
+        files = {
+            "tls_ca_file": self.tls.ca,
+            "tls_client_cert": self.tls.certificate,
+            "tls_client_key": self.tls.key,
+        }
+        named = {name: str(path) for name, path in files.items() if path is not None}
+        untyped: Any = distributed  # it annotates only a part of itself
+        security = untyped.Security(require_encryption=self.is_encrypted, **named)
+        if self.is_encrypted:
+            self._check(security)
+        return security
+
+    def _check(self, security: Any) -> None:  # noqa: ANN401  a distributed.Security
+        """Raise RequestError if the certificates are not all there, or cannot be used."""
+        used = {
+            "--tls-ca": security.tls_ca_file,
+            "--tls-cert": security.tls_client_cert,
+            "--tls-key": security.tls_client_key,
+        }
+        missing = [name for name in ("--tls-ca", "--tls-cert") if not used[name]]
+        if missing:
+            raise RequestError(
+                f"--on {self.name} is reached by TLS, and there is no {' and no '.join(missing)}; "
+                f"{_CERTIFICATES}"
+            )
+        try:
+            security.get_connection_args("client")
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            files = ", ".join(f"{name} {path}" for name, path in used.items() if path)
+            raise RequestError(
+                f"--on {self.name}: the certificates cannot be used: {_reason(error)} ({files}); "
+                f"{_CERTIFICATES}"
+            ) from error
 
     @classmethod
     def _of(cls, text: str, tls: Tls) -> Self:
@@ -83,3 +136,17 @@ class Place:
             scheme = "tls" if remote[1] == "tls" else "tcp"
             return cls(text, f"{scheme}://{remote[2]}:{remote[3]}", tls=tls)
         raise RequestError(f"--on {text!r} is no cluster; it may be {FORMS}")
+
+
+_CERTIFICATES = (
+    "name files in PEM: whom to trust by --tls-ca, this client's certificate by --tls-cert, its "
+    "key by --tls-key; or set ca-file, client.cert and client.key of distributed.comm.tls in "
+    "dask's configuration"
+)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Say why, without the place in the source of Python that OpenSSL's errors name."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return (isinstance(error, OSError) and error.strerror) or str(error)

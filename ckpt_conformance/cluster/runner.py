@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from ckpt_conformance.cluster.identity import Identity
+    from ckpt_conformance.work.identity import Identity
 
 
 class Feed:
@@ -73,7 +73,7 @@ class Feed:
 
     def require(self, here: Identity) -> None:
         """Refuse the job, by RequestError, where results depend on what is not the client's."""
-        if differences := self.job.identity.differences(here):
+        if differences := self.job.identity.part(here).differences(here):
             raise RequestError(f"what results depend on differs: {'; '.join(differences)}")
 
     def refuse(self, reason: str) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -21,6 +19,7 @@ from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
 from ckpt_conformance.harness.reach import FunctionTable, Marks
 from ckpt_conformance.processes import lifecycle, unix_sockets
+from ckpt_conformance.processes.scratch import Scratch
 from ckpt_conformance.trace import notify
 from ckpt_conformance.workload import devices
 
@@ -155,7 +154,8 @@ class Server:
 
         `reach` is a package: which of its functions are entered is then seen in `marks`.
         """
-        self.folder = Path(tempfile.mkdtemp(prefix="ckc-server-"))
+        self._scratch = Scratch("server")
+        self.folder = self._scratch.path
         self.marks = Marks(self.folder / "marks", FunctionTable.of(reach)) if reach else None
         self.socket = str(self.folder / "s")
         self.log = (self.folder / "log").open("w+")
@@ -182,6 +182,7 @@ class Server:
             *_flags(),
             "-m",
             "ckpt_conformance.harness.server",
+            f"--owner={os.getpid()}",
             self.socket,
             *adapters,
             *(["--reach", str(self.folder / "marks"), reach] if reach else []),
@@ -206,7 +207,7 @@ class Server:
         if self.process.stdout:
             self.process.stdout.close()
         self.log.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.close()
 
     def __enter__(self) -> Self:
         """Return the server, which runs already."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 from ckpt_conformance.harness import messages, reach
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
 from ckpt_conformance.harness.preload import import_named, preload
-from ckpt_conformance.processes import hugepages, lifecycle, orphans, unix_sockets
+from ckpt_conformance.processes import hugepages, lifecycle, orphans, scratch, unix_sockets
 from ckpt_conformance.trace import notify, supervised
 from ckpt_conformance.trace.supervised import Supervision
 from ckpt_conformance.workload import devices
@@ -189,12 +189,32 @@ def _say(channel: TextIO, message: Ready | NotReady) -> None:
 
 
 def main() -> None:
-    """Serve, run by `-m` with SOCKET [ADAPTER ...]; one line on standard output when ready."""
+    """Serve, run by `-m` with SOCKET [ADAPTER ...]; one line on standard output when ready.
+
+    It ends with the process that started it, and then removes what that would have removed.
+    """
     parser = argparse.ArgumentParser()
+    parser.add_argument("--owner", type=int, default=os.getppid())
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")
     parser.add_argument("--reach", nargs=2, metavar=("FILE", "PACKAGE"))
     arguments = parser.parse_args()
+    try:
+        _serve(arguments)
+    finally:
+        if os.getppid() != arguments.owner:
+            _remove_what_is_left(Path(arguments.socket).parent)
+
+
+def _remove_what_is_left(folder: Path) -> None:
+    """Remove the server's folder and that of its session, as far as nobody owns them any more."""
+    left = [Path(os.environ[scratch.SESSION])] if scratch.SESSION in os.environ else []
+    for path in (*left, folder):
+        scratch.remove_left(path)
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    """Import what was named, say so, and serve until the owner is gone."""
     gc.disable()  # it would walk the growing heap for a fifth of the time that the imports take
     channel = os.fdopen(os.dup(1), "w")  # ours alone: what an adapter prints goes to the log
     os.dup2(2, 1)
@@ -211,7 +231,7 @@ def main() -> None:
     gc.freeze()  # a child's collector need not walk, and so copy, the pages of what was imported
     gc.enable()
     _say(channel, Ready(refused=refused))
-    server.serve(os.getppid())
+    server.serve(arguments.owner)
 
 
 if __name__ == "__main__":

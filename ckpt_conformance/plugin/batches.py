@@ -8,7 +8,6 @@ them all.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +22,7 @@ from ckpt_conformance.subject.checks import invariant_of, key_of
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ckpt_conformance.harness.client import Server
     from ckpt_conformance.plugin.options import SessionOptions
@@ -117,7 +117,7 @@ def run(
             raise SessionError(f"these checks are not collected here: {', '.join(missing)}")
 
 
-def _session(options: SessionOptions, batches: Batches, scratch: str) -> SessionOptions:
+def _session(options: SessionOptions, batches: Batches, scratch: Path) -> SessionOptions:
     """Ask for all checks of the adapters that the batch names, or of all if they are few."""
     named = tuple(dict.fromkeys(item.adapter for item in batches.batch))
     adapters = options.adapters if len(options.adapters) <= FEW else named
@@ -126,5 +126,5 @@ def _session(options: SessionOptions, batches: Batches, scratch: str) -> Session
         options,
         selection=selection(plan.items),
         on_progress=batches.take,
-        scratch=Path(scratch),
+        scratch=scratch,
     )

@@ -21,10 +21,10 @@ import msgspec
 from ckpt_conformance.contract import registry, written
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.work.cache import key_of
-from ckpt_conformance.work.sources import SourceTree, code_outside, our_packages
+from ckpt_conformance.work.sources import SourceTree, code_beside, code_outside, our_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckpt_conformance.plugin.options import CheckOptions
     from ckpt_conformance.plugin.plan import CheckItem
@@ -156,19 +156,26 @@ def _is_ours(name: str) -> bool:
 
 
 def adapter_version(name: str) -> str:
-    """Name the version of an adapter that is not of this suite: of its package, or of its text.
+    """Name the version of an adapter that is not of this suite, or say that it has none.
 
-    Empty for one that is. Raises registry.AdapterError for an unknown name.
+    Empty for one of this suite. Raises registry.AdapterError for an unknown name.
     """
-    (module,) = adapter_modules(name)
-    top = module.partition(".")[0]
-    if top in our_packages():
+    if _is_ours(name):
         return ""
-    tree = SourceTree({})
-    if texts := tree.closure([module]):
-        return f"sources {tree.digest(texts)[:12]}"
-    names = importlib.metadata.packages_distributions().get(top, [])
-    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in sorted(set(names)))
+    known = importlib.metadata.packages_distributions()
+    tops = {module.partition(".")[0] for module in adapter_modules(name)}
+    names = {package for top in tops for package in known.get(top, [])}
+    versions = (f"{one} {importlib.metadata.version(one)}" for one in sorted(names))
+    return ", ".join(versions) or "a module of its own"
+
+
+def own_code(adapters: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each file of code that adapters may import and that is not installed.
+
+    Raises registry.AdapterError for an unknown name.
+    """
+    foreign = [name for name in adapters if not _is_ours(name)]
+    return code_beside([module for name in foreign for module in adapter_modules(name)])
 
 
 @functools.cache

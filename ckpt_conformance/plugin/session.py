@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +12,11 @@ import pytest
 from ckpt_conformance.contract.verdicts import CheckOutcome
 from ckpt_conformance.plugin import entered_by, outcome_of
 from ckpt_conformance.plugin.options import OPTIONS
+from ckpt_conformance.processes import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from ckpt_conformance.plugin.options import SessionOptions
 
@@ -92,12 +92,13 @@ def is_telling(report: pytest.TestReport) -> bool:
     return report.when == "call" or (report.when == "setup" and report.failed)
 
 
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+def scratch_folder() -> contextlib.AbstractContextManager[Path]:
     """Make a folder for what a run leaves.
 
-    It must outlive the server of the run: a child that is still being killed may write there.
+    It must outlive the server of the run: a child that is still being killed may write there. If
+    this process is killed the server removes it.
     """
-    return tempfile.TemporaryDirectory(prefix="ckc-session-")
+    return scratch.session()
 
 
 @contextlib.contextmanager
@@ -135,7 +136,7 @@ def record_reach(options: SessionOptions) -> list[Reached]:
 def _run(options: SessionOptions, *plugins: object) -> Collector:
     collector = Collector(options)
     with contextlib.ExitStack() as stack:
-        folder = options.scratch or Path(stack.enter_context(scratch_folder()))
+        folder = options.scratch or stack.enter_context(scratch_folder())
         stack.enter_context(_hypothesis_in(folder))
         code = pytest.main(_arguments(options, folder), plugins=[collector, *plugins])
     fatal = code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)

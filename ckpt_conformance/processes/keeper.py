@@ -81,12 +81,12 @@ def _wait_for_either(pid: int) -> None:
     os.close(descriptor)
 
 
-def end(folder: Path) -> None:
+def end(folder: Path, variable: str = KEPT) -> None:
     """End every process that was started for a folder, as their environment says; remove it.
 
     It is for the owner of a keeper that was killed: of the owner's other children none is ended.
     """
-    _end_all(lambda: carriers(folder))
+    _end_all(lambda: carriers(folder, variable))
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -99,9 +99,9 @@ def _end_all(left: Callable[[], set[int]]) -> None:
             _end_one(pid)
 
 
-def carriers(folder: Path) -> set[int]:
+def carriers(folder: Path, variable: str = KEPT) -> set[int]:
     """Return the other processes that were started for a folder, or for one below it."""
-    mark = f"{KEPT}={folder}".encode()
+    mark = f"{variable}={folder}".encode()
     pids: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

@@ -209,9 +209,9 @@ def headline(result: Json) -> Headline:
         Verdict.PASS: "No violation found",
         Verdict.VIOLATION: f"Violated: {files.count(count, 'finding')}",
     }
-    visited = sum(one["visited"] for one in result["explorations"])
+    tried = sum(one["visited"] for one in result["explorations"])
     where = files.count(len(result["explorations"]), "workload")
-    sentence = f"{files.count(visited, 'crash state')} of {where} recovered from."
+    sentence = f"{files.count(tried, 'run')} of recovery, from crash states of {where}."
     if result["unknown"]:
         sentence += f" {files.count(len(result['unknown']), 'doubt')} of the harness, see below."
     if result["interrupted"]:

@@ -65,8 +65,9 @@ read:    # needs: write; the same matrix
 ```
 
 `--written-by` takes every folder below that `write` made for the adapter. What the installed
-release wrote is left out: where nothing else is there, the verdict is NOT_APPLICABLE. A folder that
-did not arrive whole is a usage error (exit 2), and no violation. A refusal in words is NOT_MET
+release wrote is left out. Where nothing else is there, nothing between two releases would be
+compared, and that is a usage error (exit 2). So is a folder that did not arrive whole; it is no
+violation. A refusal in words is NOT_MET
 (CKC-VERS-004, a MUST with `--claim versions`); another state, and a checkpoint that is passed over,
 are violations. The invariants are [VERS-002 to 005](invariants.md#ckc-vers-002).
 """

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.work.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +29,8 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="line", tag="header"):
     """What a file of results is part of.
 
     `request` has the choices that results depend on; `plan` is the digest of all items, of which
-    `items` are in this `shard`. Two files with the same command, version, request and plan belong
-    together.
+    `items` are in this `shard`. Two files with the same command, version, request, plan and what
+    results depend on belong together.
     """
 
     schema: str = SCHEMA
@@ -38,6 +39,7 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="line", tag="header"):
     commit: str | None = None
     request: dict[str, Any]
     environment: dict[str, Any]
+    depends: Identity | None = None  # what results depend on besides; None: the version alone
     created: str  # ISO 8601, UTC
     plan: str
     shard: str = "1/1"
@@ -261,19 +263,49 @@ def combine(parts: Sequence[Results]) -> Results:
 
 
 def _require_same(first: Header, other: Header) -> None:
-    """Raise LinesError with the first thing in which two headers differ."""
+    """Raise LinesError with the first thing in which two headers differ, and what to do."""
+    ours, theirs = _suite(first), _suite(other)
+    if ours != theirs:
+        _refuse(
+            first,
+            other,
+            f"shard {first.shard} was run by {ours}, and shard {other.shard} by {theirs}; install "
+            "the same one on every machine, and run the shards of the other one again",
+        )
     pairs: dict[str, tuple[object, object]] = {
         "the command": (first.command, other.command),
-        "the version": (first.version, other.version),
-        "the commit": (first.commit, other.commit),
         "the number of shards": (first.shard.partition("/")[2], other.shard.partition("/")[2]),
     }
     names = sorted({*first.request, *other.request})
     pairs |= {f"--{name}": (first.request.get(name), other.request.get(name)) for name in names}
-    pairs["what was planned"] = (first.plan, other.plan)
     for what, (one, two) in pairs.items():
         if one != two:
-            reason = f"results of shards {first.shard} and {other.shard} do not belong together"
-            raise LinesError(
-                f"{reason}: {what} is {one!r} and {two!r}; run every shard with the same arguments"
+            reason = f"{what} is {one!r} and {two!r}"
+            _refuse(first, other, f"{reason}; run every shard with the same arguments")
+    if first.depends and other.depends:
+        shards = f"in shard {first.shard}", f"in shard {other.shard}"
+        if differences := first.depends.differences(other.depends, *shards):
+            _refuse(
+                first,
+                other,
+                f"what results depend on differs: {'; '.join(differences)}; use the same code and "
+                "packages in every shard, and run again those that had others",
             )
+    if first.plan != other.plan:
+        _refuse(
+            first,
+            other,
+            f"the same request was planned as {first.plan} and as {other.plan}; install the same "
+            "files of ckpt-conformance on every machine: its version and commit are the same",
+        )
+
+
+def _refuse(first: Header, other: Header, reason: str) -> None:
+    shards = f"results of shards {first.shard} and {other.shard} do not belong together"
+    raise LinesError(f"{shards}: {reason}")
+
+
+def _suite(header: Header) -> str:
+    """Name the suite that wrote a file."""
+    commit = f", commit {header.commit}" if header.commit else ""
+    return f"ckpt-conformance {header.version}{commit}"

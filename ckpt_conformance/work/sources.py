@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OURS = "ckpt_conformance"
@@ -172,6 +173,77 @@ def code_outside() -> str:
     return found.hexdigest()
 
 
+def code_beside(modules: Sequence[str]) -> dict[str, str]:
+    """Return a short digest of each file of code of the user's own that modules may import.
+
+    That is all below the folders from which they, and the modules that they name, are imported; the
+    path is relative to that folder, which has another place on each machine. What a program imports
+    by a name that it makes up is no name in its text. Where that is too much to read, the modules
+    that are named have to do.
+    """
+    named = SourceTree({})
+    reached = named.closure(modules)
+    wanted = {*modules, *(name for module in reached for name in named.sources[module].names)}
+    tops = {name.partition(".")[0] for name in wanted}
+    places = {place for top in tops if (place := _place_of(top)) is not None}
+    return digests_below(places) or _joined(
+        (source.path.relative_to(place), source.path)
+        for place in places
+        for source in named.sources.values()
+        if source.path.is_relative_to(place)
+    )
+
+
+def digests_below(places: Iterable[Path]) -> dict[str, str]:
+    """Return a short digest of each file of code below folders, by its relative path.
+
+    Empty where there are more files than `MOST_FILES`.
+    """
+    code = ((path.relative_to(place), path) for place in places for path in _code(place))
+    files = list(itertools.islice(code, MOST_FILES + 1))
+    return _joined(files) if len(files) <= MOST_FILES else {}
+
+
+def digest_of(path: Path) -> str:
+    """Return a short digest of a file; another word where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, _short).hexdigest()
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
+
+
+def _short() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=6)
+
+
+def _joined(files: Iterable[tuple[Path, Path]]) -> dict[str, str]:
+    """Return the digests of files by name; those of one name in several places stand together."""
+    found: dict[str, set[str]] = {}
+    for relative, path in files:
+        name = str(relative).encode(errors="backslashreplace").decode()
+        found.setdefault(name, set()).add(digest_of(path))
+    return {name: " and ".join(sorted(digests)) for name, digests in sorted(found.items())}
+
+
+def _place_of(top: str) -> Path | None:
+    """Return the folder from which a module of the user's own is imported; None for all others."""
+    if top in sys.stdlib_module_names or top in our_packages() or not top.isidentifier():
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # half imported, or a name that cannot be one
+        return None
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())  # of a package, with __init__ or without
+    file = folders[0] if folders else spec.origin
+    place = Path(file).resolve().parent if file else None
+    if place is None or any(place.is_relative_to(installed) for installed in _INSTALLED):
+        return None
+    return place
+
+
 def _places_outside() -> list[Path]:
     """Return the folders from which modules are imported, without those of installed packages."""
     places = {Path(entry or ".").resolve() for entry in (".", *sys.path)}
@@ -197,14 +269,22 @@ def _code(place: Path) -> Iterator[Path]:
             and name not in PASSED_OVER
             and Path(base, name) not in ours
             and not Path(base, name, "pyvenv.cfg").exists()
-            and not all(Path(base, name, file).exists() for file in OF_A_REPORT)
+            and not _is_of_a_report(Path(base, name))
         ]
         yield from (Path(base, name) for name in names if name.endswith(CODE))
+
+
+def _is_of_a_report(folder: Path) -> bool:
+    """Return whether a folder is a report, a bundle or a recording: nobody imports their code."""
+    return all((folder / file).exists() for file in OF_A_REPORT) or any(
+        (folder / file).exists() for file in OF_EVIDENCE
+    )
 
 
 CODE = (".py", ".so", ".pyd", ".pth", ".sh")
 PASSED_OVER = {"__pycache__", "node_modules"}
 OF_A_REPORT = ("result.json", "report.html")  # its bundles have scripts, which nobody imports
+OF_EVIDENCE = ("violation.json", "recorded.json")  # of a bundle, of `explore --record`
 MOST_FILES = 20_000
 
 
@@ -225,8 +305,15 @@ def _files(folder: Path) -> Iterator[Path]:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(text: bytes, package: str) -> frozenset[str]:
-    """Read the names of a module's text once, however many trees it is in."""
-    return frozenset(name for node in _running(ast.parse(text)) for name in _named(node, package))
+    """Read the names of a module's text once, however many trees it is in.
+
+    A text that does not compile imports nothing: who imports it says so.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    return frozenset(name for node in _running(tree) for name in _named(node, package))
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,11 +77,29 @@ def test_a_violation_is_told_with_its_replay_command(found: tuple[int, str, Path
     code, text, out = found
     assert code == 1, text
     assert "second:" in text
-    assert "states visited" in text
+    assert "runs of recovery" in text
     assert "LOST_ALL" in text
     assert f"replay: ckpt-conformance replay {bundle_of(out)}" in text
     assert "removed-before-replaced" in text, "the audit names the truncate"
     assert "reproduced with a real process" in text, "a real kill left that state"
+
+
+def test_what_is_counted_is_said_and_the_numbers_agree(found: tuple[int, str, Path]) -> None:
+    """Several states have one content, which is recovered from once: outcomes are of states."""
+    _, text, out = found
+    line = next(line for line in text.splitlines() if " different contents; " in line)
+    numbers = re.search(
+        r"kill +(\d+) states with (\d+) different contents; (\d+) contents recovered from, "
+        r"so (\d+) states judged: (.*)",
+        line,
+    )
+    assert numbers, line
+    states, contents, recovered, judged = map(int, numbers.groups()[:4])
+    assert states >= judged >= recovered
+    assert states >= contents >= recovered
+    assert sum(int(end.split()[1]) for end in numbers[5].split(", ")) == judged
+    page = (out / "report.html").read_text()
+    assert f"{recovered} contents recovered from, so {judged} states judged" in page
 
 
 def test_the_exploration_is_written_as_json_and_as_a_page(found: tuple[int, str, Path]) -> None:
@@ -190,7 +209,7 @@ def test_ctrl_c_prints_what_was_found(
     arguments = ["explore", IN_PLACE, "--model", "kill", "--workload", "second"]
     code, text = run(*arguments, "--out", str(tmp_path / "out"), capsys=capsys)
     assert code == 130, text
-    assert "4 states visited" in text
+    assert "4 runs of recovery" in text
     assert "Stopped before the end" in text
 
 

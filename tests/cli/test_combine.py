@@ -9,7 +9,7 @@ import fake_session
 import pytest
 from fake_session import ATOM, CORR, Ckpt, Session, ckpt, fake
 
-from ckpt_conformance.plugin import plan
+from ckpt_conformance.plugin import depends, plan
 from ckpt_conformance.work import lines
 
 if TYPE_CHECKING:
@@ -133,6 +133,26 @@ def test_results_of_another_request_are_refused(ckpt: Ckpt) -> None:
     status, _, err = ckpt("combine", "a.jsonl", "b.jsonl")
     assert status == 2
     assert "--seed is 0 and 7; run every shard with the same arguments" in err
+
+
+def test_an_adapter_that_was_edited_between_two_shards_is_refused(
+    ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also a module beside it, whose name is in no text."""
+    monkeypatch.setattr(depends, "adapter_modules", lambda _: ("own_adapter",))
+    (tmp_path / "own_adapter.py").write_text("import importlib\n")
+    beside = tmp_path / "beside.py"
+    beside.write_text("X = 1\n")
+    words = ("certify", "toy")
+    ckpt(*words, "--shard", "1/2", "--results", "a.jsonl")
+    ckpt(*words, "--shard", "2/2", "--results", "b.jsonl")
+    assert ckpt("combine", "a.jsonl", "b.jsonl")[0] == 0
+    beside.write_text("X = 2\n")
+    ckpt(*words, "--shard", "2/2", "--results", "b.jsonl")
+    status, _, err = ckpt("combine", "a.jsonl", "b.jsonl")
+    assert status == 2
+    assert "what results depend on differs: beside.py is " in err
+    assert "own_adapter.py" not in err
 
 
 def test_what_was_planned_by_another_suite_is_refused(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance.cli import explore, main
+from ckpt_conformance.cli import explore, main, scripts
 from ckpt_conformance.crash.explore import engine
+from ckpt_conformance.crash.script.command import Script
 from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.work import lines
 
@@ -102,8 +103,8 @@ def test_shards_make_the_report_of_one_run(
     assert status == verdict, combined
     assert result_of("combined") == result_of("whole")
     printed = [line.replace("combined/", "whole/") for line in combined.splitlines()]
-    assert [line for line in printed if "visited" not in line] == [
-        line for line in whole.splitlines() if "visited" not in line and "states/s" not in line
+    assert [line for line in printed if "runs of recovery" not in line] == [
+        line for line in whole.splitlines() if "runs of" not in line and "states/s" not in line
     ]
     if verdict:
         kept = result_of("combined")["bundles"]
@@ -196,6 +197,56 @@ def test_shards_of_other_requests_do_not_belong_together(
     status, text = ckpt("combine", "a.jsonl", "b.jsonl")
     assert status == 2
     assert "--seed is 0 and 7" in text
+
+
+@pytest.mark.slow
+def test_a_script_that_was_edited_since_its_recording_is_refused(
+    ckpt: Callable[..., tuple[int, str]],
+) -> None:
+    """Between the recording and a shard, and between two shards; what is beside it counts, too."""
+    shutil.copy(SCRIPT, "train.py")
+    shutil.copy(SCRIPT.with_name("training.py"), "training.py")
+    words = ("--model", "kill", *("--", sys.executable, "train.py"), "--out", "{out}")
+    given = (
+        "--recording",
+        "kept",
+        "--shard",
+        "1/2",
+        "--results",
+        "parts/1.jsonl",
+        "--out",
+        "parts",
+    )
+    assert ckpt("explore", "--record", "kept", *words)[0] == 0
+    assert ckpt("explore", *given, *words)[0] == 0
+    for name in ("train.py", "training.py"):
+        text = Path(name).read_text()
+        Path(name).write_text(text + "# edited\n")
+        status, said = ckpt("explore", *given, *words)
+        assert status == 2
+        assert f"--recording kept depends on what differs now: {name} is " in said
+        Path(name).write_text(text)
+    other = ("--shard", "2/2", "--results", "parts/2.jsonl", "--out", "parts")
+    assert ckpt("explore", "--recording", "kept", *other, *words)[0] == 0
+    assert ckpt("combine", "parts/1.jsonl", "parts/2.jsonl", "--out", "whole")[0] in {0, 1}
+    header, *rest = Path("parts/2.jsonl").read_text().splitlines(keepends=True)
+    content = json.loads(header)
+    content["depends"]["files"]["train.py"] = "another"
+    Path("parts/2.jsonl").write_text("".join([json.dumps(content) + "\n", *rest]))
+    status, said = ckpt("combine", "parts/1.jsonl", "parts/2.jsonl", "--out", "whole")
+    assert status == 2
+    assert "what results depend on differs: train.py is " in said
+
+
+def test_a_configuration_that_a_command_names_counts(tmp_path: Path) -> None:
+    script = Path(tmp_path, "src", "train.py")
+    script.parent.mkdir()
+    for path in (script, script.with_name("model.py"), tmp_path / "job.yaml"):
+        path.write_text("x = 1\n")
+    words = ("python", "src/train.py", "--config=job.yaml", "--data", "/dev/zero", "{out}")
+    files = scripts.identity_of(Script(command=words, root="", cwd=str(tmp_path))).files
+    assert files is not None
+    assert files.keys() == {"train.py", "model.py", "job.yaml"}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from stopped import PATIENCE, Place, place
+from stopped import PATIENCE, Place, carriers, place, wait
+
+from ckpt_conformance.processes import scratch
 
 if TYPE_CHECKING:
     import subprocess
@@ -71,3 +74,55 @@ def test_a_stopped_explore_says_so(place: Place) -> None:
     assert "Stopped before the end: this is what was found so far." in out
     assert json.loads((place.folder / "reports/explore/result.json").read_text())["interrupted"]
     assert place.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "group"), [("2", False), pytest.param("1", True, marks=pytest.mark.slow)]
+)
+def test_a_killed_certify_leaves_nothing(place: Place, jobs: str, *, group: bool) -> None:
+    """Also as `kill -9` of its group: the fork server has one of its own."""
+    process = place.start("certify", "hanging:make", *LOADS, "--jobs", jobs)
+    place.wait_for_save()
+    (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    wait(place.is_clean)
+
+
+@pytest.mark.slow
+def test_a_killed_explore_leaves_nothing(place: Place) -> None:
+    process = place.start("explore", "hanging:make", "--jobs", "1")
+    place.wait_for_save()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    wait(place.is_clean)
+
+
+@pytest.mark.slow
+def test_a_certify_that_is_killed_while_its_server_starts_leaves_nothing(place: Place) -> None:
+    process = place.start("certify", "hanging:make", *LOADS, "--jobs", "1")
+    wait(lambda: any((place.folder / "tmp").glob("ckc-server-*/.ckc-owner")))
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    wait(place.is_clean)
+
+
+@pytest.mark.slow
+def test_what_a_killed_run_and_its_server_leave_goes_with_the_next_run(place: Place) -> None:
+    """All processes are killed at once, as a container or the kernel's OOM killer does."""
+    process = place.start("certify", "hanging:make", *LOADS, "--jobs", "1")
+    place.wait_for_save()
+    while pids := carriers(place.token):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()
+    process.communicate(timeout=PATIENCE)
+    left = sorted(path.name for path in (place.folder / "tmp").iterdir())
+    assert [name.split("-")[1] for name in left] == ["server", "session"]
+    theirs = place.folder / "tmp" / "ckc-session-of-a-user"
+    theirs.mkdir()
+    scratch.sweep(place.folder / "tmp")
+    assert list((place.folder / "tmp").iterdir()) == [theirs]

@@ -69,8 +69,10 @@ def test_what_was_written_here_is_no_result_here(tmp_path: Path) -> None:
     assert saved.saved["model"]
     asked = ("certify", RECIPE, "--profile", "versions", "--written-by", "out")
     done = run(*asked, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "4 invariants: 4 not applicable" in done.stdout
+    assert done.returncode == 2, done.stdout
+    release = written.release_of(written.installed())
+    assert f"all that {RECIPE} wrote there is of torch {release}, which is installed" in done.stderr
+    assert not (tmp_path / "reports").exists()
     again = run("write", RECIPE, "--out", "out", folder=tmp_path)
     assert again.returncode == 2
     assert "--out out is not empty, and nothing is overwritten" in again.stderr
@@ -154,6 +156,24 @@ def test_a_record_that_is_not_ours_is_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(written.WrittenError, match=told):
         written.find(given)
+
+
+def test_a_folder_of_the_installed_release_goes_along_with_others(
+    ckpt: Ckpt, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix of CI gathers what every release wrote, and each release reads that folder."""
+    rename(given, "reference", "toy")
+    rename(given, "reference-dcp", "toy")
+    for name, torch in (("reference", "2.7.1"), ("reference-dcp", "2.15.0+cpu")):
+        path = given / name / written.RECORD
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"torch": torch}))
+    words = ("certify", "toy", "--written-by", str(given / "reference"))
+    monkeypatch.setattr(written, "installed", lambda: "2.7.1+cpu")
+    status, _, error = ckpt(*words)
+    assert status == 2
+    assert "of torch 2.7.1, which is installed here, so nothing between two releases" in error
+    assert ckpt(*words, "--written-by", str(given / "reference-dcp"))[0] == 0
+    assert ckpt("certify", "toy", "--written-by", str(given))[0] == 0
 
 
 def test_the_folders_are_handed_to_the_checks(ckpt: Ckpt, fake: object, given: Path) -> None:

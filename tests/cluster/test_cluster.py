@@ -14,22 +14,25 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cluster_jobs
+import msgspec
 import pytest
 from stopped import wait
 
+from ckpt_conformance.cli import remote
 from ckpt_conformance.cluster import client
-from ckpt_conformance.cluster.identity import Identity
 from ckpt_conformance.cluster.place import Place, Tls
 from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.plugin.options import CheckOptions
 from ckpt_conformance.processes import keeper
+from ckpt_conformance.work.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest.importorskip("distributed", reason="the extra cluster is not installed")
+distributed: Any = pytest.importorskip("distributed", reason="the extra cluster is not installed")
 pytest.importorskip("cryptography", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.filterwarnings("ignore")]
 
@@ -204,14 +207,55 @@ def test_another_version_is_one_error_with_both_named(cluster: Running) -> None:
     assert cluster.runners() == []
 
 
+ADAPTER = """
+import importlib
+made = importlib.import_module("_".join(["beside", "it"])).made
+"""
+BESIDE = "from ckpt_conformance.adapters.reference import per_rank as made\n"
+
+
+@pytest.mark.slow
+def test_code_beside_an_adapter_that_differs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is imported by a name that is in no text."""
+    for name, text in (("here", BESIDE), ("there", BESIDE + "# another one\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own_adapter.py").write_text(ADAPTER)
+        (tmp_path / name / "beside_it.py").write_text(text)
+    path = [str(tmp_path / "there"), *filter(None, sys.path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    adapters = ("own_adapter:made",)
+    request = remote.Request(CheckOptions(adapters=adapters).to_plain(), adapters, False)  # noqa: FBT003
+    content, identity = msgspec.json.encode(request), remote.identity_of(adapters)
+    differs = r"worker \S+: what results depend on differs: beside_it.py is \w+ here and \w+ there;"
+    with (
+        pytest.raises(RequestError, match=differs),
+        client.connect(Place("local:1", local=1), remote.FUNCTION, content, identity),
+    ):
+        pass
+    (tmp_path / "there" / "beside_it.py").write_text(BESIDE)
+    with client.connect(Place("local:1", local=1), remote.FUNCTION, content, identity) as cluster:
+        assert len(cluster.facts) == 1
+
+
 def test_without_its_certificate_a_scheduler_lets_nobody_in(
     cluster: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "CONNECT", 2.0)
     address = cluster.place.address
-    for place in (Place(address, address), Place(address, address.replace("tls", "tcp"))):
+    strange = distributed.Security.temporary()
+    other = cluster.folder / "other.pem"
+    other.write_text(strange.tls_client_key + strange.tls_client_cert)
+    open_one = Place(address, address.replace("tls", "tcp"))
+    for place, reason in (
+        (Place(address, address), "there is no --tls-ca and no --tls-cert"),
+        (Place(address, address, tls=Tls(other, other, other)), "no scheduler can be spoken to"),
+        (open_one, "no scheduler can be spoken to there"),
+    ):
         with (
-            pytest.raises(RequestError, match="no scheduler can be spoken to there"),
+            pytest.raises(RequestError, match=reason),
             client.connect(place, OBEY, b"{}", cluster_jobs.here()),
         ):
             pass
@@ -250,6 +294,7 @@ CLIENT = """
 import sys
 import cluster_jobs
 from pathlib import Path
+from ckpt_conformance.cli import remote
 from ckpt_conformance.cluster import client
 from ckpt_conformance.cluster.place import Place, Tls
 address, pem, key = sys.argv[1:]

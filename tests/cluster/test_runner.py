@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from ckpt_conformance.cluster import runner, worker
-from ckpt_conformance.cluster.identity import SUITE, Identity
 from ckpt_conformance.cluster.messages import Batch, Done, Found, Job, Ready, Refused, Said
+from ckpt_conformance.work.identity import SUITE, Identity
 
 if TYPE_CHECKING:
     from pathlib import Path

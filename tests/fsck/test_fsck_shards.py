@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from torch.distributed import checkpoint as dcp
 from typer.testing import CliRunner
 from url_stores import Watched, upload
 
+from ckpt_conformance.cli import fsck_plan, fsck_results
 from ckpt_conformance.cli.main import app
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.fsck.judge import judging, stored
@@ -135,7 +137,7 @@ def test_a_shard_that_was_killed_keeps_what_it_found_and_is_not_whole(
 ) -> None:
     first, second = shards(tmp_path, run, count=2)
     text = second.read_bytes().splitlines(keepends=True)
-    second.write_bytes(b"".join(text[:3]) + text[3][:40])  # header, fact, and one result
+    second.write_bytes(b"".join(text[:4]) + text[4][:40])  # header, facts, and one result
     told = json.loads(Finished("combine", first, second, "--json").out)
     assert told["missing_shards"] == ["2/2"]
     whole = json.loads(Finished("fsck", run, "--json").out)
@@ -151,13 +153,50 @@ def test_a_shard_that_was_killed_keeps_what_it_found_and_is_not_whole(
 def test_a_listing_that_differs_is_noticed(run: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
     Finished("fsck", run, "--shard", "1/2", "--results", first)
-    torch.save({"w": torch.ones(3)}, run / "model_10.pt")
+    for step in range(10, 15):
+        torch.save({"w": torch.ones(3)}, run / f"model_{step}.pt")
     Finished("fsck", run, "--shard", "2/2", "--results", second)
     with pytest.raises(RequestError, match="a checkpoint came, went or changed") as error:
         Finished("combine", first, second)
     assert "shard 1/2 has listed 11 checkpoints, 26 files" in str(error.value)
-    assert "shard 2/2 12 checkpoints, 27 files" in str(error.value)
+    assert "shard 2/2 16 checkpoints, 31 files" in str(error.value)
     assert "--write-plan FILE" in str(error.value)
+    assert "only shard 2/2 has model_10.pt (1 file, " in str(error.value)
+    assert "and 2 more" in str(error.value)
+    assert "only shard 1/2" not in str(error.value)
+
+
+def test_of_too_many_checkpoints_the_way_to_see_what_differs_is_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsck_results, "MOST_NAMED", 11)
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    Finished("fsck", run, "--shard", "1/2", "--results", first)
+    torch.save({"w": torch.ones(3)}, run / "model_10.pt")
+    Finished("fsck", run, "--shard", "2/2", "--results", second)
+    with pytest.raises(RequestError, match=r"12 checkpoints, .* kept for 11 at most"):
+        Finished("combine", first, second)
+
+
+def test_what_differs_is_named_where_the_numbers_are_the_same(run: Path, tmp_path: Path) -> None:
+    """Two checkpoints were renamed, and one has grown by what another has lost."""
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    Finished("fsck", run, "--shard", "1/2", "--results", first)
+    (run / "model_7.pt").rename(run / "model_70.pt")
+    one, two = run / "step_5" / "part_0.pt", run / "step_6" / "part_0.pt"
+    size = one.stat().st_size
+    os.truncate(one, size - 7)
+    two.write_bytes(two.read_bytes() + bytes(7))
+    (run / os.fsdecode(b"caf\xe9/step_3.pt")).rename(run / os.fsdecode(b"caf\xe9/step_4.pt"))
+    Finished("fsck", run, "--shard", "2/2", "--results", second)
+    with pytest.raises(RequestError, match=r"11 checkpoints, .* 11 checkpoints, ") as error:
+        Finished("combine", first, second)
+    said = str(error.value)
+    assert ", model_7.pt (1 file, " in said
+    assert ", model_70.pt (1 file, " in said
+    total = sum(path.stat().st_size for path in (run / "step_5").iterdir())
+    assert f"step_5 is 5 files, {total + 7:,} bytes in shard 1/2 and 5 files, {total:,} " in said
+    assert "only shard 1/2 has caf\\udce9/step_3.pt" in said  # whatever bytes a name has
 
 
 def test_a_plan_holds_the_listing_still(run: Path, tmp_path: Path) -> None:
@@ -209,8 +248,9 @@ def test_a_plan_of_another_place_and_files_of_others(run: Path, tmp_path: Path) 
     plan, other = tmp_path / "plan.jsonl", tmp_path / "thesis.txt"
     Finished("fsck", run, "--write-plan", plan)
     Finished("fsck", run, "--write-plan", plan)  # one of its own is replaced
-    with pytest.raises(RequestError, match=f"is of {run}, and not of {run}/step_1"):
+    with pytest.raises(RequestError, match=f"is of {run}, and not of {run}/step_1") as error:
         Finished("fsck", run / "step_1", "--plan", plan)
+    assert "list this one with --write-plan" in str(error.value)
     other.write_text("chapter 1\n")
     for option in ("--write-plan", "--results"):
         with pytest.raises(RequestError, match="name another file"):
@@ -219,6 +259,55 @@ def test_a_plan_of_another_place_and_files_of_others(run: Path, tmp_path: Path) 
     with pytest.raises(RequestError, match="cannot be read"):
         Finished("fsck", run, "--plan", tmp_path / "absent")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.jsonl", "run", "thesis.txt"]
+
+
+def test_a_plan_is_of_a_folder_and_not_of_its_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same relative name in another working directory, and another folder at the same path."""
+    plan, other = tmp_path / "plan.jsonl", tmp_path / "other"
+    monkeypatch.chdir(tmp_path)
+    assert Finished("fsck", "run", "--write-plan", plan).status == 0
+    whole = json.loads(Finished("fsck", "run", "--json").out)
+    assert json.loads(Finished("fsck", "run", "--plan", plan, "--json").out) == whole
+    shutil.copytree("run", other / "run", symlinks=True)
+    monkeypatch.chdir(other)
+    with pytest.raises(RequestError, match=f"is of {run}, and not of {other / 'run'}; name"):
+        Finished("fsck", "run", "--plan", plan)
+    monkeypatch.chdir(tmp_path)
+    run.rename(tmp_path / "moved")
+    shutil.copytree(other / "run", run, symlinks=True)
+    with pytest.raises(RequestError, match=f"is of another folder, which was at {run} when"):
+        Finished("fsck", "run", "--plan", plan)
+
+
+def test_a_folder_that_was_moved_or_linked_is_the_one_that_was_listed(
+    run: Path, tmp_path: Path
+) -> None:
+    plan, moved, link = tmp_path / "plan.jsonl", tmp_path / "moved", tmp_path / "link"
+    Finished("fsck", run, "--write-plan", plan)
+    many = len(json.loads(Finished("fsck", run, "--json").out)["checkpoints"])
+    run.rename(moved)
+    link.symlink_to(moved)
+    for there in (moved, link):
+        told = json.loads(Finished("fsck", there, "--plan", plan, "--json").out)
+        assert len(told["checkpoints"]) == many
+
+
+def test_on_another_machine_the_absolute_path_is_what_counts(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inode is another one there, such as that of a mounted store."""
+    plan, boot, copy = tmp_path / "plan.jsonl", tmp_path / "boot_id", tmp_path / "copy"
+    Finished("fsck", run, "--write-plan", plan)
+    boot.write_text("another machine\n")
+    monkeypatch.setattr(fsck_plan, "BOOT", boot)
+    shutil.copytree(run, copy, symlinks=True)
+    with pytest.raises(RequestError, match=r"needs the same absolute path: mount it there, or"):
+        Finished("fsck", copy, "--plan", plan)
+    shutil.rmtree(run)
+    run.symlink_to(copy)
+    assert json.loads(Finished("fsck", run, "--plan", plan, "--json").out)["checkpoints"]
 
 
 @pytest.mark.parametrize(

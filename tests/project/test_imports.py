@@ -42,7 +42,7 @@ ALLOWED = {
         *("plugin", "mutants", "crash.explore", "subject", "contract"),
         *("fsck.diff", "fsck.judge", "fsck.source"),
     },
-    "plugin": {"work", "subject", "harness", "contract"},
+    "plugin": {"work", "subject", "harness", "processes", "contract"},
     "cluster": {"work", "processes", "contract"},
     "work": {"contract"},
     "suites": {

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance.cluster.identity import Identity, identity
 from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.work.identity import Identity, identity
 from ckpt_conformance.work.items import Item
 
 if TYPE_CHECKING:

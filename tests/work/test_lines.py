@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from ckpt_conformance.work import lines
+from ckpt_conformance.work.identity import Identity
 from ckpt_conformance.work.lines import End, Fact, Header, Line, LinesError, Writer
 
 if TYPE_CHECKING:
@@ -119,11 +120,9 @@ def test_a_part_that_did_not_end_is_seen() -> None:
     ("given", "reason"),
     [
         ({"command": "certify"}, "the command is 'mutants' and 'certify'"),
-        ({"version": "2"}, "the version is '1' and '2'"),
-        ({"commit": "abc"}, "the commit is None and 'abc'"),
         ({"request": {"seed": 1}}, "--seed is 0 and 1"),
         ({"request": {"seed": 0, "budget": "full"}}, "--budget is None and 'full'"),
-        ({"plan": "q"}, "what was planned is 'p' and 'q'"),
+        ({"plan": "q"}, "planned as p and as q; install the same files of ckpt-conformance"),
         ({"shard": "2/4"}, "the number of shards is '3' and '4'"),
     ],
 )
@@ -132,6 +131,31 @@ def test_parts_of_other_runs_are_refused(given: dict[str, object], reason: str) 
     other = replace(other, header=msgspec.structs.replace(other.header, **given))
     with pytest.raises(LinesError, match=reason):
         lines.combine([part("1/3", "ab"), other])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"version": "2"}, "by ckpt-conformance 1, and shard 2/3 by ckpt-conformance 2"),
+        ({"commit": "abc"}, "by ckpt-conformance 1, and shard 2/3 by ckpt-conformance 1, commit a"),
+    ],
+)
+def test_another_version_is_no_matter_of_arguments(given: dict[str, object], named: str) -> None:
+    """Another version plans something else, too: the version is what is told."""
+    other = replace(part("2/3", "c"), header=header("2/3", "c", plan="q", **given))
+    with pytest.raises(LinesError) as error:
+        lines.combine([part("1/3", "ab"), other])
+    assert f"shard 1/3 was run {named}" in str(error.value)
+    assert "install the same one on every machine" in str(error.value)
+    assert "arguments" not in str(error.value)
+
+
+def test_code_that_was_edited_between_two_shards_is_named() -> None:
+    mine, yours = (Identity({"torch": "2"}, files={"my_adapter.py": text}) for text in "ab")
+    other = replace(part("2/3", "c"), header=header("2/3", "c", depends=yours))
+    with pytest.raises(LinesError) as error:
+        lines.combine([part("1/3", "ab", depends=mine), other])
+    assert "my_adapter.py is a in shard 1/3 and b in shard 2/3; use the same" in str(error.value)
 
 
 def test_what_another_version_wrote_is_refused_with_its_name() -> None:

@@ -92,6 +92,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "here" / "reports" / "result.json").touch()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(tmp_path / "path")
+    monkeypatch.syspath_prepend(tmp_path / "here")  # as the command line has it
     return tmp_path
 
 
@@ -133,3 +134,46 @@ def test_where_there_is_too_much_code_nothing_is_ever_the_same(
 ) -> None:
     monkeypatch.setattr(sources, "MOST_FILES", len(list(outside.rglob("*.py"))) // 2)
     assert sources.code_outside() != sources.code_outside()
+
+
+BESIDE = {name.removeprefix("here/") for name in SEEN if name.startswith("here/")}
+
+
+def test_all_code_beside_an_adapter_is_named_with_its_path_below_that_folder(outside: Path) -> None:
+    """Also what it imports by a name that it puts together; but no other folder of the path."""
+    before = sources.code_beside(["adapter"])
+    assert before.keys() == BESIDE
+    assert sources.code_beside(["namespace.deep.flag"]) == before  # a folder without __init__.py
+    (outside / "here" / "beside.py").write_text("X = 2\n")
+    after = sources.code_beside(["adapter"])
+    assert {name for name in BESIDE if after[name] != before[name]} == {"beside.py"}
+
+
+def test_what_an_adapter_names_elsewhere_brings_its_folder_along(outside: Path) -> None:
+    (outside / "here" / "adapter.py").write_text("import other.core\n")
+    beside = sources.code_beside(["adapter"])
+    assert beside.keys() == BESIDE | {"other/core.py", "sitecustomize.py"}
+
+
+def test_evidence_of_this_suite_is_no_code_of_the_users(outside: Path) -> None:
+    before = sources.code_beside(["adapter"])
+    for marker in ("violation.json", "recorded.json"):
+        folder = outside / "here" / "parts" / marker.partition(".")[0]
+        folder.mkdir(parents=True)
+        (folder / marker).touch()
+        (folder / "repro.py").touch()
+    assert sources.code_beside(["adapter"]) == before
+
+
+def test_what_is_installed_or_ours_or_broken_or_absent_has_no_code_beside_it(outside: Path) -> None:
+    assert sources.code_beside(["msgspec", "json", "ckpt_conformance.adapters", "no_such"]) == {}
+    (outside / "here" / "adapter.py").write_text("def (\n")
+    assert sources.code_beside(["adapter"]).keys() == BESIDE
+
+
+def test_where_there_is_too_much_code_what_is_named_counts(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (outside / "here" / "adapter.py").write_text("import beside\n")
+    monkeypatch.setattr(sources, "MOST_FILES", 2)
+    assert sources.code_beside(["adapter"]).keys() == {"adapter.py", "beside.py"}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import IO
 
 SCHEMA = "ckpt-conformance/recorded/v1"
+NOTHING = msgspec.Raw(b"null")
 FILE = "recorded.json"
 MARKER = ".ckpt-conformance"  # in a folder that `hold` made: who holds it, holds a lock on this
 PREFIX = "ckc-explore-"  # of the temporary folders that recordings are made in
@@ -52,13 +53,15 @@ class KeptWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
 class Kept(msgspec.Struct, frozen=True):
     """What `recorded.json` says. `explored` is an adapter, or the words of a command.
 
-    `options` are those of a command that its recording depends on.
+    `options` are those of a command that its recording depends on; `depends` is what it depends on
+    besides, as the command that recorded writes it.
     """
 
     schema: str
     explored: tuple[str, ...]
     options: dict[str, Any] = {}
     workloads: dict[str, KeptWorkload] = {}
+    depends: msgspec.Raw = NOTHING
 
 
 def prepare(folder: Path) -> None:
