@@ -183,6 +183,7 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
     asked, script = order.asked, order.script
     given = (order.what, order.of_command, asked.workloads)
     kit = recordings.Kit.open(recording, *given) if recording else None
+    made = environment.folders_to_make(order.out)
     exploration.prepare(order.out)
     run = Run(asked, order.limits, order.out, keep=order.keep)
     run.ranks, run.kit = order.ranks, kit
@@ -199,7 +200,10 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
             run.findings.interrupted = True
     if run.part and not run.part.is_whole:
         return explorations.say_part(run, run.part, work.results or order.out)
-    return run.finish(about)
+    status = run.finish(about)
+    if not about:
+        environment.remove_empty(made)
+    return status
 
 
 def _record(order: Order, folder: Path) -> int:
@@ -406,7 +410,9 @@ class Run:
         if about:
             files.say(f"report: {self.out / 'report.html'}")
         if findings.interrupted:
-            files.say("Stopped before the end: this is what was found so far.")
+            so_far = "Stopped before the end: this is what was found so far."
+            nothing = "Stopped before the first crash state was visited: there is no report."
+            files.say(so_far if about else nothing)
             return INTERRUPTED
         return exploration.STATUS[findings.verdict]
 

@@ -159,7 +159,7 @@ def script_of(
 
 
 def explore(run: Run, script: Script) -> Json:
-    """Explore a script; return what `result.json` says of it."""
+    """Explore a script; return what `result.json` says of it, nothing if it is stopped before."""
     from ckpt_conformance.cli.explore import Progress
 
     about: Json = {"script": _content(script)}
@@ -170,8 +170,10 @@ def explore(run: Run, script: Script) -> Json:
         contextlib.ExitStack() as stack,
         Progress(script.name) as progress,
     ):
+        is_rehearsed = False
         try:
             rehearsal = _rehearse(run, script, folder, stack, progress)
+            is_rehearsed = True
             about |= _about(rehearsal, run)
             run.describe(about)
             _explore(run, rehearsal, progress, begun)
@@ -181,6 +183,8 @@ def explore(run: Run, script: Script) -> Json:
                 run.part.give_up(explorations.SCRIPT, error)
         except KeyboardInterrupt:
             run.findings.interrupted = True
+            if not is_rehearsed:
+                return {}
     return about
 
 

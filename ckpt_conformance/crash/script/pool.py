@@ -13,6 +13,7 @@ from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore.messages import from_line, to_line
 from ckpt_conformance.crash.script.command import environment_of_runs
 from ckpt_conformance.crash.script.messages import Answer, Failed, Hello
+from ckpt_conformance.processes import lifecycle, orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.script.messages import A, Recover, Request, Run
 
 WEEK = 7 * 86_400.0  # seconds; an uninterrupted run takes as long as it takes
-ENDING = 10.0  # seconds for a worker to end
 TAIL = 600  # characters of a log that are told
 
 
@@ -35,6 +35,8 @@ class WorkerProcess:
         """Start it; it answers when it has what it needs."""
         (folder / "tmp").mkdir(parents=True)
         self.log = folder / "log"
+        orphans.adopt()
+        self.others = orphans.all_children()  # the workers before this one, which end after it
         # What runs put into a temporary folder must not meet, nor stay.
         environment = environment_of_runs() | {"TMPDIR": str(folder / "tmp")}
         with self.log.open("wb") as log:
@@ -70,25 +72,26 @@ class WorkerProcess:
             raise Unknown(answer.why)
         return cast("A", answer)
 
-    def abandon(self) -> None:
-        """Ask for no more: it ends what it runs, and itself; an answer that is due is not given."""
-        with contextlib.suppress(OSError):
-            self.process.stdin.close() if self.process.stdin else None
+    def end(self) -> None:
+        """Kill it with all that it runs, whatever it does; an answer that is due is not given."""
+        if self.process.poll() is None:
+            lifecycle.kill_tree(self.process.pid)
 
     def __enter__(self) -> Self:
         """Return the worker, which runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Abandon it, and wait for its end."""
-        self.abandon()
-        try:
-            self.process.wait(ENDING)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        with contextlib.suppress(OSError):
-            self.process.stdout.close() if self.process.stdout else None
+        """End it: what it knows is ours by now, and what it still does is not wanted.
+
+        It is the parent of what its runs leave behind; after it we are.
+        """
+        self.end()
+        self.process.wait()
+        orphans.reap(self.others, kill=True)
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close() if stream else None
 
 
 class Pool:

@@ -203,7 +203,7 @@ def _record_and_run(
             return recorded.result(), as_a_user.result()
         except BaseException:  # the threads have to end first, and they wait for answers
             for worker in stage.workers:
-                worker.abandon()
+                worker.end()
             raise
 
 
