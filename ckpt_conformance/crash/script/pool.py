@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from ckpt_conformance.crash.script.command import Script
-    from ckpt_conformance.crash.script.messages import A, Recover, Request, Run
+    from ckpt_conformance.crash.script.messages import A, Request
 
 WEEK = 7 * 86_400.0  # seconds; an uninterrupted run takes as long as it takes
 TAIL = 600  # characters of a log that are told
@@ -104,10 +104,10 @@ class Pool:
         for worker in workers:
             self._free.put(worker)
 
-    def map(self, count: int, request: Callable[[int], Recover]) -> Iterator[tuple[int, Run]]:
+    def map(self, count: int, request: Callable[[int], Request[A]]) -> Iterator[tuple[int, A]]:
         """Ask for each of `count` runs; yield answers with their numbers as they come."""
 
-        def answer(number: int) -> tuple[int, Run]:
+        def answer(number: int) -> tuple[int, A]:
             worker = self._free.get()
             try:
                 return number, worker.ask(request(number))
