@@ -165,10 +165,9 @@ def test_the_death_of_the_other_rank_loses_nothing_of_a_durable_save(tmp_path: P
     assert signals(told, "rank-1-dies")
 
 
-# Its launcher waits for both ranks, one after the other; rank 0 waits for a line of rank 1.
-HANGS = """
-import os, subprocess, sys, torch
-torch.manual_seed(0)
+# Its launcher waits for both ranks, one after the other; rank 0 waits for each step of rank 1.
+WAITS = """
+import os, subprocess, sys
 out = sys.argv[1]
 if "RANK" not in os.environ:
     read, write = os.pipe()
@@ -180,33 +179,62 @@ if "RANK" not in os.environ:
         )
         for rank in (0, 1)
     ]
-    sys.exit(max(rank.wait() for rank in ranks))
+    END
 read, write = map(int, sys.argv[2:])
-path = out + "/rank-" + os.environ["RANK"] + ".pt"
-state = torch.load(path) if os.path.exists(path) else {"step": 0}
-while state["step"] < 2:
-    state["step"] += 1
-    if os.environ["RANK"] == "0":
+rank, path = int(os.environ["RANK"]), out + "/rank-" + os.environ["RANK"]
+step = int(open(path).read()) if os.path.exists(path) else 0
+if rank == 1:
+    os.write(write, b"." * step)
+elif step:
+    os.read(read, step)
+while step < 3:
+    step += 1
+    if rank == 0:
         os.read(read, 1)
-    torch.save(state, path + ".tmp")
+    with open(path + ".tmp", "w") as file:
+        file.write(str(step))
     os.rename(path + ".tmp", path)
-    if os.environ["RANK"] == "0":
-        print("step", state["step"])
+    if rank == 0:
+        print("step", step)
     else:
         os.write(write, b".")
 """
+HANGS = "sys.exit(max(rank.wait() for rank in ranks))"
+# As torchrun does: the first rank that fails is the end of all.
+ENDS = """code = os.waitstatus_to_exitcode(os.wait()[1]) or os.waitstatus_to_exitcode(os.wait()[1])
+    [rank.kill() for rank in ranks]
+    sys.exit(code != 0)"""
+
+
+def kill_ranks(folder: Path, end: str, *ranks: str) -> Told:
+    """Explore two ranks; `end` is what their launcher does when it has started them."""
+    (folder / "train.py").write_text(WAITS.replace("END", end))
+    command = (sys.executable, "train.py", "{out}")
+    options = ("--model", "kill", "--result-file", "rank-0", "--checkpoint-glob", "rank-?")
+    options += ("--deadline", "20", *(word for rank in ranks for word in ("--kill-rank", rank)))
+    return run(folder / "out", *options, command=command, cwd=folder)
+
+
+def test_the_death_of_a_rank_ends_the_job_and_costs_nothing(tmp_path: Path) -> None:
+    told = kill_ranks(tmp_path, ENDS, "0", "1")
+    assert told.code == 0, told.text
+    for rank in ("0", "1"):
+        found = signals(told, f"rank-{rank}-dies")
+        assert all(f"SIGKILL of rank {rank} after" in one["what"] for one in found)
+        assert all(one["handled"].startswith("exit status 1 after") for one in found), told.text
+        assert any("operations of its own, at rename" in one["what"] for one in found)
 
 
 @pytest.mark.slow
 def test_survivors_that_wait_for_a_dead_rank_are_a_hang(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(HANGS)
-    command = (sys.executable, "train.py", "{out}")
-    options = ("--model", "kill", "--kill-rank", "1", "--deadline", "20")
-    told = run(tmp_path / "out", *options, command=command, cwd=tmp_path)
+    told = kill_ranks(tmp_path, HANGS, "1")
     assert told.code == 1, told.text
+    assert not told.worst("kill")
     hangs = [one for one in signals(told, "rank-1-dies") if one["outcome"] == "HANG"]
     assert hangs, told.text
-    assert "the job did not end after rank 1 had died" in hangs[0]["summary"]
+    assert all("the job did not end after rank 1 had died" in one["summary"] for one in hangs)
+    assert all(one["began"] != "hang" for one in hangs), "started again, it does its work"
+    assert replay(told.out / "bundles" / "train.py-rank-1-dies-HANG").returncode == 1
 
 
 @pytest.mark.slow
