@@ -36,7 +36,7 @@ class WorkerProcess:
         (folder / "tmp").mkdir(parents=True)
         self.log = folder / "log"
         orphans.adopt()
-        self.others = orphans.all_children()  # the workers before this one, which end after it
+        self.others = orphans.children()  # the workers before this one, which end after it
         # What runs put into a temporary folder must not meet, nor stay.
         environment = environment_of_runs() | {"TMPDIR": str(folder / "tmp")}
         with self.log.open("wb") as log:
@@ -88,7 +88,10 @@ class WorkerProcess:
         """
         self.end()
         self.process.wait()
-        orphans.reap(self.others, kill=True)
+        if (
+            not self.others or orphans.children() - self.others
+        ):  # all of /proc is read: once is enough
+            orphans.reap(self.others, kill=True)
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 stream.close() if stream else None
