@@ -6,6 +6,7 @@ import importlib
 import sys
 
 ON_DISK = ("fsck", "corrupt", "diff")
+INTERRUPTED = 130  # as `cli.stopping` has it, which may not be imported yet
 
 
 def main() -> None:
@@ -21,6 +22,9 @@ def main() -> None:
             "install it with: pip install 'ckpt-conformance[cli]'\n"
         )
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("Stopped before anything was begun.\n")
+        raise SystemExit(INTERRUPTED) from None
     command.main()
 
 

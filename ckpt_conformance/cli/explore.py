@@ -18,6 +18,7 @@ from ckpt_conformance.cli.sessions import work_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
+from ckpt_conformance.crash.script.command import GRACE, Signals
 from ckpt_conformance.processes import scratch
 from ckpt_conformance.report import (
     certificate,
@@ -120,6 +121,9 @@ def explore(  # noqa: PLR0913  one parameter for each option
     no_fork: scripts.NoFork = False,
     preload: scripts.Preload = None,
     deadline: scripts.Deadline = 0,
+    preempt: scripts.Preempt = False,
+    grace: scripts.Grace = int(GRACE),
+    kill_rank: scripts.KillRank = None,
     shard: PartOfRun = "1/1",
     results: ResultLines = None,
     record: recordings.Record = None,
@@ -146,6 +150,8 @@ def explore(  # noqa: PLR0913  one parameter for each option
     work = _work(shard, results, ranks, real or ())
     recordings.check(record, recording, keep=keep, results=results, real=real, ranks=ranks)
     script = scripts.script_of(what, with_command, workload, out)
+    refused = {"an adapter": not script, "--results": results, "--record": record}
+    signals = scripts.signals_of(preempt, grace, kill_rank or (), refused)
     chosen = [] if script else _workloads(workload or (), every=is_full)
     order = Order(
         what=what,
@@ -156,6 +162,7 @@ def explore(  # noqa: PLR0913  one parameter for each option
         ranks=ranks,
         out=out,
         keep=keep,
+        signals=signals,
     )
     raise typer.Exit(_record(order, record) if record else _explore(order, work, recording))
 
@@ -172,6 +179,7 @@ class Order:
     ranks: int
     out: Path
     keep: bool
+    signals: Signals  # to a command
 
     @property
     def of_command(self) -> Json:
@@ -193,9 +201,10 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
     depends = order.depends() if recording or work.results else None
     given = (order.what, order.of_command, asked.workloads)
     kit = recordings.Kit.open(recording, *given, depends) if recording and depends else None
+    made = environment.folders_to_make(order.out)
     exploration.prepare(order.out)
     run = Run(asked, order.limits, order.out, keep=order.keep)
-    run.ranks, run.kit = order.ranks, kit
+    run.ranks, run.kit, run.signals = order.ranks, kit, order.signals
     if work.results:
         request = explorations.request_of(asked, order.what, order.of_command)
         run.take_part(request, work, depends)
@@ -210,7 +219,10 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
             run.findings.interrupted = True
     if run.part and not run.part.is_whole:
         return explorations.say_part(run, run.part, work.results or order.out)
-    return run.finish(about)
+    status = run.finish(about)
+    if not about:
+        environment.remove_empty(made)
+    return status
 
 
 def _record(order: Order, folder: Path) -> int:
@@ -290,6 +302,7 @@ class Run:
         """Start with nothing explored."""
         self.asked, self.limits, self.out, self.keep = asked, limits, out, keep
         self.ranks = 1
+        self.signals = Signals()  # that a command gets
         self.kit: recordings.Kit | None = None  # recordings that were made before
         self.part: explorations.Part | None = None  # whose lines are written
         self.bundle_folder = out / "bundles"
@@ -408,23 +421,28 @@ class Run:
         findings = self.findings
         if about:
             exploration.write(findings, about, self.out)
-        for at, result in enumerate(self.explorations):
-            for line in lines_of(result, self.bundles.get(at, {})):
-                files.say(line)
-        for line in findings.without_a_crash:
-            files.say(f"{files.WORDS[Verdict.VIOLATION].glyph} without a crash  {line}")
-        for line in findings.notes:
-            files.say(f"  note  {line}")
-        for line in findings.not_applicable:
-            files.say(f"  not applicable  {line}")
-        for line in findings.unknown:
-            files.say(f"? unknown  {line}")
+        for line in self._lines():
+            files.say(line)
         if about:
             files.say(f"report: {self.out / 'report.html'}")
         if findings.interrupted:
-            files.say("Stopped before the end: this is what was found so far.")
+            so_far = "Stopped before the end: this is what was found so far."
+            nothing = "Stopped before the first crash state was visited: there is no report."
+            files.say(so_far if about else nothing)
             return INTERRUPTED
         return exploration.STATUS[findings.verdict]
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the lines of all that was found."""
+        findings = self.findings
+        for at, result in enumerate(self.explorations):
+            yield from lines_of(result, self.bundles.get(at, {}))
+        yield from signal_lines(findings.signals)
+        glyph = files.WORDS[Verdict.VIOLATION].glyph
+        yield from (f"{glyph} without a crash  {line}" for line in findings.without_a_crash)
+        yield from (f"  note  {line}" for line in findings.notes)
+        yield from (f"  not applicable  {line}" for line in findings.not_applicable)
+        yield from (f"? unknown  {line}" for line in findings.unknown)
 
 
 def _keep(recording: Path, target: Path) -> None:
@@ -490,6 +508,24 @@ def _audit_lines(result: Exploration) -> Iterator[str]:
         yield f"    audit {first.summary}{more}"
 
 
+def signal_lines(kinds: Sequence[Json]) -> Iterator[str]:
+    """Yield the lines of signals: of each kind what came of them, then what violates."""
+    for kind in kinds:
+        bad = any(item["violates"] for item in kind["signals"])
+        good = Verdict.PASS if kind["signals"] else Verdict.UNKNOWN
+        sign = files.WORDS[Verdict.VIOLATION if bad else good].glyph
+        ends = ", ".join(f"{outcome} {count}" for outcome, count in kind["outcomes"].items())
+        sent = files.count(len(kind["signals"]), "job")
+        yield f"  {sign} {kind['kind']}: {kind['told']}: {sent}: {ends or 'nothing was sent'}"
+        if kind["reactions"]:
+            yield f"      {kind['reactions']}"
+        for group in kind["classes"]:
+            yield f"    {group['outcome']}: {group['summary']}"
+            yield f"      {group['what']}; {group['handled']}; {group['count']} so"
+            if group["bundle"]:
+                yield f"      replay: ckpt-conformance replay {group['bundle']}"
+
+
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of bundles/.")],
 ) -> None:
@@ -499,7 +535,7 @@ def replay(
     if content.get("kind") != "crash-state" and inner.is_dir():
         folder, content = inner, bundle.read(inner)
     kind = content.get("kind")
-    if kind == scripts.KIND:
+    if kind in scripts.KINDS:
         raise typer.Exit(scripts.replay(folder, content))
     status = _replay_state(folder, content) if kind == "crash-state" else _replay(content)
     raise typer.Exit(status)

@@ -18,14 +18,14 @@ from ckpt_conformance.cli.options import whole
 from ckpt_conformance.cli.recordings import say_recorded
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
+from ckpt_conformance.crash.script.command import GRACE, OUT, Script, ScriptError, Signals, checked
 from ckpt_conformance.processes.scratch import session
 from ckpt_conformance.report import certificate, environment, files
 from ckpt_conformance.work import sources
 from ckpt_conformance.work.identity import Identity, identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckpt_conformance.cli.explore import Progress, Run
     from ckpt_conformance.crash.explore.bundles import Replayed
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.script.rehearsal import Rehearsal, Stage
     from ckpt_conformance.report.certificate import Json
 
-KIND = "script-state"
+STATE, SIGNAL = "script-state", "script-signal"
+KINDS = (STATE, SIGNAL)  # of bundles
 SMALL = 16 << 20  # bytes of a file that a command names and that is no script
 PANEL = "With a command"
 OPTIONS = {"fork": "no-fork", "resume": "resume-cmd"}  # whose names are not those of the fields
@@ -89,6 +90,33 @@ Deadline = Annotated[
         parser=whole(0, 10**6),
         metavar="SECONDS",
         help="Of one resume; default: ten times the uninterrupted run.",
+        rich_help_panel=PANEL,
+    ),
+]
+Preempt = Annotated[
+    bool,
+    typer.Option(
+        "--preempt",
+        help="Preempt runs, too: SIGTERM, SIGKILL after --grace, then resume.",
+        rich_help_panel=PANEL,
+    ),
+]
+Grace = Annotated[
+    int,
+    typer.Option(
+        parser=whole(0, 86_400),
+        metavar="SECONDS",
+        help="From SIGTERM to SIGKILL; as Slurm and Kubernetes have it.",
+        show_default=True,
+        rich_help_panel=PANEL,
+    ),
+]
+KillRank = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=0,
+        metavar="RANK",
+        help="Kill this rank in runs, too, while the others live (repeatable).",
         rich_help_panel=PANEL,
     ),
 ]
@@ -161,8 +189,28 @@ def script_of(
         raise RequestError(str(error)) from None
 
 
+def signals_of(
+    preempt: bool,  # noqa: FBT001  as the option is
+    grace: int,
+    ranks: Sequence[int],
+    refused: Mapping[str, object],
+) -> Signals:
+    """Return the signals that were asked for.
+
+    Raises RequestError where there can't be any: `refused` are values of options, by name.
+    """
+    if grace != GRACE and not preempt:
+        raise RequestError(f"--grace {grace} is the time from SIGTERM to SIGKILL: add --preempt")
+    signals = Signals(preempt=preempt, grace=float(grace), ranks=tuple(dict.fromkeys(ranks)))
+    option = "--preempt" if preempt else "--kill-rank"
+    given = [name for name, value in refused.items() if value]
+    if signals and given:
+        raise RequestError(f"{option} does not go with {given[0]}; leave one of them out")
+    return signals
+
+
 def explore(run: Run, script: Script) -> Json:
-    """Explore a script; return what `result.json` says of it."""
+    """Explore a script; return what `result.json` says of it, nothing if it is stopped before."""
     from ckpt_conformance.cli.explore import Progress
 
     about: Json = {"script": _content(script)}
@@ -173,8 +221,10 @@ def explore(run: Run, script: Script) -> Json:
         contextlib.ExitStack() as stack,
         Progress(script.name) as progress,
     ):
+        is_rehearsed = False
         try:
             rehearsal = _rehearse(run, script, folder, stack, progress)
+            is_rehearsed = True
             about |= _about(rehearsal, run)
             run.describe(about)
             _explore(run, rehearsal, progress, begun)
@@ -184,6 +234,8 @@ def explore(run: Run, script: Script) -> Json:
                 run.part.give_up(explorations.SCRIPT, error)
         except KeyboardInterrupt:
             run.findings.interrupted = True
+            if not is_rehearsed:
+                return {}
     return about
 
 
@@ -334,7 +386,32 @@ def _explore(run: Run, rehearsal: Rehearsal, progress: Progress, begun: float) -
     explore.explore(explorer, run.asked.models, run.asked.real, share)
     if run.part and notebook:
         run.part.finish(notebook, explorations.SCRIPT)
+    if run.signals and not explorer.result.interrupted:
+        _interrupt(run, explorer, progress, Path(rehearsal.script.root).parents[1] / "work")
     run.take(explorer, bundles.write)
+
+
+def _interrupt(run: Run, explorer: ScriptExplorer, progress: Progress, scratch: Path) -> None:
+    """Send signals to runs of the command, and keep what violates."""
+    from ckpt_conformance.crash.explore import exploration
+    from ckpt_conformance.crash.script import preemption, signal_bundles
+
+    progress.begin(explorer.rehearsal.script.name, "signals")
+    interruptions = preemption.Interruptions(explorer)
+    every = run.limits.recoveries >= exploration.FULL.recoveries
+    try:
+        interruptions.run(run.signals, scratch, every=every)
+    except Unknown as error:
+        explorer.unknown(error)
+    except KeyboardInterrupt:
+        explorer.result.interrupted = True
+    paths = {
+        name: str(signal_bundles.write(run.bundle_folder, interruptions, name, kept))
+        for name, kept in interruptions.kept.items()
+    }
+    run.findings.signals = [
+        msgspec.to_builtins(kind) for kind in interruptions.summary(run.signals, paths)
+    ]
 
 
 def _notebook(run: Run, explorer: ScriptExplorer) -> Notebook | None:
@@ -358,12 +435,13 @@ def _notebook(run: Run, explorer: ScriptExplorer) -> Notebook | None:
 
 
 def replay(folder: Path, content: Json) -> int:
-    """Start the command of a bundle in its directory again."""
-    from ckpt_conformance.crash.script import bundles
+    """Start the command of a bundle in its directory again, or send it the signal again."""
+    from ckpt_conformance.crash.script import bundles, signal_bundles
 
+    again = signal_bundles.replay if content["kind"] == SIGNAL else bundles.replay
     with session("replay") as scratch:
         (place := scratch / "run").mkdir()
-        return replayed(content, lambda: bundles.replay(folder, place))
+        return replayed(content, lambda: again(folder, place))
 
 
 def replayed(content: Json, replay: Callable[[], Replayed]) -> int:

@@ -6,6 +6,7 @@ quick.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -132,6 +133,18 @@ def output_folders(out: Path, adapters: Sequence[str]) -> dict[str, Path]:
         names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 2**31))
         folders[adapter] = out / next(name for name in names if name.casefold() not in taken)
     return folders
+
+
+def folders_to_make(folder: Path) -> list[Path]:
+    """Return a folder and those above it that are not there yet, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that a command has made for nothing; what is in one stays, and so does it."""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def prepare_output(folder: Path) -> None:

@@ -82,6 +82,7 @@ class Findings:
     unknown: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])  # what is compared, and how steps are known
     without_a_crash: list[str] = field(default_factory=list[str])  # violations that need no crash
+    signals: list[Json] = field(default_factory=list["Json"])  # kinds of signals to a script
     interrupted: bool = False
     made: Made | None = None  # None: here and now
     summaries: list[CrashSummary] = field(default_factory=list["CrashSummary"])  # of `explorations`
@@ -102,6 +103,7 @@ class Findings:
         """Merge what was found: a violation wins over UNKNOWN, and a part is no PASS."""
         models = [model for one in self.explorations for model in one["models"].values()]
         is_violated = any(model["violations"] or model["unusable"] for model in models)
+        is_violated |= any(kind["classes"] for kind in self.signals)
         if is_violated or self.without_a_crash:
             return Verdict.VIOLATION
         undecided = self.unknown or self.interrupted or not self.explorations
@@ -127,6 +129,7 @@ class Findings:
             "unknown": self.unknown,
             "notes": self.notes,
             "without_a_crash": self.without_a_crash,
+            "signals": self.signals,
             "explorations": self.explorations,
         }
         return cast("Json", certificate.plain(content))
@@ -205,6 +208,7 @@ def headline(result: Json) -> Headline:
     verdict = Verdict(result["verdict"])
     count = sum(len(one["map"]["classes"]) for one in result["explorations"])
     count += len(result["without_a_crash"])
+    count += sum(len(kind["classes"]) for kind in result.get("signals", ()))
     titles = {
         Verdict.PASS: "No violation found",
         Verdict.VIOLATION: f"Violated: {files.count(count, 'finding')}",

@@ -100,7 +100,7 @@ def write_state(
 
     `parts` become one JSON object, `violation.json`. An older bundle of that name is replaced.
     """
-    target = _fresh(folder, name_of(explorer.result.workload, violation))
+    target = fresh(folder, name_of(explorer.result.workload, violation))
     materialize(explorer.recording, violation.case.state, target / "checkpoints")
     trees.copy(explorer.recording.folder, target / "recording")
     merged: Json = {}
@@ -111,7 +111,7 @@ def write_state(
     return target
 
 
-def _fresh(folder: Path, name: str) -> Path:
+def fresh(folder: Path, name: str) -> Path:
     """Make an empty folder for a bundle; an older bundle of that name goes, nothing else does."""
     target = folder / name
     if target.exists():
@@ -142,7 +142,7 @@ def adopt(source: Path, folder: Path, workload: str, violation: Violation) -> Pa
     """
     target = folder / name_of(workload, violation)
     if source.resolve() != target.resolve():
-        target = _fresh(folder, target.name)
+        target = fresh(folder, target.name)
         trees.copy(source, target, into=True)
     content = bundle.read(target) | msgspec.to_builtins(violation.record())
     (target / "violation.json").write_text(json.dumps(content, indent=2))

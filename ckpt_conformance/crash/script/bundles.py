@@ -7,6 +7,7 @@ the user's own and torch alone. The rest is as in `crash.explore.bundles`.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,11 @@ from ckpt_conformance.subject import bundle
 from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from ckpt_conformance.crash.explore.bundles import Replayed
     from ckpt_conformance.crash.explore.exploration import Violation
+    from ckpt_conformance.crash.script.messages import A, Request
 
 KIND = "script-state"
 
@@ -91,23 +95,30 @@ class ScriptBundle:
 def write(folder: Path, explorer: ScriptExplorer, violation: Violation) -> Path:
     """Write a bundle below `folder` and give its path; an older one of that name is replaced."""
     rehearsal = explorer.rehearsal
-    content = ScriptBundle(_origin(explorer), violation.record(), _promise(explorer, violation))
+    facts = explorer.result.facts(violation.case.state.point)
+    content = ScriptBundle(origin_of(explorer), violation.record(), promise_of(explorer, facts))
     parts = (content.origin, content.record, content.promise)
     target = bundles.write_state(folder, explorer, violation, *parts)
-    if rehearsal.expected.is_dir():
-        trees.copy(rehearsal.expected, target / rehearsal.expected.name)
-    elif rehearsal.expected.is_file():
-        shutil.copyfile(rehearsal.expected, target / rehearsal.expected.name)
+    copy_expected(rehearsal, target)
     (target / "output.txt").write_text(explorer.outputs.get(violation.case.content, ""))
     (target / "repro.py").write_text(script_of(content))
     return target
 
 
-def _origin(explorer: ScriptExplorer) -> Origin:
+def copy_expected(rehearsal: Rehearsal, target: Path) -> None:
+    """Copy the result of the uninterrupted run into a bundle."""
+    if rehearsal.expected.is_dir():
+        trees.copy(rehearsal.expected, target / rehearsal.expected.name)
+    elif rehearsal.expected.is_file():
+        shutil.copyfile(rehearsal.expected, target / rehearsal.expected.name)
+
+
+def origin_of(explorer: ScriptExplorer, kind: str = KIND) -> Origin:
+    """Say what was run, and how."""
     rehearsal = explorer.rehearsal
     return Origin(
         schema=bundle.SCHEMA,
-        kind=KIND,
+        kind=kind,
         script=rehearsal.script,
         root=rehearsal.script.root,
         expected=rehearsal.expected.name,
@@ -117,10 +128,11 @@ def _origin(explorer: ScriptExplorer) -> Origin:
     )
 
 
-def _promise(explorer: ScriptExplorer, violation: Violation) -> Promise:
+def promise_of(explorer: ScriptExplorer, facts: Facts) -> Promise:
+    """Say what was promised, and how it is measured."""
     rehearsal = explorer.rehearsal
     return Promise(
-        facts=explorer.result.facts(violation.case.state.point),
+        facts=facts,
         versions=tuple(rehearsal.versions),
         results=rehearsal.results,
         meter=rehearsal.meter.measure,
@@ -149,7 +161,21 @@ def replay(folder: Path, scratch: Path) -> Replayed:
     """
     folder = folder.resolve()
     content = ScriptBundle.read(folder)
-    script = content.origin.script
+    with placed(content.origin, scratch) as script:
+        request = Recover(tree=str(folder / "checkpoints"), deadline=content.origin.deadline)
+        run = ask(folder, content.origin, script, scratch, request)
+    explorer = rebuilt(folder, content.origin, content.promise, script)
+    recovery = explorer.recovery_of(run, content.record.older_whole)
+    return bundles.replayed(recovery, explorer.result.facts(content.record.point))
+
+
+@contextlib.contextmanager
+def placed(origin: Origin, scratch: Path) -> Generator[Script]:
+    """Yield the script of a bundle with a directory that it may use; what was made for it goes.
+
+    Raises Unknown if the command can't be started.
+    """
+    script = origin.script
     if not Path(script.cwd).is_dir():
         raise Unknown(f"the folder in which the command ran is gone: {script.cwd}")
     root = Path(script.root)
@@ -157,30 +183,26 @@ def replay(folder: Path, scratch: Path) -> Replayed:
     if root.exists() and any(root.iterdir()):
         script = script.at(str(scratch / "out"))
     try:
-        return _replay(folder, content, script, scratch)
+        yield script
     finally:
         for path in missing:  # what the run made
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
 
-def _replay(folder: Path, content: ScriptBundle, script: Script, scratch: Path) -> Replayed:
-    origin = content.origin
+def ask(folder: Path, origin: Origin, script: Script, scratch: Path, request: Request[A]) -> A:
+    """Ask a worker that knows a bundle for one thing."""
     with WorkerProcess(scratch / "worker", script) as worker:
         worker.ask(Begin())
         if origin.forks:
             worker.ask(Warm())
         recording, expected = str(folder / "recording"), str(folder / origin.expected)
         worker.ask(Expect(recording, expected, script.result_file))
-        run = worker.ask(Recover(tree=str(folder / "checkpoints"), deadline=origin.deadline))
-    explorer = _explorer(folder, content, script)
-    recovery = explorer.recovery_of(run, content.record.older_whole)
-    return bundles.replayed(recovery, explorer.result.facts(content.record.point))
+        return worker.ask(request)
 
 
-def _explorer(folder: Path, content: ScriptBundle, script: Script) -> ScriptExplorer:
+def rebuilt(folder: Path, origin: Origin, promise: Promise, script: Script) -> ScriptExplorer:
     """Rebuild what judges, from the bundle alone."""
-    origin, promise = content.origin, content.promise
     recording = Recording.read(folder / "recording")
     result = "" if script.result_cmd else script.result_file
     patterns = progress.make_patterns(script.step_regex, script.checkpoint_glob, result)

@@ -28,6 +28,10 @@ FIXED = {**FIXED_MACHINE, "PYTHONUNBUFFERED": "1", "UV_USE_IO_URING": "0"}
 TENSOR_FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy")
 
 
+# Seconds: as of Kubernetes, of Slurm's KillWait, of spot machines of Google and Azure.
+GRACE = 30.0
+
+
 class ScriptError(ValueError):
     """A command can't be explored as it was given; the message says what to change."""
 
@@ -39,6 +43,19 @@ class Start:
     target: str
     arguments: tuple[str, ...]
     module: bool = False
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Which signals a user asked for."""
+
+    preempt: bool = False
+    grace: float = GRACE  # seconds
+    ranks: tuple[int, ...] = ()  # that die
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return self.preempt or bool(self.ranks)
 
 
 @dataclass(frozen=True)

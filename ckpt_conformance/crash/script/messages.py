@@ -83,8 +83,60 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
         return self.exit_kind == "ended" and self.code == 0
 
 
-Answer = Done | Failed | Warmed | Begun | Recorded | Comparison | Run
-A = TypeVar("A", Done, Warmed, Begun, Recorded, Comparison, Run)
+class Signal(msgspec.Struct, frozen=True):
+    """A signal to a job, and its moment: a count of what the job has done, never a time.
+
+    SIGTERM goes to the process of the command, as a scheduler sends it, and SIGKILL to all of the
+    job when the grace is over; with a `rank` that one alone gets SIGKILL, and no grace follows. It
+    is sent at the call or line after so many `operations` below the directory and so many `lines`
+    that name a step. With `own` operations of that rank alone count.
+    """
+
+    operations: int = 0
+    lines: int = 0
+    rank: int = -1  # -1: none, the command gets SIGTERM
+    own: bool = False
+    grace: float = 0.0  # seconds
+    # The grace ends after so many operations since the signal, or when it is over, if that is
+    # sooner; -1: when it is over.
+    ends_after: int = -1
+    half: bool = False  # whoever is killed at a write has done half of it
+    never: bool = False  # it is not sent at all: a run that shows what there is to hit
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """An operation below the directory, or a line that named a step, in the order of the run."""
+
+    kind: str
+    path: str
+    size: int  # bytes of a write
+    rank: int  # -1: of no rank
+    line: str = ""  # of kind mark: what was printed
+
+
+class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
+    """What a job did that got a signal, and what its command came to when it was started again.
+
+    `disposition` is what the command had made of SIGTERM: caught, ignored, default. `forced`: it
+    had not ended by itself when the grace, or the deadline, was over. `left` are digests of the
+    files that were there then. `resumed` is the second run; without a signal the first one.
+    """
+
+    sent: bool
+    disposition: str
+    code: int
+    forced: bool
+    seconds: float  # from the signal to its end
+    output: str
+    issued: tuple[Issued, ...]
+    at: int  # how many of `issued` there were when it was sent
+    ranks: tuple[int, ...]  # that were seen
+    left: dict[str, str]
+    resumed: Run
+
+
+Answer = Done | Failed | Warmed | Begun | Recorded | Comparison | Run | Signalled
+A = TypeVar("A", Done, Warmed, Begun, Recorded, Comparison, Run, Signalled)
 
 
 # ---- requests ------------------------------------------------------------------------------------
@@ -136,4 +188,15 @@ class Compare(Request[Comparison], frozen=True, tag="compare"):
     """Compare what the last run left with what is expected."""
 
 
-AnyRequest = Warm | Record | Begin | Expect | Recover | Compare
+class Interrupt(Request[Signalled], frozen=True, tag="interrupt"):
+    """Run the command in an empty directory, send it a signal, and start it again there.
+
+    `keep` is a new folder that takes the directory as the first run left it.
+    """
+
+    signal: Signal
+    deadline: float  # seconds, of either run
+    keep: str = ""
+
+
+AnyRequest = Warm | Record | Begin | Expect | Recover | Compare | Interrupt

@@ -13,6 +13,7 @@ from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.explore.messages import from_line, to_line
 from ckpt_conformance.crash.script.command import environment_of_runs
 from ckpt_conformance.crash.script.messages import Answer, Failed, Hello
+from ckpt_conformance.processes import lifecycle, orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
     import msgspec
 
     from ckpt_conformance.crash.script.command import Script
-    from ckpt_conformance.crash.script.messages import A, Recover, Request, Run
+    from ckpt_conformance.crash.script.messages import A, Request
 
 WEEK = 7 * 86_400.0  # seconds; an uninterrupted run takes as long as it takes
-ENDING = 10.0  # seconds for a worker to end
 TAIL = 600  # characters of a log that are told
 
 
@@ -35,6 +35,8 @@ class WorkerProcess:
         """Start it; it answers when it has what it needs."""
         (folder / "tmp").mkdir(parents=True)
         self.log = folder / "log"
+        orphans.adopt()
+        self.others = orphans.children()  # the workers before this one, which end after it
         # What runs put into a temporary folder must not meet, nor stay.
         environment = environment_of_runs() | {"TMPDIR": str(folder / "tmp")}
         with self.log.open("wb") as log:
@@ -70,25 +72,29 @@ class WorkerProcess:
             raise Unknown(answer.why)
         return cast("A", answer)
 
-    def abandon(self) -> None:
-        """Ask for no more: it ends what it runs, and itself; an answer that is due is not given."""
-        with contextlib.suppress(OSError):
-            self.process.stdin.close() if self.process.stdin else None
+    def end(self) -> None:
+        """Kill it with all that it runs, whatever it does; an answer that is due is not given."""
+        if self.process.poll() is None:
+            lifecycle.kill_tree(self.process.pid)
 
     def __enter__(self) -> Self:
         """Return the worker, which runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Abandon it, and wait for its end."""
-        self.abandon()
-        try:
-            self.process.wait(ENDING)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        with contextlib.suppress(OSError):
-            self.process.stdout.close() if self.process.stdout else None
+        """End it: what it knows is ours by now, and what it still does is not wanted.
+
+        It is the parent of what its runs leave behind; after it we are.
+        """
+        self.end()
+        self.process.wait()
+        if (
+            not self.others or orphans.children() - self.others
+        ):  # all of /proc is read: once is enough
+            orphans.reap(self.others, kill=True)
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close() if stream else None
 
 
 class Pool:
@@ -101,10 +107,10 @@ class Pool:
         for worker in workers:
             self._free.put(worker)
 
-    def map(self, count: int, request: Callable[[int], Recover]) -> Iterator[tuple[int, Run]]:
+    def map(self, count: int, request: Callable[[int], Request[A]]) -> Iterator[tuple[int, A]]:
         """Ask for each of `count` runs; yield answers with their numbers as they come."""
 
-        def answer(number: int) -> tuple[int, Run]:
+        def answer(number: int) -> tuple[int, A]:
             worker = self._free.get()
             try:
                 return number, worker.ask(request(number))

@@ -81,13 +81,16 @@ class Lines:
         """Start with nothing written."""
         self.patterns = patterns
         self.unfinished: dict[int, bytes] = {}  # by process: the line that it has begun
+        self.found: list[str] = []  # the step lines
 
     def __call__(self, process: int, data: bytes) -> list[Marked]:
         """Take the bytes of a write; return a mark for each step line that they complete."""
         *lines, rest = (self.unfinished.get(process, b"") + data).split(b"\n")
         self.unfinished[process] = rest[-4096:]
-        items = [self.patterns.step_of(line.decode(errors="replace")) for line in lines]
-        return [Marked(SAID, item[1]) for item in items if item]
+        texts = [line.decode(errors="replace") for line in lines]
+        items = [(text, item) for text in texts if (item := self.patterns.step_of(text))]
+        self.found += [text for text, _ in items]
+        return [Marked(SAID, step) for _, (_, step) in items]
 
 
 class Measure(msgspec.Struct, frozen=True):

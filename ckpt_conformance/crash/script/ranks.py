@@ -42,6 +42,7 @@ PLAIN: dict[str, object] = {  # of a start that a fork can stand for
     **dict.fromkeys(("p2cwrite", "c2pread", "errread"), -1),  # no pipes
 }
 MOST = 1 << 20  # bytes of one request
+RANK = "RANK"  # the variable by which a launcher tells a process its rank
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -64,17 +65,20 @@ class _Request(msgspec.Struct, frozen=True):
         return msgspec.convert(json.loads(data), cls)
 
 
-def become(start: Start, seeded: Collection[str] = ()) -> NoReturn:
-    """Run a script as the main program of this process; ranks of a launcher are forked, too."""
+def become(start: Start, seeded: Collection[str] = (), notes: str = "") -> NoReturn:
+    """Run a script as the main program of this process; ranks of a launcher are forked, too.
+
+    In the folder `notes` each forked rank leaves a file: its name is the pid, it holds the rank.
+    """
     if (start.target if start.module else Path(start.target).name) in LAUNCHERS:
-        _Nursery(seeded).serve_this()
+        _Nursery(seeded, notes).serve_this()
     child.become(start, seeded)
 
 
 class _Nursery:
     """A process that forks ranks, as the launcher sees it."""
 
-    def __init__(self, seeded: Collection[str]) -> None:
+    def __init__(self, seeded: Collection[str], notes: str) -> None:
         """Fork it; the launcher becomes the parent of what it leaves behind."""
         orphans.adopt()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,7 +87,7 @@ class _Nursery:
 
         def nursery() -> None:
             ours.close()
-            _serve(its, seeded)
+            _serve(its, seeded, notes)
 
         lifecycle.fork(nursery, quiet=True)
         its.close()
@@ -147,21 +151,32 @@ class _Nursery:
                 return 0
 
 
-def _serve(channel: socket.socket, seeded: Collection[str]) -> NoReturn:
+def _serve(channel: socket.socket, seeded: Collection[str], notes: str) -> NoReturn:
     """Be the nursery: fork ranks until the launcher is gone."""
     lifecycle.die_with_parent()
     while True:
         data, streams, _, _ = socket.recv_fds(channel, MOST, 3)
         if not data:
             os._exit(0)
-        pid = _deliver(_Request.decode(data), streams, channel, seeded)
+        request = _Request.decode(data)
+        pid = _deliver(request, streams, channel, notes, seeded)
         for stream in streams:
             os.close(stream)
         channel.send(str(pid).encode())
 
 
+def _note(request: _Request, notes: str) -> None:
+    """Say which rank this process is: /proc shows the environment of the nursery."""
+    if notes:
+        (Path(notes) / str(os.getpid())).write_text(request.environment.get(RANK, ""))
+
+
 def _deliver(
-    request: _Request, streams: Sequence[int], channel: socket.socket, seeded: Collection[str]
+    request: _Request,
+    streams: Sequence[int],
+    channel: socket.socket,
+    notes: str,
+    seeded: Collection[str],
 ) -> int:
     """Fork a rank by way of a process that ends at once, so that the launcher is its parent."""
     wait, go = os.pipe()
@@ -170,6 +185,7 @@ def _deliver(
     def rank() -> None:
         if request.session:
             os.setsid()  # before the launcher knows it: it may end the group at once
+        _note(request, notes)
         os.write(pid_write, str(os.getpid()).encode())
         for unneeded in (go, pid_read, pid_write):
             os.close(unneeded)

@@ -203,7 +203,7 @@ def _record_and_run(
             return recorded.result(), as_a_user.result()
         except BaseException:  # the threads have to end first, and they wait for answers
             for worker in stage.workers:
-                worker.abandon()
+                worker.end()
             raise
 
 
@@ -333,7 +333,7 @@ def _resume_from_whole(rehearsal: Rehearsal) -> None:
     contents = {index: digest(rehearsal.recording, state) for index, state in wholes.items()}
     first = {content: index for index, content in reversed(contents.items())}
     room = int(PATIENCE * len(rehearsal.pool.workers) / rehearsal.seconds)
-    chosen = _evenly(sorted(first.values()), min(CONTROLS, max(FEWEST, room)))
+    chosen = evenly(sorted(first.values()), min(CONTROLS, max(FEWEST, room)))
 
     def request(number: int) -> Recover:
         return Recover(rehearsal.deadline, state=pack([wholes[chosen[number]]]))
@@ -351,9 +351,10 @@ def _resume_from_whole(rehearsal: Rehearsal) -> None:
         _never_resumes(rehearsal, marks[-1], wholes[marks[-1].index])
 
 
-def _evenly(items: list[int], count: int) -> list[int]:
-    if len(items) <= count:
-        return items
+def evenly(items: list[int], count: int) -> list[int]:
+    """Choose so many of the items, from the first to the last; at most all of them."""
+    if len(items) <= count or count < 2:  # noqa: PLR2004  two have a distance
+        return items[:count]
     step = (len(items) - 1) / (count - 1)
     return [items[round(number * step)] for number in range(count)]
 

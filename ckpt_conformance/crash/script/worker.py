@@ -20,7 +20,7 @@ from ckpt_conformance.crash.explore.materializer import Materializer
 from ckpt_conformance.crash.explore.messages import from_line, to_line, unpack
 from ckpt_conformance.crash.script import child, progress, ranks, results
 from ckpt_conformance.crash.script.command import TENSOR_FILES, Start, start_of
-from ckpt_conformance.crash.script.host import Host, tail
+from ckpt_conformance.crash.script.host import Host, Ran, tail
 from ckpt_conformance.crash.script.messages import (
     AnyRequest,
     Begin,
@@ -31,22 +31,27 @@ from ckpt_conformance.crash.script.messages import (
     Expect,
     Failed,
     Hello,
+    Interrupt,
     Record,
     Recorded,
     Recover,
     Run,
+    Signalled,
     Warm,
     Warmed,
 )
 from ckpt_conformance.crash.script.pool import WEEK
+from ckpt_conformance.crash.script.signaller import Ranks, Signaller
+from ckpt_conformance.processes.lifecycle import ExitKind
 from ckpt_conformance.processes.memory import mount_place, use_temporary
 from ckpt_conformance.trace import notify
 from ckpt_conformance.trace.operations import Kind, Recording
 from ckpt_conformance.trace.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckpt_conformance.crash.script.command import Script
-    from ckpt_conformance.crash.script.host import Ran
     from ckpt_conformance.crash.script.messages import Answer
     from ckpt_conformance.trace.supervisor import Supervisor
 
@@ -67,7 +72,7 @@ class Worker:
         self.results: dict[str, results.Result] = {}
         self.ran: Ran | None = None  # the last one
 
-    def answer(self, request: AnyRequest) -> Answer:
+    def answer(self, request: AnyRequest) -> Answer:  # noqa: PLR0911  one for each request
         """Do what is asked."""
         match request:
             case Warm():
@@ -82,6 +87,8 @@ class Worker:
                 return self.recover(request)
             case Compare():
                 return self.compare(self.ran, WEEK)
+            case Interrupt():
+                return self.interrupt(request)
 
     # -- the uninterrupted run --------------------------------------------------------------
 
@@ -112,22 +119,31 @@ class Worker:
 
     def _record(self, recorder: Recorder, output: Path) -> Recording:
         """Run the command as given; what it prints goes to `output`, where its steps are seen."""
+
+        def prepare(supervisor: Supervisor) -> None:
+            supervisor.events_of = self._lines()
+
+        work, is_wanted = self._first_run(output), self.host.is_wanted
+        return recorder.function(work, deadline=WEEK, prepare=prepare, is_wanted=is_wanted)
+
+    def _lines(self) -> progress.Lines:
+        """Return what finds the step lines in what the command prints."""
+        script = self.script
+        return progress.Lines(progress.make_patterns(script.step_regex, script.checkpoint_glob))
+
+    def _first_run(self, output: Path, notes: str = "") -> Callable[[], None]:
+        """Return what a forked child does to be the command as given; `notes`: see `ranks`."""
         words = self.script.filled(resume=False)
-        patterns = progress.make_patterns(self.script.step_regex, self.script.checkpoint_glob)
         start = start_of(words) if self.host.forks else ""
 
         def work() -> None:
             stream = os.open(output, os.O_WRONLY | os.O_APPEND)
             child.take_place(stream, stream, self.script.cwd)
             if isinstance(start, Start):
-                ranks.become(start)
+                ranks.become(start, notes=notes)
             child.execute(words)
 
-        def prepare(supervisor: Supervisor) -> None:
-            supervisor.events_of = progress.Lines(patterns)
-
-        is_wanted = self.host.is_wanted
-        return recorder.function(work, deadline=WEEK, prepare=prepare, is_wanted=is_wanted)
+        return work
 
     def _keep(self, result_file: str, expected: Path) -> tuple[int, str]:
         """Copy the result of the uninterrupted run to where every worker finds it.
@@ -176,9 +192,9 @@ class Worker:
         deadline = request.deadline
         ran = self.host.run(words, deadline, watch=str(self.root), seeded=request.seeded)
         self.ran = ran
-        comparison = self.compare(ran, deadline)
+        run = self._compared(ran, deadline)
         self.host.forks = forks
-        return Run(ran.exit_kind, ran.code, ran.output, ran.seconds, tuple(ran.files), comparison)
+        return run
 
     def _materialize(self, request: Recover) -> None:
         if self.temporary is not None:
@@ -192,6 +208,67 @@ class Worker:
         trees.empty(self.root)
         if request.tree:
             trees.copy(Path(request.tree), self.root, into=True)
+
+    # -- a run that gets a signal --------------------------------------------------------------
+
+    def interrupt(self, request: Interrupt) -> Signalled | Failed:
+        """Run the command in an empty directory, send it a signal, and start it again there."""
+        self._materialize(Recover(request.deadline))
+        output, notes = self.folder / "first-output", self.folder / "ranks"
+        output.write_bytes(b"")
+        trees.empty(notes)
+        recorder = Recorder(self.root, None, journal=output)
+        job = Signaller(request.signal, self._lines(), Ranks(notes), request.deadline)
+        job.main = lambda: recorder.pid
+
+        def is_wanted() -> bool:
+            job.tick()
+            return self.host.is_wanted()
+
+        work, begun = self._first_run(output, str(notes)), time.monotonic()
+        try:
+            recorder.function(work, deadline=WEEK, prepare=job.attach, is_wanted=is_wanted)
+        except notify.NotAvailableError as error:
+            return Failed(f"no signal can be timed here: {error}")
+        job.count()
+        seconds, left = time.monotonic() - (job.sent_at or begun), self._digests()
+        if request.keep:
+            trees.copy(self.root, Path(request.keep))
+        if job.sent:
+            resumed = self._resumed(request.deadline)
+        else:
+            kind = ExitKind.HANG if job.forced else ExitKind.ENDED
+            resumed = self._compared(Ran(kind, recorder.code, tail(output), seconds), WEEK)
+        return Signalled(
+            sent=job.sent,
+            disposition=job.disposition,
+            code=recorder.code,
+            forced=job.forced,
+            seconds=seconds,
+            output=tail(output),
+            issued=tuple(job.issued),
+            at=job.at,
+            ranks=tuple(sorted(set(job.ranks.known.values()))),
+            left=left,
+            resumed=resumed,
+        )
+
+    def _resumed(self, deadline: float) -> Run:
+        """Start the command that resumes, in the directory as it is."""
+        if self.temporary is not None:
+            trees.empty(self.temporary)
+        words = self.script.filled(resume=True)
+        return self._compared(self.host.run(words, deadline, watch=str(self.root)), deadline)
+
+    def _compared(self, ran: Ran, deadline: float) -> Run:
+        """Say how a run went, and what its result is."""
+        comparison = self.compare(ran, deadline)
+        return Run(ran.exit_kind, ran.code, ran.output, ran.seconds, tuple(ran.files), comparison)
+
+    def _digests(self) -> dict[str, str]:
+        """Return the digest of each file below the directory."""
+        files = [path for path in trees.files(self.root) if path.is_file()]
+        return {path.relative_to(self.root).as_posix(): results.bytes_of(path) for path in files}
 
     def compare(self, ran: Ran | None, deadline: float) -> Comparison:
         """Compare the result with the expected one; only a run that ended well has one."""
