@@ -40,37 +40,35 @@ class SaveState:
     def __init__(self, root: Path, total_limit: int | None) -> None:
         """Keep where and how many; the accelerator comes with the job."""
         self.root, self.folder, self.total_limit = root, root / "checkpoints", total_limit
-        self.step: Step | None = None
+        self.step: Any = None  # Step
         self.accelerator: Any = None
 
-    def prepare(self, job: TrainingJob) -> Step:
-        """Prepare and register a job once, as a script does before it trains."""
-        if self.step is None or self.step.job is not job:
-            accelerate = importlib.import_module("accelerate")
-            naming = {"automatic_checkpoint_naming": True, "total_limit": self.total_limit}
-            project = accelerate.utils.ProjectConfiguration(str(self.root), **naming)
-            # No device placement: it would reload the optimizers, and all is in its place.
-            self.accelerator = accelerate.Accelerator(
-                cpu=True, device_placement=False, project_config=project
-            )
-            self.accelerator.prepare(job.model, *job.optimizers.values(), *job.schedulers.values())
-            self.step = Step(job)
-            rest = [part for name, part in job.components.items() if name.split(".")[0] not in OWN]
-            self.accelerator.register_for_checkpointing(self.step, *rest)
-        return self.step
+    def prepare(self, job: TrainingJob) -> None:
+        """Prepare and register a job, as a script does before it trains."""
+        accelerate = importlib.import_module("accelerate")
+        naming = {"automatic_checkpoint_naming": True, "total_limit": self.total_limit}
+        project = accelerate.utils.ProjectConfiguration(str(self.root), **naming)
+        # No device placement: it would reload the optimizers, and all is in its place.
+        self.accelerator = accelerate.Accelerator(
+            cpu=True, device_placement=False, project_config=project
+        )
+        self.accelerator.prepare(job.model, *job.optimizers.values(), *job.schedulers.values())
+        self.step = Step(job)
+        rest = [part for name, part in job.components.items() if name.split(".")[0] not in OWN]
+        self.accelerator.register_for_checkpointing(self.step, *rest)
 
     def save(self, job: TrainingJob, step: int) -> None:
         """Save as number `step`."""
-        self.prepare(job)
+        del job  # it was prepared
         self.accelerator.project_configuration.iteration = step
         self.accelerator.save_state()
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load a number, or what accelerate itself takes for the latest."""
-        progress = self.prepare(job)
+        del job  # it was prepared
         path = None if step is None else str(self.folder / f"checkpoint_{step}")
         self.accelerator.load_state(path)
-        return progress.loaded
+        return int(self.step.loaded)
 
     def steps(self) -> list[int]:
         """List the numbers, by the rule that `load_state` chooses the latest by."""
@@ -100,6 +98,7 @@ def make() -> Accelerate:
         version=metadata.version("accelerate"),
         capabilities=PER_STEP | {Capability.RETENTION},
         library="accelerate",
+        prepares=True,
         recipe="huggingface.co/docs/accelerate/usage_guides/checkpoint: 'if automatic_checkpoint_"
         "naming is enabled each saved checkpoint will be located then at Accelerator.project_dir/"
         "checkpoints/checkpoint_{checkpoint_number}'; the number is the step, total_limit is set, "

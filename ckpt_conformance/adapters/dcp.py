@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as 
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizers
 
 from ckpt_conformance.adapters.recipes import OVERWRITING, PER_STEP, Recipe, numbers
-from ckpt_conformance.contract import Capability
+from ckpt_conformance.contract import Capability, FutureSave
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,14 +67,14 @@ class Directories:
         rest = {name: part for name, part in job.components.items() if name not in job.optimizers}
         return {"optim": Optimizers(job), **rest, "step": step}
 
-    def save(self, job: TrainingJob, step: int) -> None:
-        """Save everything and the step; what is written in the background is waited for."""
+    def save(self, job: TrainingJob, step: int) -> FutureSave | None:
+        """Save everything and the step; return the future of what is written in the background."""
         writer = FileSystemWriter(self.path(step), thread_count=self.threads)
         if self.in_background:
             saver: Any = state_dict_saver
-            saver.async_save(self.parts(job, step), storage_writer=writer).result()
-        else:
-            state_dict_saver.save(self.parts(job, step), storage_writer=writer)
+            return FutureSave(saver.async_save(self.parts(job, step), storage_writer=writer))
+        state_dict_saver.save(self.parts(job, step), storage_writer=writer)
+        return None
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         """Load in place; only what never had a gradient may lack optimizer state.
@@ -127,7 +127,7 @@ threads = recipe(
 background = recipe(
     name="dcp-async",
     capabilities=PER_STEP | RANKS,
-    recipe=f"dcp.async_save, waited for, a directory per step ({ASYNC})",
+    recipe=f"dcp.async_save, waited for before the next save, a directory per step ({ASYNC})",
     manager=partial(Directories, in_background=True),
 )
 overwrite = recipe(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from torch import Tensor, nn, optim
@@ -113,11 +114,56 @@ class Journal(Protocol):
         ...
 
 
-class Manager(Protocol):
-    """One live manager on one directory."""
+class PendingSave(Protocol):
+    """A save that goes on in the background, while the job trains on.
 
-    def save(self, job: TrainingJob, step: int) -> None:
-        """Save; to return is to acknowledge."""
+    The harness waits for it before the next save and at the end of the run, as jobs do.
+    """
+
+    def wait(self) -> object:
+        """Block until it has ended; raise what made it fail. To return is to acknowledge."""
+        ...
+
+    def done(self) -> bool:
+        """Return at once whether it has ended, well or not."""
+        ...
+
+    def exception(self) -> BaseException | None:
+        """Return what made it fail, None if nothing did; it has ended when this is called."""
+        ...
+
+
+@dataclass(frozen=True)
+class FutureSave:
+    """The `PendingSave` of a `concurrent.futures.Future`, such as `dcp.async_save` returns."""
+
+    future: Future[Any]
+
+    def wait(self) -> object:
+        """Block until the future has a result; raise its exception."""
+        return self.future.result()
+
+    def done(self) -> bool:
+        """Return whether the future has ended."""
+        return self.future.done()
+
+    def exception(self) -> BaseException | None:
+        """Return the future's exception."""
+        return self.future.exception()
+
+
+class Manager(Protocol):
+    """One live manager on one directory.
+
+    Two more methods are optional. `prepare(job)`, for frameworks that wrap a job, is called once
+    before it trains, saves or loads, where the adapter declares `prepares`. It may replace
+    `job.model`, `job.loader`, `job.optimize` and what is in `job.optimizers` and `job.schedulers`.
+    A process may open a second manager, for a job that the first one has wrapped.
+    `settle()` is called before `close()`, and waits for what `close()` does not wait for.
+    """
+
+    def save(self, job: TrainingJob, step: int) -> PendingSave | None:
+        """Save. To return None is to acknowledge; a `PendingSave` does so once it has ended."""
         ...
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
@@ -167,7 +213,11 @@ class OpenOptions:
 
 @runtime_checkable
 class Adapter(Protocol):
-    """What a maintainer writes: about 30 lines."""
+    """What a maintainer writes: about 30 lines.
+
+    `open` raises NotImplementedError for an option that the manager does not have: the checks that
+    need it are NOT_APPLICABLE.
+    """
 
     name: str
     version: str
@@ -188,7 +238,8 @@ class AdapterBase:
     `refusals` are the exceptions that the manager documents for a refused load. `library` and
     `recipe` say what is certified; `promises` maps an invariant id to the quoted documentation.
     `resharding` says what becomes of each rank's own state in another world size: of `rng` and of
-    `loader`, see `POLICIES`.
+    `loader`, see `POLICIES`. With `prepares` the manager's `prepare(job)` is called before the job
+    trains, saves or loads.
     """
 
     name: str = ""
@@ -202,6 +253,7 @@ class AdapterBase:
     recipe: str = ""
     promises: Mapping[str, str] = field(default_factory=dict[str, str])
     resharding: Mapping[str, str] = field(default_factory=dict[str, str])
+    prepares: bool = False
 
     def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
         """Open a live manager on `root`; every adapter defines it."""

@@ -6,6 +6,7 @@ program with a `rank_group` forks one process for each rank.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import resource
@@ -22,13 +23,14 @@ from ckpt_conformance.contract.journal import ChildJournal
 from ckpt_conformance.harness import messages, rank_group
 from ckpt_conformance.harness.gate import Gate as UploadGate
 from ckpt_conformance.harness.messages import Program, Report
+from ckpt_conformance.harness.pending_saves import pending_save, wait_for
 from ckpt_conformance.processes import unix_sockets
 from ckpt_conformance.trace import sources
 from ckpt_conformance.workload import devices
 from ckpt_conformance.workload.job import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckpt_conformance.harness.messages import AnyOp, AnyResult, Error, FaultReport
 
@@ -42,6 +44,10 @@ RESULTS: dict[str, Callable[..., AnyResult]] = {  # by the name of the operation
 
 class Stopped(BaseException):
     """Ends a framework's loop from inside a loss call; no framework catches it as its own."""
+
+
+class OptionNotImplementedError(NotImplementedError):
+    """The adapter says of an option, when it opens, that its manager has no such thing."""
 
 
 class Child:
@@ -59,6 +65,8 @@ class Child:
         self.payload_samples: dict[int, Any] = {}
         self.job = self.new_job(program.job)
         self._opened: Any = None
+        self._prepared: Any = None  # the job that the open manager has prepared
+        self._pending: tuple[int, Any] | None = None  # step and PendingSave
         self.journal.on_acknowledged = self._acknowledged
 
     def new_job(self, spec: messages.JobSpec) -> Any:  # noqa: ANN401  Job | ShardedJob
@@ -72,13 +80,27 @@ class Child:
 
     @property
     def opened(self) -> Any:  # noqa: ANN401  Manager | Trainer
-        """The live manager or trainer; opened once."""
+        """The live manager or trainer; opened once.
+
+        Raises OptionNotImplementedError where the adapter does not implement an option.
+        """
         if self._opened is None:
             wanted = self.options
             mirror = Path(wanted.mirror) if wanted.mirror else None
             options = OpenOptions(wanted.keep_last, mirror, self.gate.pass_through, wanted.kind)
-            self._opened = self.adapter.open(self.root, options)
+            try:
+                self._opened = self.adapter.open(self.root, options)
+            except NotImplementedError as error:
+                if wanted == messages.Options():
+                    raise  # nothing was asked for
+                raise OptionNotImplementedError(f"{wanted.to_text()}: {error}") from error
         return self._opened
+
+    def prepare(self) -> None:
+        """Let the manager wrap the job, once, where the adapter says that it does."""
+        if getattr(self.adapter, "prepares", False) and self._prepared is not self.job:
+            self.opened.prepare(self.job)
+            self._prepared = self.job
 
     def run(self) -> tuple[AnyResult, ...]:
         """Run every operation until one raises that does not say `go_on`."""
@@ -158,7 +180,7 @@ class Child:
         several = world is not None and world.size > 1
         if several:
             ranks().together()  # acknowledged is what every rank has acknowledged
-        self.payload_samples[step] = self.job.payload_samples()
+        self.payload_samples.setdefault(step, self.job.payload_samples())  # else when it began
         if world is None or world.rank == 0:
             trees.copy(self.root, Path(self.program.snapshots) / str(step))
         if several:
@@ -179,9 +201,9 @@ class Child:
             )
         first = len(self.journal.records)
         try:
-            (self._fit if self.adapter.shape == "trainer" else self._loop)(op)
-        except Stopped:
-            pass
+            with contextlib.suppress(Stopped):
+                (self._fit if self.adapter.shape == "trainer" else self._loop)(op)
+            self.finish_save()
         finally:
             result["faults"] = self.disarm()
             self.journal.on_begun = lambda _: None
@@ -210,6 +232,7 @@ class Child:
         return on_loss
 
     def _loop(self, op: messages.Run) -> None:
+        self.prepare()
         if op.resume is not False:
             self.load(None if op.resume is True else op.resume)
         while op.until is None or self.job.step < op.until:
@@ -223,20 +246,45 @@ class Child:
         self.opened.fit(self.job, until, op.save_at, resume, self.journal)
 
     def save(self, step: int) -> None:
-        """Save through the manager, with the journal's markers around it."""
+        """Begin to save through the manager, with the journal's markers around it.
+
+        Waits for an earlier save that goes on in the background first.
+        """
+        self.finish_save()
+        self.prepare()
         self.journal.begun(step)
+        with self._noting_failure(step):
+            pending = pending_save(self.opened.save(self.job, step))
+        if self.program.snapshots:
+            self.payload_samples[step] = self.job.payload_samples()
+        if pending is None:
+            self.journal.acknowledged(step)
+        else:
+            self._pending = step, pending
+
+    def finish_save(self) -> None:
+        """Wait for a save that goes on in the background; raises what made it fail."""
+        if self._pending is None:
+            return
+        (step, pending), self._pending = self._pending, None
+        with self._noting_failure(step):
+            wait_for(pending)
+        self.journal.acknowledged(step)
+
+    @contextlib.contextmanager
+    def _noting_failure(self, step: int) -> Iterator[None]:
         try:
-            self.opened.save(self.job, step)
+            yield
         except BaseException as error:
             self.journal.failed(step, error)
             raise
-        self.journal.acknowledged(step)
 
     def load(self, step: int | str | None) -> int:
         """Load through the manager; the step that it returns becomes the job's.
 
         Raises TypeError if what it returns is no step.
         """
+        self.prepare()
         if isinstance(step, str):
             loaded = self.opened.load_path(self.job, Path(step))
         else:
@@ -253,6 +301,7 @@ class Child:
         self.arm(op.faults)
         try:
             self.save(self.job.step if op.step is None else op.step)
+            self.finish_save()
         finally:
             result["faults"] = self.disarm()
 
@@ -266,6 +315,7 @@ class Child:
 
     def op_train(self, op: messages.Train, result: Draft) -> None:
         """Train n steps with the job's own loop."""
+        self.prepare()
         result["records"] = tuple(self.job.train(op.n))
 
     def op_steps(self, _op: messages.Steps, result: Draft) -> None:
@@ -312,7 +362,7 @@ class Child:
         for method in ("settle", "close"):
             if self._opened is not None and hasattr(self._opened, method):
                 getattr(self._opened, method)()
-        self._opened = None
+        self._opened = self._prepared = None
 
     def op_copy_out(self, op: messages.CopyOut, _result: Draft) -> None:
         """Copy the manager's directory as it is now to a new place."""
@@ -328,8 +378,13 @@ class Child:
 
     def op_call(self, op: messages.Call, result: Draft) -> None:
         """Call a capability's method."""
+        if "$job" in op.args:
+            self.prepare()
         args = [self.job if arg == "$job" else arg for arg in op.args]
         value = getattr(self.opened, op.method)(*args)
+        if pending := pending_save(value):
+            wait_for(pending)
+            value = None
         if op.method.startswith("load") and isinstance(value, int):
             self.job.step = value
         result["value"] = value if isinstance(value, int | str | list | dict | None) else str(value)

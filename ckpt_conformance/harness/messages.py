@@ -12,6 +12,7 @@ import json
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import structs
 
 from ckpt_conformance.contract import StepRecord
 from ckpt_conformance.contract.registry import Refusal
@@ -412,6 +413,11 @@ class Options(Message, frozen=True, omit_defaults=True):
     keep_last: int | None = None
     mirror: str | None = None
     kind: str | None = None
+
+    def to_text(self) -> str:
+        """Return what is asked for, in words: `keep_last=1`."""
+        asked = {name: value for name, value in structs.asdict(self).items() if value is not None}
+        return ", ".join(f"{name}={value!r}" for name, value in asked.items())
 
 
 class World(Message, frozen=True):

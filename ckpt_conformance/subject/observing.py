@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ckpt_conformance.contract import OpenOptions
+from ckpt_conformance.harness import pending_saves
 from ckpt_conformance.harness.messages import JobSpec
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.workload import digests
@@ -87,13 +88,17 @@ def two_managers(child: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: 
     """Save two jobs in turn through two live managers; give each job's state at its last save."""
     options = OpenOptions()
     here, there = child.adapter.open(child.root, options), child.adapter.open(Path(other), options)
+    if getattr(child.adapter, "prepares", False):
+        here.prepare(child.job)
     child.job.train(2)
-    here.save(child.job, 2)
+    pending_saves.save(here, child.job, 2)
     second = child.new_job(JobSpec(kind=kind, seed=OTHER_SEED))
+    if getattr(child.adapter, "prepares", False):
+        there.prepare(second)
     second.train(3)
-    there.save(second, 3)
+    pending_saves.save(there, second, 3)
     child.job.train(2)
-    here.save(child.job, 4)
+    pending_saves.save(here, child.job, 4)
     states = {"here": child.job.leaves(), "there": second.leaves()}
     here.close()
     there.close()

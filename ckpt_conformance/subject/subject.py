@@ -47,6 +47,7 @@ T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
 JOB_SEED, OTHER_SEED = 11, 97
 NOT_IMPLEMENTED = "builtins.NotImplementedError"  # an adapter that takes no such job raises it
+OPTION_NOT_IMPLEMENTED = "ckpt_conformance.harness.child.OptionNotImplementedError"
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,11 +228,17 @@ class Subject:
         )
 
     def send(self, programs: Sequence[Program]) -> list[ProcessResult]:
-        """Run one child of each program, all at the same time."""
+        """Run one child of each program, all at the same time.
+
+        Raises NotApplicable where the adapter does not implement an option that is asked for.
+        """
         self.children += len(programs)
         self.programs += programs
         results = self.client.run_together(programs)
         self.left += [left for result in results for left in result.left]
+        for result in results:
+            if result.error and result.error.type == OPTION_NOT_IMPLEMENTED:
+                raise NotApplicable(f"the adapter does not implement {result.error.message}")
         return results
 
     def send_rank_group(self, program: Program) -> list[ProcessResult]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Unknown, Violation
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.harness.messages import (
     Call,
     CallResult,
@@ -69,7 +69,15 @@ def test_each_declared_capability_works(subject: Subject) -> None:
         if use is not None:
             subject.reset()
             subject.materialize(subject.golden())
-            use(subject)
+            _use(subject, capability, use)
+
+
+def _use(subject: Subject, capability: str, plainly: Callable[[Subject], None]) -> None:
+    """Use a capability; raises Violation also where the adapter does not implement it after all."""
+    try:
+        plainly(subject)
+    except NotApplicable as why:
+        raise Violation(f"{capability} is declared and does not work: {why}") from why
 
 
 @check("CKC-SMOK-004")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.verdicts import Verdict
 from ckpt_conformance.harness.client import Server
 from ckpt_conformance.plugin.options import SessionOptions
@@ -27,8 +28,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow  # certificates of whole managers
 HERE = Path(__file__).parent
 KILLED = tuple(f"CKC-ATOM-00{number}" for number in range(1, 6))
+# torch's load_state_dict casts what it is given, and torch.save writes the storage behind a view.
+OF_TORCH = {"CKC-RSUM-010", "CKC-SIDE-005"}
 GOOD = {Verdict.PASS, Verdict.NOT_APPLICABLE}
-ADAPTERS = ("databases:extra", "databases:truncate", "native:in_place", "native:renamed")
+ADAPTERS = (
+    *(f"databases:{name}" for name in ("extra", "truncate")),
+    *(f"native:{name}" for name in ("in_place", "renamed")),
+    *(
+        f"background:{name}"
+        for name in ("thread", "aliasing", "forgetful", "unwrapped", "wrapping", "not_rotating")
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +83,46 @@ def test_a_native_writer_in_place_is_violated(strangers: Server) -> None:
     assert {one.verdict for one in outcomes} == {Verdict.VIOLATION}
     killed = next(one for one in outcomes if "sigkill_truncation" in one.check)
     assert "step-00000004" in killed.reason
+
+
+BACKGROUND = ("CKC-SMOK", "CKC-ATOM", "CKC-DURA", "CKC-IOER", "CKC-RTRP", "CKC-SIDE", "CKC-RSUM")
+
+
+def ids(*families: str) -> tuple[str, ...]:
+    return tuple(name for name in load_catalogue().invariants if name.startswith(families))
+
+
+@pytest.mark.parametrize("adapter", ["background:thread", "background:wrapping"])
+def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
+    adapter: str, strangers: Server
+) -> None:
+    """An asynchronous manager is acknowledged when it says so: nothing of that is UNKNOWN."""
+    found = verdicts(adapter, strangers, *ids(*BACKGROUND))
+    assert others(found).keys() == OF_TORCH
+
+
+def test_a_thread_that_writes_the_live_state_is_seen(strangers: Server) -> None:
+    """The job trains on while it is written: what arrives is of no step."""
+    found = verdicts("background:aliasing", strangers, "CKC-RTRP-001", "CKC-RSUM-001")
+    assert {one.verdict for one in found["CKC-RTRP-001"]} == {Verdict.VIOLATION}
+
+
+def test_a_thread_whose_error_nobody_asks_for_is_seen(strangers: Server) -> None:
+    found = verdicts("background:forgetful", strangers, "CKC-IOER-001")
+    assert {one.verdict for one in found["CKC-IOER-001"]} == {Verdict.VIOLATION}
+
+
+def test_a_future_that_nobody_waits_for_is_a_clear_error(strangers: Server) -> None:
+    found = verdicts("background:unwrapped", strangers, "CKC-SMOK-001")
+    (outcome,) = found["CKC-SMOK-001"]
+    assert "return ckpt_conformance.contract.FutureSave(future)" in str(outcome.evidence)
+
+
+def test_an_option_that_is_not_implemented_is_not_applicable(strangers: Server) -> None:
+    """But one that is declared, and implemented with no value, is declared in vain."""
+    found = verdicts("background:not_rotating", strangers, "CKC-RETN-003", "CKC-SMOK-003")
+    (rotation,), (smoke,) = found["CKC-RETN-003"], found["CKC-SMOK-003"]
+    assert rotation.verdict is Verdict.NOT_APPLICABLE
+    assert rotation.reason.startswith("the adapter does not implement keep_last=")
+    assert smoke.verdict is Verdict.VIOLATION
+    assert "retention is declared and does not work" in smoke.reason

@@ -1,0 +1,173 @@
+"""Managers that save in a thread, and acknowledge when the thread is done; some in a wrong way."""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from databases import packed, unpack
+
+from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability, FutureSave
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.contract import OpenOptions, TrainingJob
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(final: Path, content: bytes) -> None:
+    """Write a file so that its name means that it is whole and durable."""
+    draft = final.with_name(f".{final.name}.part")
+    draft.write_bytes(content)
+    sync(draft)
+    draft.rename(final)
+    sync(final.parent)
+
+
+@dataclass
+class ThreadManager:
+    """A file for each step, written by one thread from a copy of the state."""
+
+    root: Path
+    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    def path(self, step: int) -> Path:
+        return self.root / f"step-{step:08d}"
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401  a PendingSave, mostly
+        return FutureSave(self.executor.submit(publish, self.path(step), packed(job)))
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        there = self.steps()
+        wanted = step if step is not None else (there or [None])[-1]
+        if wanted is None or wanted not in there:
+            raise FileNotFoundError(f"step {wanted} is not in {self.root}")
+        unpack(job, self.path(wanted).read_bytes())
+        return wanted
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.rpartition("-")[2]) for path in self.root.glob("step-*"))
+
+    def close(self) -> None:
+        self.executor.shutdown()
+
+
+class Aliasing(ThreadManager):
+    """Hands the live tensors to the thread, which waits until it is asked for the result."""
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        states = {name: part.state_dict() for name, part in job.components.items()}
+        return Late(self.path(step), states)
+
+
+@dataclass
+class Late:
+    """A save that begins when it is waited for: what a slow disk makes of any other."""
+
+    path: Path
+    states: dict[str, Any]
+
+    def wait(self) -> None:
+        file = io.BytesIO()
+        torch.save(self.states, file)
+        publish(self.path, file.getvalue())
+
+    def done(self) -> bool:
+        return self.path.exists()
+
+    def exception(self) -> None:
+        """Never fails."""
+
+
+class Forgetful(ThreadManager):
+    """Acknowledges whatever became of the thread."""
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        return Deaf(self.executor.submit(publish, self.path(step), packed(job)))
+
+
+@dataclass
+class Deaf:
+    """Waits for the end of a future, and does not ask how it ended."""
+
+    future: Future[None]
+
+    def wait(self) -> None:
+        self.future.exception()
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def exception(self) -> None:
+        """Never asks."""
+
+
+class Unwrapped(ThreadManager):
+    """Returns the future itself."""
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        return self.executor.submit(publish, self.path(step), packed(job))
+
+
+class Wrapping(ThreadManager):
+    """Cannot work with a job that it has not wrapped."""
+
+    job: TrainingJob | None = None
+
+    def prepare(self, job: TrainingJob) -> None:
+        if self.job is job:
+            raise RuntimeError("wrapped twice")
+        self.job = job
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        if self.job is not job:
+            raise RuntimeError("not wrapped")
+        return super().save(job, step)
+
+
+@dataclass(frozen=True)
+class Background(AdapterBase):
+    manager: type[ThreadManager] = ThreadManager
+    keeps: tuple[int | None, ...] = (None,)  # values of keep_last that it takes
+
+    def open(self, root: Path, options: OpenOptions) -> ThreadManager:
+        if options.keep_last not in self.keeps:
+            raise NotImplementedError("it keeps all steps")
+        return self.manager(root)
+
+
+def background(manager: type[ThreadManager], **more: Any) -> Background:  # noqa: ANN401
+    return Background(
+        **{
+            "name": f"background-{manager.__name__.lower()}",
+            "version": "1",
+            "holds": EVERYTHING,
+            "refusals": (FileNotFoundError,),
+            "capabilities": frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
+            "manager": manager,
+            **more,
+        }
+    )
+
+
+thread = background(ThreadManager)
+aliasing = background(Aliasing)
+forgetful = background(Forgetful)
+unwrapped = background(Unwrapped)
+wrapping = background(Wrapping, prepares=True)
+not_rotating = background(
+    ThreadManager,
+    capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
+)
