@@ -356,7 +356,8 @@ def prepare_msync(request: Request) -> Action | None:
             request.make(Kind.FDATASYNC, **place, offset=offset, size=count)
         return None
 
-    return Action(tree.path(parts[0][0]), perform, parts[0][0])
+    number, offset, count = parts[0]
+    return Action(tree.path(number), perform, number, count, offset)
 
 
 def _whole_pages(size: int) -> int:

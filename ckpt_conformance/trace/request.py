@@ -62,8 +62,8 @@ class Action:
     path: str
     perform: Callable[[int | None], Result] | None = None  # None: the kernel does it
     object: int = 0
-    size: int = 0  # bytes of a write or a read
-    offset: int = 0  # where in the file a write begins
+    size: int = 0  # bytes of a write or a read, or of the range of an msync
+    offset: int = 0  # where in the file a write, or that range, begins
 
 
 class Sink:

@@ -28,7 +28,13 @@ pytestmark = pytest.mark.slow  # certificates of whole managers
 HERE = Path(__file__).parent
 KILLED = tuple(f"CKC-ATOM-00{number}" for number in range(1, 6))
 GOOD = {Verdict.PASS, Verdict.NOT_APPLICABLE}
-ADAPTERS = ("databases:extra", "databases:truncate", "native:in_place", "native:renamed")
+LOST = tuple(f"CKC-DURA-00{number}" for number in range(1, 5))
+MAPPED = ("memmap", "memmap_unsynced", *(f"lmdb_{how}" for how in ("default", "writemap")))
+ADAPTERS = (
+    *(f"databases:{name}" for name in ("extra", "truncate", "wal", "wal_open", "wal_normal")),
+    *("native:in_place", "native:renamed"),
+    *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +79,64 @@ def test_a_native_writer_in_place_is_violated(strangers: Server) -> None:
     assert {one.verdict for one in outcomes} == {Verdict.VIOLATION}
     killed = next(one for one in outcomes if "sigkill_truncation" in one.check)
     assert "step-00000004" in killed.reason
+
+
+def needs_library(adapter: str) -> None:
+    if "lmdb" in adapter:
+        pytest.importorskip("lmdb", reason="lmdb is not installed: pip install lmdb")
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        "mapped:memmap",
+        # "sync: ... a system crash can corrupt the database" holds for sync=False alone:
+        # https://lmdb.readthedocs.io/en/release/#environment-class
+        "mapped:lmdb_default",
+        "mapped:lmdb_writemap",
+        # "synchronous=FULL ... ensures that an operating system crash or power failure will not
+        # corrupt the database", and in WAL mode the log is synced after each transaction:
+        # https://www.sqlite.org/pragma.html#pragma_synchronous
+        "databases:wal",
+        "databases:wal_open",
+    ],
+)
+def test_what_is_stored_in_maps_and_synced_stands_all(adapter: str, strangers: Server) -> None:
+    needs_library(adapter)
+    found = verdicts(adapter, strangers, *KILLED, *LOST)
+    assert others(found) == {}
+    kept = ("CKC-ATOM-001", "CKC-DURA-001", "CKC-DURA-004")
+    assert {one.verdict for name in kept for one in found[name]} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "lost"),
+    [
+        ("mapped:memmap_unsynced", {"CKC-DURA-001", "CKC-DURA-004"}),
+        ("mapped:lmdb_unsynced", {"CKC-DURA-004"}),
+        # "WAL mode is always consistent with synchronous=NORMAL, but WAL mode does lose durability.
+        # A transaction committed in WAL mode with synchronous=NORMAL might roll back following a
+        # power loss": https://www.sqlite.org/pragma.html#pragma_synchronous
+        ("databases:wal_normal", {"CKC-DURA-004"}),
+    ],
+)
+def test_what_is_not_synced_stands_kills_and_no_power_loss(
+    adapter: str, lost: set[str], strangers: Server
+) -> None:
+    """Power losses: a promise that these adapters do not make is not met, no violation."""
+    needs_library(adapter)
+    found = verdicts(adapter, strangers, *KILLED, *LOST)
+    assert {one.verdict for name in KILLED for one in found[name]} <= GOOD
+    not_met = {name for name in LOST if {one.verdict for one in found[name]} - GOOD}
+    assert not_met >= lost
+    assert {one.verdict for name in not_met for one in found[name]} <= {*GOOD, Verdict.NOT_MET}
+    if adapter == "databases:wal_normal":
+        assert not_met == lost
+
+
+def test_an_environment_that_is_made_in_place_is_blocked_by_a_kill(strangers: Server) -> None:
+    """A real kill shows it: LMDB opens no file that has its size and no first page yet."""
+    needs_library("lmdb")
+    found = verdicts("mapped:lmdb_in_place", strangers, "CKC-ATOM-003")
+    outcome = next(one for one in found["CKC-ATOM-003"] if one.verdict is Verdict.VIOLATION)
+    assert "MDB_INVALID" in outcome.reason
