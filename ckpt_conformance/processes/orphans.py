@@ -99,9 +99,23 @@ def _listed() -> set[int]:
 
 def all_children() -> set[int]:
     """Return the pids of the children of all threads; reads the status of every process."""
-    me = str(os.getpid())
+    me = os.getpid()
+    return {pid for pid, parent in _parents().items() if parent == me}
+
+
+def descendants() -> set[int]:
+    """Return the pids of all processes below this one; reads the status of every process."""
+    parents, below, grown = _parents(), {os.getpid()}, True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in below} - below
+        below, grown = below | more, bool(more)
+    return below - {os.getpid()}
+
+
+def _parents() -> dict[int, int]:
+    """Return the parent of every process there is."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
-    return {pid for pid in pids if _status(pid)[1:2] == [me]}
+    return {pid: int(status[1]) for pid in pids if (status := _status(pid))}
 
 
 def _status(pid: int) -> list[str]:

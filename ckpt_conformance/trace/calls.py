@@ -60,6 +60,7 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "sendfile": (40, 71),
     "splice": (275, 76),
     "mmap": (9, 222),
+    "msync": (26, 227),
     "io_submit": (209, 2),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -82,7 +83,6 @@ READING = ("read", "pread64", "readv", "preadv", "preadv2", "getdents64")
 # Let through and named where they touch a file below the directory.
 UNSUPPORTED = {
     "splice": "bytes that come through a pipe are not seen",
-    "mmap": "bytes written through a shared mapping are not seen",
     "io_submit": "asynchronous writes are not seen",
     "io_uring_setup": "what an io_uring of this kind does is not seen",
     "io_uring_enter": "what an io_uring does is not seen",
@@ -94,7 +94,7 @@ HARMLESS = frozenset(
         *("dup", "dup2", "dup3", "fcntl", "flock", "lseek", "chdir", "fchdir"),
         *("stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2"),
         *("readlink", "readlinkat", "fadvise64", "readahead", "sync_file_range"),
-        *("chown", "fchown", "fchownat", "lchown", "msync", "munmap"),
+        *("chown", "fchown", "fchownat", "lchown", "munmap", "mremap", "mprotect"),
         *("setxattr", "fsetxattr", "lsetxattr", "removexattr"),
     }
 )

@@ -15,7 +15,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.trace import calls, notify, rings
+from ckpt_conformance.trace import calls, mapped, notify, rings
 from ckpt_conformance.trace.operations import Kind
 from ckpt_conformance.trace.request import AT_FDCWD, Action, Request, Result
 
@@ -315,6 +315,55 @@ def _do_sync(
     return -code
 
 
+# -- mapping ----------------------------------------------------------------------------------
+
+_MS_SYNC = 4
+
+
+def prepare_mmap(request: Request) -> Action | None:
+    """mmap, shared, of a file: done by the kernel; what is stored there is looked for from now on.
+
+    Of a file that is open to read alone nothing can be stored. A mapping that can't be written yet
+    may be later, by mprotect(2).
+    """
+    opened = _opened(request, 4)
+    if opened is None or request.mapped is None:
+        return None  # an injector has no error for a store
+    file, _, number = opened
+    if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR:
+        why = request.mapped.mapping(number, file, request.process, request.thread)
+        if why:
+            request.cannot_object(number, why)
+    return None
+
+
+def prepare_msync(request: Request) -> Action | None:
+    """msync: done by the kernel. MS_SYNC is fdatasync(2) of a range; others wait for nothing."""
+    address, size, flags = request.word(0), _whole_pages(request.word(1)), request.number(2)
+    parts = [
+        (number, *mapping.part(address, size))
+        for mapping in mapped.maps_of(request.process)
+        if mapping.part(address, size)[1] > 0
+        and (number := mapped.number_of(mapping, request.tree)) is not None
+    ]
+    if not parts:
+        return None
+    tree = request.tree
+
+    def perform(_: int | None) -> Result:
+        for number, offset, count in parts if flags & _MS_SYNC else ():
+            place = {"object": number, "path": tree.path(number), "parent": tree.parent(number)}
+            request.make(Kind.FDATASYNC, **place, offset=offset, size=count)
+        return None
+
+    number, offset, count = parts[0]
+    return Action(tree.path(number), perform, number, count, offset)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // notify.PAGE) * notify.PAGE
+
+
 def prepare_close(request: Request) -> Action | None:
     """close, exit_group: the kernel does it."""
     if request.name == "exit_group":
@@ -335,7 +384,7 @@ def prepare_close(request: Request) -> Action | None:
 
 
 def prepare_foreign(request: Request) -> Action | None:
-    """mmap, splice, io_submit, an io_uring, open_by_handle_at: named, done by the kernel."""
+    """splice, io_submit, an io_uring, open_by_handle_at: named, done by the kernel."""
     why = calls.UNSUPPORTED[request.name]
     if request.name == "io_uring_enter":
         rings.enter(request)
@@ -347,15 +396,10 @@ def prepare_foreign(request: Request) -> Action | None:
     elif request.name == "io_submit":
         _foreign_submit(request, why)
     else:
-        opened = _opened(request, 4 if request.name == "mmap" else 2)
-        if opened is not None and _may_write(request, opened[0]):
+        opened = _opened(request, 2)
+        if opened and fcntl.fcntl(opened[0], fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
             request.cannot_object(opened[2], why)
     return None
-
-
-def _may_write(request: Request, file: int) -> bool:
-    access = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
-    return access == os.O_RDWR if request.name == "mmap" else access != os.O_RDONLY
 
 
 def _foreign_submit(request: Request, why: str) -> None:
@@ -393,6 +437,8 @@ PREPARE: dict[str, Callable[[Request], Action | None]] = {
     **dict.fromkeys(("truncate", "ftruncate"), prepare_truncate),
     "fallocate": prepare_fallocate,
     **dict.fromkeys(("fsync", "fdatasync", "sync", "syncfs"), prepare_sync),
+    "mmap": prepare_mmap,
+    "msync": prepare_msync,
     **dict.fromkeys(calls.UNSUPPORTED, prepare_foreign),
     "ioctl": prepare_clone,
     **dict.fromkeys(calls.READING, prepare_read),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
 COPYING = frozenset({"copy_file_range", "sendfile"})
-SYNCING = frozenset({"fsync", "fdatasync", "sync", "syncfs"})
+SYNCING = frozenset({"fsync", "fdatasync", "msync", "sync", "syncfs"})
 OPENING = frozenset({"open", "openat", "openat2", "creat"})
 READING = frozenset(calls.READING)
 REMOVING = frozenset({"unlink", "unlinkat", "rmdir"})

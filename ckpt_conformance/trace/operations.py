@@ -8,16 +8,17 @@ are never used again; a path is what the object was called at that moment, relat
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from pathlib import Path  # noqa: TC003  dataclasses read the annotations
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
 ROOT = 1  # the object number of the manager's directory; it has the path ""
 SCHEMA = "ckpt-conformance/recording/v1"
@@ -40,7 +41,7 @@ class Kind(StrEnum):
     CHMOD = "chmod"
     UTIME = "utime"
     FSYNC = "fsync"  # of a file or of a directory
-    FDATASYNC = "fdatasync"
+    FDATASYNC = "fdatasync"  # with a `size` msync(2): of the pages of a range alone
     SYNC = "sync"  # sync(2), syncfs(2): everything
     CLOSE = "close"  # of a file that may be written; object 0: the process ends, and closes all
     MARK = "mark"  # of the journal, see MARKS, `mark` and `step`
@@ -63,6 +64,7 @@ SYNCING = frozenset({Kind.FSYNC, Kind.FDATASYNC, Kind.SYNC})
 SILENT = frozenset({Kind.CLOSE, Kind.MARK})  # change nothing on a disk
 # Events of a journal that become MARKs; "said" is a line of a script, with the step in it.
 MARKS = frozenset({"begun", "acknowledged", "failed", "said"})
+PAGE = 4096  # bytes; what the kernel writes back, and what is seen of a mapping, at once
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ class Operation:
     they change what later ones mean. `sync` marks a WRITE through O_SYNC or O_DSYNC: durable when
     it returned. `begin` and `end` order entry and return over all threads of all processes:
     operations whose intervals overlap were not ordered by the program.
+    `mapped` marks a WRITE by stores into a shared mapping: the pages that differed when the next
+    call came. A `joined` one was seen at the same moment as the operation before it; which of the
+    two came first is not known, so between them there is no crash point.
     """
 
     index: int
@@ -88,6 +93,8 @@ class Operation:
     data: int = -1  # where the bytes of a WRITE begin in the recording's data; -1: they are zeros
     mode: int = 0  # permission bits of CREATE, MKDIR, CHMOD
     sync: bool = False
+    mapped: bool = False
+    joined: bool = False
     error: int = 0
     mark: str = ""
     step: int = -1
@@ -105,6 +112,17 @@ class Operation:
     def stop(self) -> int:
         """Where a WRITE or ALLOCATE ends in the file, in bytes."""
         return self.offset + self.size
+
+    def covers(self, other: Operation) -> bool:
+        """Whether a sync is for what another operation on its file did: of a range for its pages.
+
+        Sizes belong to the file, whatever the range is. A WRITE by a call that is covered in part
+        counts as covered: what else it wrote may be lost, unseen.
+        """
+        if not self.size or other.kind is not Kind.WRITE:
+            return True
+        start, stop = self.offset // PAGE * PAGE, -(-self.stop // PAGE) * PAGE
+        return start < other.stop and other.offset < stop
 
     def precedes(self, other: Operation) -> bool:
         """Whether this one had returned before the other began; by index without a clock."""
@@ -226,6 +244,55 @@ class Recording:
         )
 
 
+def is_crash_point(operations: Sequence[Operation], point: int) -> bool:
+    """Whether a crash after the first `point` operations is known to be possible."""
+    return point >= len(operations) or not operations[point].joined
+
+
+def split_at_syncs(operations: list[Operation]) -> list[Operation]:
+    """Split stores into mappings where a later sync of a range covers a part of them.
+
+    Each part is a WRITE then; indices and clocks count on.
+    """
+    edges: dict[int, set[int]] = defaultdict(set)
+    parts: list[list[Operation]] = []
+    for operation in reversed(operations):
+        if operation.kind is Kind.FDATASYNC and operation.size:
+            ends = operation.offset // PAGE * PAGE, -(-operation.stop // PAGE) * PAGE
+            edges[operation.object].update(ends)
+        inside = sorted(e for e in edges[operation.object] if operation.offset < e < operation.stop)
+        is_cut = operation.mapped and inside
+        parts.append(_cut_at(operation, inside) if is_cut else [operation])
+    if len(parts) == sum(map(len, parts)):
+        return operations
+    parts.reverse()
+    new_index = [0, *accumulate(map(len, parts))]  # by old index
+    return [
+        replace(part, index=index, after=tuple(new_index[old] for old in part.after))
+        for index, part in enumerate(chain.from_iterable(parts))
+    ]
+
+
+def _cut_at(operation: Operation, inside: list[int]) -> list[Operation]:
+    """Cut stores at offsets of their file; a page has a tick of its own."""
+    parts: list[Operation] = []
+    for start, stop in pairwise([operation.offset, *inside, operation.stop]):
+        skipped = start - operation.offset
+        ticks = (start - operation.offset // PAGE * PAGE) // PAGE if operation.begin else 0
+        parts.append(
+            replace(
+                operation,
+                offset=start,
+                size=stop - start,
+                data=operation.data + skipped,
+                begin=operation.begin + ticks,
+                end=operation.end + ticks,
+                joined=operation.joined or skipped > 0,
+            )
+        )
+    return parts
+
+
 def returned_at(operations: list[Operation]) -> list[int]:
     """Return for each operation the first crash point at which it is known to have returned.
 
@@ -246,6 +313,11 @@ def returned_at(operations: list[Operation]) -> list[int]:
             later += 1
         points.append(index + 1 if last == index and not operation.sync else last + 2)
     return points
+
+
+def usable(operations: list[Operation], outside: Container[int]) -> list[Operation]:
+    """Return the operations of a recording out of those that were noted: see both functions."""
+    return without_outside(split_at_syncs(operations), outside)
 
 
 def without_outside(operations: list[Operation], outside: Container[int]) -> list[Operation]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.trace import events, sources
+from ckpt_conformance.trace import control, events, sources
 from ckpt_conformance.trace.operations import Kind, Operation, Recording, Unsupported
 from ckpt_conformance.trace.request import Sink
 from ckpt_conformance.trace.tracked import Tree
@@ -69,6 +69,10 @@ class PatchedRecorder:
         while self._undo:
             owner, name, original = self._undo.pop()
             setattr(owner, name, original)
+        recording = self.write()
+        named = {call.path for call in recording.unsupported}
+        wrong = control.differing(recording, self.tree)  # a store into a mapping, among others
+        self.unsupported += [call for call in wrong if call.path not in named]
         return self.write()
 
     def write(self) -> Recording:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.processes import lifecycle, orphans
-from ckpt_conformance.trace import calls, notify, sources
-from ckpt_conformance.trace.operations import Recording, without_outside
+from ckpt_conformance.trace import calls, control, notify, sources
+from ckpt_conformance.trace.mapped import MappedFiles
+from ckpt_conformance.trace.operations import Recording, usable
 from ckpt_conformance.trace.request import Sink
 from ckpt_conformance.trace.supervisor import LOCKED, Supervisor
 from ckpt_conformance.trace.tracked import Tree
@@ -131,7 +132,9 @@ class Recorder:
         self.parent.close()
         stacks = sources.Sources(self.notes)
         supervisor = Supervisor(listener, self.tree, stacks, self.journal)
-        supervisor.sink = Sink(self.folder / "data") if self.folder is not None else None
+        if self.folder is not None:
+            supervisor.sink = Sink(self.folder / "data")
+            supervisor.mapped = MappedFiles(self.tree, supervisor.sink, self.folder)
         self.supervisor = supervisor
         return supervisor
 
@@ -139,15 +142,21 @@ class Recorder:
         supervisor.processes.close()
         os.close(supervisor.listener.descriptor)
         os.close(self.notes)
+        if supervisor.mapped is not None:
+            supervisor.look_at_end()
+            supervisor.mapped.close()
         recording = Recording(
             root=self.tree.root,
             folder=self.folder or Path(),
             initial=self.tree.initial,
-            operations=without_outside(supervisor.operations, self.tree.outside),
+            operations=usable(supervisor.operations, self.tree.outside),
             unsupported=supervisor.unsupported,
         )
         if supervisor.sink is not None:
             os.close(supervisor.sink.descriptor)
+            named = {call.path for call in recording.unsupported}
+            wrong = control.differing(recording, self.tree)
+            recording.unsupported += [call for call in wrong if call.path not in named]
             recording.save()
         return recording
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ckpt_conformance.trace.mapped import MappedFiles
     from ckpt_conformance.trace.tracked import Tree
 
 AT_FDCWD = -100
@@ -61,8 +62,8 @@ class Action:
     path: str
     perform: Callable[[int | None], Result] | None = None  # None: the kernel does it
     object: int = 0
-    size: int = 0  # bytes of a write or a read
-    offset: int = 0  # where in the file a write begins
+    size: int = 0  # bytes of a write or a read, or of the range of an msync
+    offset: int = 0  # where in the file a write, or that range, begins
 
 
 class Sink:
@@ -70,7 +71,7 @@ class Sink:
 
     def __init__(self, path: Path) -> None:
         """Make the file."""
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self.size = 0
 
     def append(self, view: memoryview | bytes) -> int:
@@ -80,6 +81,10 @@ class Sink:
             while self.size - at < len(left):
                 self.size += os.write(self.descriptor, left[self.size - at :])
         return at
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read bytes that were appended."""
+        return os.pread(self.descriptor, size, offset)
 
 
 @dataclass
@@ -98,6 +103,7 @@ class Request:
     foreign: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # path, why
     written_elsewhere: tuple[int, os.stat_result] | None = None  # a regular file: copy, stat
     sink: Sink | None = None
+    mapped: MappedFiles | None = None  # None: nothing is recorded
     writers: set[int] = field(default_factory=set[int])  # processes that have written
     is_valid: Callable[[], bool] = lambda: True
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckpt_conformance.trace.events import Event
+    from ckpt_conformance.trace.mapped import MappedFiles
     from ckpt_conformance.trace.notify import Listener, Notification
     from ckpt_conformance.trace.sources import Sources
     from ckpt_conformance.trace.tracked import Tree
@@ -31,6 +32,7 @@ SOON = 1  # milliseconds; a stack is dumped in less
 # What `on_action` says of a call that is neither done nor answered, and of one that the kernel may
 # do: its bytes are in no record, and its place in the order matters to nobody.
 HOLD, LET_GO = "hold", "let go"
+TICK = 1 << 20  # of the clock: between two there is room for the pages of all stores at one look
 POLL = 100  # milliseconds between looks at whether the caller's tree is still there
 
 
@@ -46,7 +48,9 @@ class Supervisor:
         self.operations: list[Operation] = []
         self.unsupported: list[Unsupported] = []
         self.sink: Sink | None = None
+        self.mapped: MappedFiles | None = None  # with a sink: files that are mapped into memory
         self.clock = 0  # counts receipts and answers
+        self.looked = 0  # the clock when mapped files were looked at last
         self.umask_known = True
         self.frozen = False  # the tree was killed: nobody is answered any more
         self.on_action: Callable[[Request, Action], Result | str] = lambda _a, _b: "perform"
@@ -95,7 +99,7 @@ class Supervisor:
             self.queue.append(call)
 
     def _tick(self) -> int:
-        self.clock += 1
+        self.clock += TICK
         return self.clock
 
     def _next(self) -> Notification | None:
@@ -118,7 +122,13 @@ class Supervisor:
             self._note_process(name, call)
             return
         request = Request(
-            call, name, self.tree, self.processes, sink=self.sink, writers=self.writers
+            call,
+            name,
+            self.tree,
+            self.processes,
+            sink=self.sink,
+            mapped=self.mapped,
+            writers=self.writers,
         )
         request.is_valid = lambda: self.listener.is_valid(call)
         try:
@@ -134,23 +144,33 @@ class Supervisor:
             self.sources.replaced(call.thread)
         self.listener.let_go(call)
 
-    def _decide(self, request: Request) -> None:
+    def _prepare(self, request: Request) -> Action | None:
+        """Find out what a call is about; None if it is not about the directory."""
         try:
             request.process = self.processes.process_of(request.thread)
             if not self.umask_known:
                 os.umask(umask_of(request.thread))  # any caller may have changed its own
-            action = PREPARE[request.name](request)
-        except OSError as error:
-            action = None  # a bad path or descriptor: the kernel says so itself
+            if self.mapped is not None:
+                self._name_unmapped(self.mapped.inherited(request.process))
+            return PREPARE[request.name](request)
+        except OSError as error:  # a bad path or descriptor: the kernel says so itself
             if error.errno == errno.EPERM:
                 request.cannot("", LOCKED)
+        return None
+
+    def _decide(self, request: Request) -> None:
+        action = self._prepare(request)
         if not self.listener.is_valid(request.note):
             return
         if action is None:
             self._read_journal(request)
+            if request.operations:
+                self._look(request)
             self.listener.let_go(request.note)
             self._finish(request)
             return
+        if action.perform is not None:
+            self._look(request)
         decision = self.on_action(request, action)
         if self.frozen:
             self._finish(request)  # what was done before the kill
@@ -169,8 +189,9 @@ class Supervisor:
         self._drain()  # who waits by now began before this one returned
         first = len(self.operations)
         self._finish(request)
-        self.answered(request, action, result)
         indices = range(first, len(self.operations))
+        self._look_for_others()
+        self.answered(request, action, result)
         keeps = self.sink is not None  # what is only hit needs no source lines
         if (
             keeps
@@ -188,9 +209,7 @@ class Supervisor:
     def _finish(self, request: Request) -> None:
         """Append what a call did to the operations, and what can't be followed."""
         for path, why in request.foreign:
-            unsupported = Unsupported(request.name, path, why)
-            if unsupported not in self.unsupported:
-                self.unsupported.append(unsupported)
+            self._name(Unsupported(request.name, path, why))
         end = self._tick()
         for operation in request.operations:
             source = self.sources.opener.get(operation.object, "")
@@ -207,6 +226,75 @@ class Supervisor:
                     source=source if request.name in _NO_DUMP else "",
                 )
             )
+            if self.mapped is not None:
+                self.mapped.apply(operation)
+
+    # -- mapped files -------------------------------------------------------------------------
+
+    def _look(self, request: Request) -> None:
+        """Note what was stored into mapped files before a call.
+
+        Its caller stored before it called. Who waits since before the last look did so before that,
+        so others stored what is seen then, while this call waited.
+        """
+        if self.mapped is None or not self.mapped.files:
+            return
+        is_new = request.note.begin > self.looked
+        self._note_stored(request.note.begin - TICK if is_new else self._tick(), request)
+
+    def _look_for_others(self) -> None:
+        """Note what the callers that wait by now stored before: the next one may store anew."""
+        begun = [call.begin for call in self.queue if call.begin > self.looked]
+        if self.mapped is not None and self.mapped.files and begun:
+            self._note_stored(min(begun) - TICK)
+
+    def look_at_end(self) -> None:
+        """Note what was stored since the last call, by whoever has ended by now."""
+        if self.mapped is not None and self.mapped.files:
+            self._note_stored(self._tick())
+
+    def _note_stored(self, clock: int, request: Request | None = None) -> None:
+        """Note stores since the last look; the pages have the ticks that follow the clock."""
+        if self.mapped is None:
+            return
+        stored, failed = self.mapped.look(request.thread if request else 0)
+        self._name_unmapped(failed)
+        for index, run in enumerate(stored):
+            number, tick = run.number, clock + 1 + sum(r.pages for r in stored[:index])
+            self.operations.append(
+                Operation(
+                    len(self.operations),
+                    Kind.WRITE,
+                    object=number,
+                    path=self.tree.path(number),
+                    parent=self.tree.parent(number),
+                    offset=run.offset,
+                    size=run.size,
+                    data=run.data,
+                    mapped=True,
+                    joined=index > 0,
+                    process=run.process,
+                    thread=run.process,
+                    begin=tick,
+                    end=tick,
+                    source=self.sources.opener.get(number, ""),
+                )
+            )
+            self.writers.add(run.process)
+        self.looked = self._tick()
+
+    def _name_unmapped(self, failed: Sequence[tuple[int, str]]) -> None:
+        """Name mapped files that can't be followed; one elsewhere matters if it is moved in."""
+        for number, why in failed:
+            if number in self.tree.outside:
+                self.tree.unclear[number] = why
+            else:
+                self._name(Unsupported("mmap", self.tree.path(number), why))
+
+    def _name(self, unsupported: Unsupported) -> None:
+        """Name what can't be followed, once."""
+        if unsupported not in self.unsupported:
+            self.unsupported.append(unsupported)
 
     # -- the journal --------------------------------------------------------------------------
 

@@ -120,8 +120,10 @@ class FaultSupervisor:
             return action.perform(half) if half and action.perform is not None else "perform"
         code = int(getattr(errno, self.fault.error))
         if request.name in SYNCING:
-            kind = Kind.FDATASYNC if request.name == "fdatasync" else Kind.FSYNC
-            request.make(kind, object=action.object, path=action.path, error=code)
+            of_data = request.name in {"fdatasync", "msync"}
+            kind = Kind.FDATASYNC if of_data else Kind.FSYNC
+            place = {"object": action.object, "path": action.path}
+            request.make(kind, **place, offset=action.offset, size=action.size, error=code)
         return -code
 
     def _kill(self, action: Action) -> str:

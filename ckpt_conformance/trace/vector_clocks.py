@@ -26,7 +26,7 @@ from ckpt_conformance.trace.operations import (
     Kind,
     Operation,
     Unsupported,
-    without_outside,
+    usable,
 )
 from ckpt_conformance.trace.supervisor import HOLD
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.trace.request import Action, Request, Result
     from ckpt_conformance.trace.supervisor import Supervisor
 
+SHARED = "several ranks have mapped it: which of them stored what is not seen"
 Clock = tuple[int, ...]  # by rank: one more than the index of its last operation
 Note = tuple[int, "Ordering"]  # how many operations there were, and the event
 Key = tuple[str, int, str]  # what operations have in common: an object, or a name in a directory
@@ -88,8 +89,19 @@ class Collector:
             recording.unsupported.append(Unsupported(str(operation.kind), operation.path, why))
         if self.supervisor is not None:
             full = order(self.supervisor.operations, self.notes, self.ranks, self.size)
-            recording.operations = without_outside(full, self.supervisor.tree.outside)
+            recording.operations = usable(full, self.supervisor.tree.outside)
+            recording.unsupported += self._shared(self.supervisor)
         recording.save()
+
+    def _shared(self, supervisor: Supervisor) -> list[Unsupported]:
+        """Name files that several ranks have mapped: whose stores are whose is not known."""
+        shared_by = supervisor.mapped.shared_by if supervisor.mapped is not None else {}
+        return [
+            Unsupported("mmap", supervisor.tree.path(number), SHARED)
+            for number, processes in shared_by.items()
+            if len({self.ranks.get(process, -1) for process in processes}) > 1
+            and number not in supervisor.tree.outside
+        ]
 
 
 class Stop(msgspec.Struct, frozen=True):

@@ -107,6 +107,40 @@ def test_a_size_that_was_set_first_leaves_zeros(filesystem: str, tmp_path: Path)
     assert (bytes(3 * PAGE) in found) or filesystem == "btrfs"
 
 
+FAR = 1024 * PAGE  # no folio of the page cache is so large: what is in one is written back at once
+
+
+def before_and_after(disk: Disk) -> tuple[bytes, bytes]:
+    """Return the file before and after, without what lies between its first and last page."""
+    old = (disk.folder / "initial" / "ckpt").read_bytes()
+    return both_ends(old), both_ends((disk.root / "ckpt").read_bytes())
+
+
+def both_ends(content: bytes) -> bytes:
+    return content[:PAGE] + content[FAR : FAR + PAGE]
+
+
+@pytest.mark.parametrize("how", ["msync", "fsync", ""])
+def test_what_was_stored_and_synced_is_there(how: str, filesystem: str, tmp_path: Path) -> None:
+    """Pages stored into a mapping are durable after msync, or fsync; those outside its range not.
+
+    Why: a header may be on the disk before the data that was stored before it.
+    """
+    disk = Disk(tmp_path)
+    disk.before("ckpt", FAR + PAGE)
+    disk.store("ckpt", PAGE, 0, FAR)
+    if how == "msync":
+        disk.msync("ckpt", PAGE, FAR)
+    elif how:
+        disk.fsync("ckpt")
+    old, new = before_and_after(disk)
+    found = {both_ends(tree["ckpt"]) for tree in at_the_end(disk, filesystem)}
+    mixed = old[:PAGE] + new[PAGE:]
+    assert (old in found) is (how == "")
+    assert (mixed in found) or how != "msync"
+    assert found <= ({new} if how == "fsync" else {new, mixed} if how else {new, mixed, old})
+
+
 def test_btrfs_loses_a_synced_file_to_a_rename_that_was_not(tmp_path: Path) -> None:
     """Why: its log forgets the old file, and never had the new one: neither is left."""
     if real_fs.unavailable("btrfs"):

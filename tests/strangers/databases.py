@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import io
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,6 +60,10 @@ class SqliteManager:
     path: Path
     pragmas: tuple[str, ...]
     keep: int | None
+    # With one that stays open no other is the last: who closes that one copies the log into the
+    # database, synced.
+    open_ones: list[sqlite3.Connection] = field(default_factory=list[sqlite3.Connection])
+    stays_open: bool = False
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
@@ -72,6 +76,9 @@ class SqliteManager:
         content = packed(job)
         with self.connection() as made:
             made.execute(TABLE)
+            if self.stays_open and not self.open_ones:
+                self.open_ones.append(sqlite3.connect(self.path))
+                self.open_ones[0].execute("SELECT count(*) FROM steps").fetchone()
             made.execute("BEGIN IMMEDIATE")
             row = step, digest_of(step, content), content
             made.execute("INSERT OR REPLACE INTO steps VALUES (?, ?, ?)", row)
@@ -101,18 +108,21 @@ class SqliteManager:
         return sorted(step for (step,) in rows)
 
     def close(self) -> None:
-        """Nothing stays open between two calls."""
+        while self.open_ones:
+            self.open_ones.pop().close()
 
 
 @dataclass(frozen=True)
 class SqliteAdapter(AdapterBase):
     pragmas: tuple[str, ...] = ()
+    stays_open: bool = False
 
     def open(self, root: Path, options: OpenOptions) -> SqliteManager:
-        return SqliteManager(root / "steps.sqlite", self.pragmas, options.keep_last)
+        path = root / "steps.sqlite"
+        return SqliteManager(path, self.pragmas, options.keep_last, stays_open=self.stays_open)
 
 
-def sqlite(name: str, *pragmas: str) -> SqliteAdapter:
+def sqlite(name: str, *pragmas: str, stays_open: bool = False) -> SqliteAdapter:
     return SqliteAdapter(
         name=f"sqlite-{name}",
         version=sqlite3.sqlite_version,
@@ -121,6 +131,7 @@ def sqlite(name: str, *pragmas: str) -> SqliteAdapter:
         refusals=(DamagedError, FileNotFoundError, sqlite3.DatabaseError),
         capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
         pragmas=pragmas,
+        stays_open=stays_open,
     )
 
 
@@ -130,3 +141,5 @@ truncate = sqlite("truncate", "journal_mode=TRUNCATE", "synchronous=FULL")
 wal = sqlite("wal", "journal_mode=WAL", "synchronous=FULL")
 wal_alone = sqlite("wal-alone", "locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL")
 off = sqlite("off", "journal_mode=DELETE", "synchronous=OFF")
+wal_open = sqlite("wal-open", "journal_mode=WAL", "synchronous=FULL", stays_open=True)
+wal_normal = sqlite("wal-normal", "journal_mode=WAL", "synchronous=NORMAL", stays_open=True)

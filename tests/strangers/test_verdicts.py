@@ -31,13 +31,16 @@ KILLED = tuple(f"CKC-ATOM-00{number}" for number in range(1, 6))
 # torch's load_state_dict casts what it is given, and torch.save writes the storage behind a view.
 OF_TORCH = {"CKC-RSUM-010", "CKC-SIDE-005"}
 GOOD = {Verdict.PASS, Verdict.NOT_APPLICABLE}
+LOST = tuple(f"CKC-DURA-00{number}" for number in range(1, 5))
+MAPPED = ("memmap", "memmap_unsynced", *(f"lmdb_{how}" for how in ("default", "writemap")))
 ADAPTERS = (
-    *(f"databases:{name}" for name in ("extra", "truncate")),
+    *(f"databases:{name}" for name in ("extra", "truncate", "wal", "wal_open", "wal_normal")),
     *(f"native:{name}" for name in ("in_place", "renamed")),
     *(
         f"background:{name}"
         for name in ("thread", "aliasing", "forgetful", "unwrapped", "wrapping", "not_rotating")
     ),
+    *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
 )
 
 
@@ -126,3 +129,67 @@ def test_an_option_that_is_not_implemented_is_not_applicable(strangers: Server) 
     assert rotation.reason.startswith("the adapter does not implement keep_last=")
     assert smoke.verdict is Verdict.VIOLATION
     assert "retention is declared and does not work" in smoke.reason
+
+
+def needs_library(adapter: str) -> None:
+    if "lmdb" in adapter:
+        pytest.importorskip("lmdb", reason="lmdb is not installed: pip install lmdb")
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        "mapped:memmap",
+        # "sync: ... a system crash can corrupt the database" holds for sync=False alone:
+        # https://lmdb.readthedocs.io/en/release/#environment-class
+        "mapped:lmdb_default",
+        "mapped:lmdb_writemap",
+        # "synchronous=FULL ... ensures that an operating system crash or power failure will not
+        # corrupt the database", and in WAL mode the log is synced after each transaction:
+        # https://www.sqlite.org/pragma.html#pragma_synchronous
+        "databases:wal",
+        "databases:wal_open",
+    ],
+)
+def test_what_is_stored_in_maps_and_synced_stands_all(adapter: str, strangers: Server) -> None:
+    needs_library(adapter)
+    found = verdicts(adapter, strangers, *KILLED, *LOST)
+    assert others(found) == {}
+    kept = ("CKC-ATOM-001", "CKC-DURA-001", "CKC-DURA-004")
+    assert {one.verdict for name in kept for one in found[name]} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "lost"),
+    [
+        ("mapped:memmap_unsynced", {"CKC-DURA-001", "CKC-DURA-004"}),
+        ("mapped:lmdb_unsynced", {"CKC-DURA-004"}),
+        # "WAL mode is always consistent with synchronous=NORMAL, but WAL mode does lose durability.
+        # A transaction committed in WAL mode with synchronous=NORMAL might roll back following a
+        # power loss": https://www.sqlite.org/pragma.html#pragma_synchronous
+        # (a first save that is rolled back leaves a database without a step)
+        ("databases:wal_normal", {"CKC-DURA-001", "CKC-DURA-004"}),
+    ],
+)
+def test_what_is_not_synced_stands_kills_and_no_power_loss(
+    adapter: str, lost: set[str], strangers: Server
+) -> None:
+    """Power losses: a promise that these adapters do not make is not met, no violation."""
+    needs_library(adapter)
+    found = verdicts(adapter, strangers, *KILLED, *LOST)
+    assert {one.verdict for name in KILLED for one in found[name]} <= GOOD
+    not_met = {name for name in LOST if {one.verdict for one in found[name]} - GOOD}
+    assert not_met >= lost
+    assert {one.verdict for name in not_met for one in found[name]} <= {*GOOD, Verdict.NOT_MET}
+    if adapter == "databases:wal_normal":  # always consistent: no step is damaged
+        assert not_met == lost
+        reasons = [one.reason for name in lost for one in found[name]]
+        assert not any("Damaged" in reason or "DatabaseError" in reason for reason in reasons)
+
+
+def test_an_environment_that_is_made_in_place_is_blocked_by_a_kill(strangers: Server) -> None:
+    """A real kill shows it: LMDB opens no file that has its size and no first page yet."""
+    needs_library("lmdb")
+    found = verdicts("mapped:lmdb_in_place", strangers, "CKC-ATOM-003")
+    outcome = next(one for one in found["CKC-ATOM-003"] if one.verdict is Verdict.VIOLATION)
+    assert "MDB_INVALID" in outcome.reason

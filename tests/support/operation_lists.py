@@ -7,6 +7,7 @@ that tests can compare the two. `operation_lists` is the Hypothesis strategy of 
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import random
 import shutil
@@ -108,6 +109,29 @@ class Disk:
         self.sizes[each] = max(self.sizes[each], offset + size)
         flags = os.O_WRONLY | (os.O_DSYNC if sync else 0)
         self._really(lambda at: _with(at(path), flags, lambda fd: os.pwrite(fd, found, offset)))
+
+    def store(self, path: str, size: int, *offsets: int) -> None:
+        """Store at offsets of a mapping, between two calls; what is behind the end is nothing."""
+        number, joined = self.objects[path], False
+        for offset in sorted({offset // PAGE * PAGE for offset in offsets}):
+            count = min(offset + size, self.sizes[number]) - offset
+            if count <= 0:
+                continue
+            index, at = len(self.recording.operations), len(self.data)
+            self.data += payload(index, offset, count)
+            extra = {"data": at, "mapped": True, "joined": joined}
+            self._note(Kind.WRITE, number, path, offset=offset, size=count, **extra)
+            joined = True
+            stored = bytes(self.data[at:])
+            self._really(lambda at, o=offset, s=stored: _store(at(path), o, s))
+
+    def msync(self, path: str, size: int, offset: int = 0, *, error: int = 0) -> None:
+        """Sync the pages of a range."""
+        number = self.objects[path]
+        count = min(offset + size, -(-self.sizes[number] // PAGE) * PAGE) - offset
+        if count > 0:
+            fields = {"offset": offset, "size": -(-count // PAGE) * PAGE, "error": error}
+            self._note(Kind.FDATASYNC, number, path, **fields)
 
     def truncate(self, path: str, size: int) -> None:
         each = self.objects[path]
@@ -212,6 +236,11 @@ class Disk:
             act(lambda path: self.root / path)
 
 
+def _store(path: Path, offset: int, stored: bytes) -> None:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        mapping[offset : offset + len(stored)] = stored
+
+
 def _with(path: Path, flags: int, act: Callable[[int], object]) -> None:
     fd = os.open(path, flags)
     try:
@@ -248,6 +277,7 @@ def _valid(disk: Disk) -> list[tuple[str, ...]]:
     found += [(what, path) for path in files for what in ("write", "write", "truncate", "fsync")]
     found += [(what, path) for path in files for what in ("osync", "fdatasync", "failed", "unlink")]
     found += [("allocate", path) for path in files] + [("chmod", path) for path in files]
+    found += [(what, path) for path in files for what in ("store", "store", "msync")]
     found += [("fsync", path) for path in folders]
     found += [
         ("rename", one, to) for one in files for to in free if one != to and to not in folders
@@ -266,6 +296,8 @@ def _do(disk: Disk, what: tuple[str, ...], size: int, offset: int) -> None:
             disk.write(path, size, at, sync=how == "osync")
         case ("truncate" | "allocate" as how, path):
             (disk.truncate if how == "truncate" else disk.allocate)(path, size)
+        case ("store" | "msync" as how, path):
+            _in_mapping(disk, how, path, size, offset)
         case ("fdatasync", path):
             disk.fsync(path, data=True)
         case ("failed", path):
@@ -278,6 +310,13 @@ def _do(disk: Disk, what: tuple[str, ...], size: int, offset: int) -> None:
             if how == "rename" and disk.objects.get(paths[1]) == disk.objects[paths[0]]:
                 return  # two names of one file: rename(2) does nothing
             getattr(disk, how)(*paths)
+
+
+def _in_mapping(disk: Disk, how: str, path: str, size: int, offset: int) -> None:
+    if how == "store":
+        disk.store(path, size, 0, offset % (3 * PAGE), 2 * PAGE)
+    else:
+        disk.msync(path, size, offset % (2 * PAGE))
 
 
 @st.composite

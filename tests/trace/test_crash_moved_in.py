@@ -79,13 +79,6 @@ def test_what_comes_in_equals_what_strace_says(name: str, tmp_path: Path) -> Non
 
 NOT_SEEN = {
     "a directory": "(elsewhere / 'd').mkdir(); os.rename(elsewhere / 'd', root / 'm')",
-    "bytes through a mapping": """
-import mmap
-with open(elsewhere / 'x', 'w+b') as f:
-    f.truncate(4096)
-    with mmap.mmap(f.fileno(), 4096) as m: m[:3] = b'abc'
-os.rename(elsewhere / 'x', root / 'm')
-""",
     "emptied and filled again": """
 stage(b'first'); os.rename(stage(b'second'), root / 'm')
 """,

@@ -171,12 +171,6 @@ def test_replay_gives_the_real_directory(name: str, tmp_path: Path) -> None:
 
 
 UNSUPPORTED = {
-    "mmap": """
-import mmap
-with open(root / "m", "w+b") as f:
-    f.truncate(4096)
-    with mmap.mmap(f.fileno(), 4096) as m: m[:3] = b"abc"
-""",
     "rename": """
 os.rename(__file__, root / "m")
 """,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import os
 import random
 import stat
@@ -203,7 +204,9 @@ class Replay:
         flags = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_RDWR
         fd = os.open(path, flags | (os.O_DSYNC if operation.sync else 0))
         try:
-            if operation.kind is Kind.WRITE:
+            if operation.mapped or (operation.kind is Kind.FDATASYNC and operation.size):
+                self._in_mapping(fd, operation)
+            elif operation.kind is Kind.WRITE:
                 os.pwrite(fd, self.recording.bytes_of(operation), operation.offset)
             elif operation.kind is Kind.TRUNCATE:
                 os.ftruncate(fd, operation.size)
@@ -213,6 +216,17 @@ class Replay:
                 (os.fsync if operation.kind is Kind.FSYNC else os.fdatasync)(fd)
         finally:
             os.close(fd)
+
+    def _in_mapping(self, fd: int, operation: Operation) -> None:
+        """Store into a mapping of a file, or sync its pages by msync(2)."""
+        size = min(operation.size, os.fstat(fd).st_size - operation.offset)
+        if size <= 0 or operation.error:
+            return
+        with mmap.mmap(fd, size, offset=operation.offset) as mapping:
+            if operation.kind is Kind.WRITE:
+                mapping[:] = self.recording.bytes_of(operation)[:size]
+            else:
+                mapping.flush()
 
     # ---- backward ----
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.replay import BLOCK, EMPTY
 from ckpt_conformance.crash.model.states import Content, State
-from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording, returned_at
+from ckpt_conformance.trace.operations import (
+    SYNCING,
+    Kind,
+    Operation,
+    Recording,
+    is_crash_point,
+    returned_at,
+)
 
 if TYPE_CHECKING:
     import random
@@ -107,7 +114,7 @@ class Pending:
     doomed: bool = False  # a failed fsync dropped it; later ones do not bring it back
 
     def grows_what(self, sync: Operation) -> bool:
-        """Whether it made the file longer within the blocks of a WRITE through O_SYNC."""
+        """Whether it made the file longer within the blocks that a sync of a range flushes."""
         start, stop = sync.offset // BLOCK * BLOCK, -(-sync.stop // BLOCK) * BLOCK
         return max(start, self.before) < min(stop, self.operation.stop)
 
@@ -137,6 +144,8 @@ class Walk:
     floor: int = 0  # operations on metadata before this index are there
     kept: list[Position] = field(default_factory=list[Position])
     waiting: list[Operation] = field(default_factory=list[Operation])
+    # Writes that made a file longer within what a WRITE through O_SYNC, or an msync, flushes.
+    grown: list[int] = field(default_factory=list[int])
 
     def __post_init__(self) -> None:
         """Start from what was there before."""
@@ -290,7 +299,7 @@ class Walk:
         """Drop what a failed sync had to write: it may be gone, whatever later ones return."""
         for number in self._objects(sync):
             for entry in self.pending[number]:
-                if entry.operation.kind is Kind.WRITE and entry.operation.precedes(sync):
+                if entry.operation.kind is Kind.WRITE and _is_before(entry.operation, sync):
                     entry.doomed = entry.doomed or not entry.durable
             self._refresh(number)
 
@@ -301,6 +310,8 @@ class Walk:
 
     def settle(self, sync: Operation) -> None:
         """Make durable what a sync, or a WRITE through O_SYNC, covers."""
+        pending = self.pending.get(sync.object, ()) if sync.size else ()
+        self.grown = [entry.operation.index for entry in pending if entry.grows_what(sync)]
         for number in self._objects(sync):
             self._flush(number, sync)
         self.raise_floor(sync)
@@ -310,7 +321,7 @@ class Walk:
             covered = (
                 entry.operation is sync
                 if sync.kind is Kind.WRITE
-                else entry.operation.precedes(sync)
+                else _is_before(entry.operation, sync)
             )
             entry.durable = entry.durable or (covered and not entry.doomed)
         before = self.live.files.get(number)
@@ -333,8 +344,25 @@ class Walk:
         )
         if position.files[number] is not before and is_resized:
             return False
-        position.files[number] = self.live.files[number]
+        position.files[number] = self._as_long_as(position, number)
         return True
+
+    def _as_long_as(self, position: Position, number: int) -> Version:
+        """Return the version of a file without the growth that came after a position.
+
+        A sync of a range leaves growth elsewhere in the file to the journal, which is in order.
+        """
+        version = self.live.files[number]
+        earlier = (
+            entry.operation.stop
+            for entry in self.pending[number]
+            if entry.operation.kind is Kind.WRITE and entry.operation.index < position.index
+        )
+        size = max(version.safe.size, *earlier, 0)
+        if version.full.size <= size or not self.rules.truncate_in_order:
+            return version
+        full, sure = replay.resized(version.full, size), version.sure
+        return replace(version, full=full, sure=replay.resized(sure, min(size, sure.size)))
 
     def _refresh(self, number: int) -> None:
         """Work the version of a file out again from what is pending."""
@@ -365,11 +393,11 @@ class Walk:
             table = self.touched if sync.kind is Kind.FSYNC else self.sized
             candidates = table.get(sync.object, [])
         operations = self.recording.operations
-        if sync.kind is Kind.WRITE:  # growth by others is logged with the blocks that it flushes
-            grown = [i for i in candidates if operations[i].kind is not Kind.WRITE]
-            pending = [p for p in self.pending.get(sync.object, ()) if p.grows_what(sync)]
+        # Growth by others is logged with the blocks that are flushed: of a WRITE, of an msync.
+        if sync.size:
+            resized = [i for i in candidates if operations[i].kind is not Kind.WRITE]
             candidates = [i for i in candidates if i == sync.index]
-            candidates += [*grown, *(p.operation.index for p in pending)]
+            candidates += [*resized, *self.grown]
         covered = [i for i in candidates if i == sync.index or operations[i].precedes(sync)]
         self.floor = max([self.floor, *(index + 1 for index in covered)])
         self.kept = [position for position in self.kept if position.index >= self.floor]
@@ -425,6 +453,11 @@ class Walk:
         return State(self.point, position.names, contents, position.changed, position.modes, why)
 
 
+def _is_before(operation: Operation, sync: Operation) -> bool:
+    """Whether a sync is for what an operation on data did, and came after it."""
+    return operation.precedes(sync) and sync.covers(operation)
+
+
 # ---- a budget of states, spread over the crash points --------------------------------------------
 
 
@@ -476,6 +509,8 @@ def explore(walk: Walk, rng: random.Random, budget: int) -> Iterator[State]:
             walk.step(operations[count - 1])
             if operations[count - 1].kind is Kind.MARK:
                 seen.forget()
+        if not is_crash_point(operations, count):
+            continue
         share = budget * (count + 1) // (len(operations) + 1) - yielded
         for state in _at_point(walk, rng, seen, share):
             yielded += 1

@@ -1,7 +1,8 @@
 """The process was killed: everything that the kernel was given is kept.
 
 A write is cut only at 4 KiB offsets of the file, because Linux looks for fatal signals between
-pages. Operations of several threads that overlap may be there in either order.
+pages. Operations of several threads that overlap may be there in either order. What was stored into
+mappings between two calls is all there or not at all: what was stored first is not known.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ CUTS = 4  # of one write, in its systematic states
 
 
 def cuts_of(operation: Operation) -> list[int]:
-    """Return offsets in the file where a WRITE can be cut: page boundaries, at most `CUTS`."""
+    """Return offsets in the file where a WRITE can be cut: page boundaries, at most `CUTS`.
+
+    None for stores into a mapping: in which order its pages were stored is not known.
+    """
+    if operation.mapped:
+        return []
     first = (operation.offset // BLOCK + 1) * BLOCK
     cuts = range(first, operation.stop, BLOCK)
     if len(cuts) <= CUTS:
@@ -55,7 +61,8 @@ class KillWalk(Walk):
             old = (live.slots, live.names, dict(live.files), live.modes, live.changed)
             self.latest.append(Position(operation.index, *old))
         before = live.files.get(operation.object)
-        self.torn = before.full if before and operation.kind is Kind.WRITE else None
+        is_cut = operation.kind is Kind.WRITE and not operation.mapped
+        self.torn = before.full if before and is_cut else None
         super().step(operation)
 
     def systematic(self) -> Iterator[Choice]:

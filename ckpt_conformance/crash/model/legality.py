@@ -226,6 +226,15 @@ def _word(source: int) -> str:
     return {BEFORE: "before", ZEROS: "zeros"}.get(source, f"write {source}")
 
 
+def in_range(sync: Operation, operation: Operation) -> bool:
+    """Whether a sync reaches the pages of a write; only msync, which has a size, may not."""
+    if operation.kind is not Kind.WRITE or sync.size == 0:
+        return True
+    pages = range(sync.offset // PAGE, -(-sync.stop // PAGE))
+    first, last = operation.offset // PAGE, (operation.stop - 1) // PAGE
+    return first < pages.stop and last >= pages.start
+
+
 # ---- names, and the whole recording --------------------------------------------------------------
 
 
@@ -347,14 +356,13 @@ class History:
 
     # ---- what is durable ----
 
-    def _covers(self, sync: Operation, number: int) -> bool:
-        return sync.kind is Kind.SYNC or sync.object == number
+    def _covers(self, sync: Operation, operation: Operation) -> bool:
+        of_file = sync.object == operation.object and in_range(sync, operation)
+        return sync.kind is Kind.SYNC or of_file
 
     def _durable_from(self, operation: Operation) -> int:
         """Return the first crash point at which an operation on data is durable, or NEVER."""
-        syncs = [
-            s for s in self.syncs if self._covers(s, operation.object) and operation.precedes(s)
-        ]
+        syncs = [s for s in self.syncs if self._covers(s, operation) and operation.precedes(s)]
         failed = min((s.index for s in syncs if s.error), default=NEVER)
         if operation.kind is not Kind.WRITE:
             failed = NEVER
@@ -368,7 +376,7 @@ class History:
         return any(
             s.error
             and s.index < before
-            and self._covers(s, write.object)
+            and self._covers(s, write)
             and write.precedes(s)
             and self.durable_from[write.index] > s.index
             for s in self.syncs
@@ -413,7 +421,7 @@ class History:
             return touched
         growing = [self.operations[i] for i in touched if i in self.grows]
         settled = [op for op in growing if op.object == sync.object]
-        if sync.kind is Kind.WRITE:  # it flushes its own pages: growth in other pages may wait
+        if sync.size:  # a WRITE, or msync: it flushes its own pages, growth in others may wait
             settled = [op for op in settled if op.kind is not Kind.WRITE or self._flushed(op, sync)]
         return [op.index for op in settled]
 
@@ -572,7 +580,10 @@ class JournalledFile:
         return -(-min(sizes, default=NEVER) // PAGE) * PAGE
 
     def _lost_resizes(self) -> list[Operation]:
-        return [op for op in self.data if op.kind is not Kind.WRITE and op.index >= self.moment]
+        """Return what changed the size of the file after the moment; what did not is none."""
+        resizes = (op for op in self.data if op.kind is not Kind.WRITE)
+        idle = self.history.idle
+        return [op for op in resizes if op.index >= self.moment and op.index not in idle]
 
     def cut_tails(self) -> list[tuple[int, int]]:
         """List the [start, stop) that truncates which are lost may have made zeros."""
@@ -726,6 +737,9 @@ def killed(recording: Recording, state: State) -> str:
     wrong = history.wrong_names(
         state, lambda name: history.values(name, point, lambda index: index in loose)
     )
+    following = history.operations[point : point + 1]
+    if any(operation.joined for operation in following):
+        wrong = wrong or f"a crash between stores {last} and {point}, whose order is not known"
     limits = Limits(lambda operation: _status_of_kill(operation, point, loose), torn=last)
     for number, content in state.contents.items():
         wrong = wrong or history.wrong_content(number, content, limits)
@@ -735,7 +749,8 @@ def killed(recording: Recording, state: State) -> str:
 def _status_of_kill(operation: Operation, point: int, loose: Collection[int]) -> str:
     if operation.index >= point:
         return NOT
-    cut = operation.kind is Kind.WRITE and operation.index == point - 1
+    is_call = operation.kind is Kind.WRITE and not operation.mapped
+    cut = is_call and operation.index == point - 1
     return MAY if cut or operation.index in loose else MUST
 
 

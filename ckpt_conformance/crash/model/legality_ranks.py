@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.crash.model.legality import MAY, MUST, NOT, History, Limits
+from ckpt_conformance.crash.model.legality import MAY, MUST, NOT, History, Limits, in_range
 from ckpt_conformance.trace.operations import SYNCING, Kind, Operation, Recording
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class Stopped:
         cut = self.state.cut
         if cut and (len(cut) != self.ranks or max(cut) != self.state.point):
             return f"the cut {cut} is none of {self.ranks} ranks up to {self.state.point}"
+        for first, second in pairwise(self.all):
+            if second.joined and self.state.has(first) and not self.state.has(second):
+                return f"a stop between stores {first.index} and {second.index}, of unknown order"
         needed = [0] * self.ranks
         for operation in self.issued:
             for rank, bound in enumerate(operation.after):
@@ -97,6 +101,8 @@ class Stopped:
         """Whether a write may have been cut: the last of its rank, which nobody waited for."""
         if operation.kind is not Kind.WRITE or self.last.get(operation.rank) != operation.index:
             return False
+        if operation.mapped:
+            return False
         return all(
             other.after[operation.rank : operation.rank + 1] <= (operation.index,)
             for other in self.issued
@@ -114,7 +120,8 @@ class Stopped:
 
 
 def _syncs(sync: Operation, operation: Operation) -> bool:
-    return sync.kind is Kind.SYNC or (sync.kind in SYNCING and sync.object == operation.object)
+    of_file = sync.kind in SYNCING and sync.object == operation.object
+    return sync.kind is Kind.SYNC or (of_file and in_range(sync, operation))
 
 
 def _closes(close: Operation, operation: Operation) -> bool:

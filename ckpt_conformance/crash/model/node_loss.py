@@ -119,7 +119,8 @@ def is_for(sync: Operation, write: Operation) -> bool:
     """Whether a sync or a close was for a write that had returned before."""
     of_process = sync.kind is Kind.CLOSE and not sync.object and sync.process == write.process
     of_all_files = sync.kind is Kind.SYNC or of_process
-    return (of_all_files or sync.object == write.object) and write.precedes(sync)
+    is_of_file = of_all_files or (sync.object == write.object and sync.covers(write))
+    return is_of_file and write.precedes(sync)
 
 
 class NfsWalk(NodeLossWalk):

@@ -14,7 +14,7 @@ from ckpt_conformance.crash.model import replay
 from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Version, Walk
 from ckpt_conformance.crash.model.kill import cuts_of
 from ckpt_conformance.crash.model.replay import EMPTY
-from ckpt_conformance.trace.operations import DATA, Kind, Operation
+from ckpt_conformance.trace.operations import DATA, Kind, Operation, is_crash_point
 
 if TYPE_CHECKING:
     import random
@@ -96,11 +96,14 @@ class CutWalk(Walk):
         """Return the greatest useful bound: just behind a rank's last operation before `bound`."""
         lane = self.lanes[rank]
         below = bisect_left(lane, bound)
+        while below < len(lane) and self.recording.operations[lane[below]].joined:
+            below -= 1
         return lane[below - 1] + 1 if below else 0
 
     def _lags(self, rank: int, least: int) -> list[int]:
         """Return earlier bounds of a rank: the last few, the first, and some between."""
-        bounds = [0, *(at + 1 for at in self.lanes[rank])]
+        operations = self.recording.operations
+        bounds = [0, *(at + 1 for at in self.lanes[rank] if is_crash_point(operations, at + 1))]
         bounds = [at for at in bounds if least <= at < self.cut[rank]]
         step = max(1, len(bounds) // RECENT)
         chosen = {*bounds[:1], *bounds[::step], *bounds[-RECENT:]}
@@ -127,7 +130,7 @@ class CutWalk(Walk):
                 for other in last
                 if other.rank != operation.rank
             )
-            if operation.kind is Kind.WRITE and not any(seen):
+            if operation.kind is Kind.WRITE and not operation.mapped and not any(seen):
                 yield operation
 
     # ---- what is there ----
