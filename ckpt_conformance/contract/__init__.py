@@ -224,7 +224,7 @@ class Adapter(Protocol):
     shape: Literal["manager", "trainer"]
     capabilities: frozenset[Capability]
     holds: frozenset[str]
-    isolation: Literal["fork", "spawn"]
+    isolation: Literal["fork", "spawn", "exec"]
 
     def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
         """Open a live manager on `root`, which exists."""
@@ -247,7 +247,7 @@ class AdapterBase:
     shape: Literal["manager", "trainer"] = "manager"
     capabilities: frozenset[Capability] = frozenset({Capability.STEPS})
     holds: frozenset[str] = frozenset()
-    isolation: Literal["fork", "spawn"] = "fork"
+    isolation: Literal["fork", "spawn", "exec"] = "fork"
     refusals: tuple[type[BaseException], ...] = ()
     library: str = ""
     recipe: str = ""

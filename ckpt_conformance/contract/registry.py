@@ -263,7 +263,7 @@ def _fields(adapter: Any) -> list[tuple[str, list[str], list[str]]]:  # noqa: AN
     return [
         ("resharding", [f"{part}={way}" for part, way in resharding.items()], sorted(policies)),
         ("shape", [adapter.shape], ["manager", "trainer"]),
-        ("isolation", [adapter.isolation], ["fork", "spawn"]),
+        ("isolation", [adapter.isolation], ["fork", "spawn", "exec"]),
         ("capabilities", sorted(map(str, adapter.capabilities)), sorted(map(str, Capability))),
         ("holds", sorted(adapter.holds), sorted({*EVERYTHING, "gradients"})),
         ("promises", sorted(getattr(adapter, "promises", {})), sorted(load_catalogue().invariants)),

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from ckpt_conformance.contract import OpenOptions, registry, trees
 from ckpt_conformance.contract.journal import ChildJournal
-from ckpt_conformance.harness import messages, rank_group
+from ckpt_conformance.harness import messages, preload, rank_group
 from ckpt_conformance.harness.gate import Gate as UploadGate
 from ckpt_conformance.harness.messages import Program, Report
 from ckpt_conformance.harness.pending_saves import pending_save, wait_for
@@ -424,6 +424,7 @@ def run_program(program: Program) -> None:
         return
     unix_sockets.shorten_those_of_multiprocessing()
     torch.set_num_threads(1)
+    preload.ensure(program.adapter)  # before its memory is counted: nobody forks from here
     baseline = memory_kib("VmRSS")
     if program.device != devices.CUDA:  # CUDA takes addresses for all memory that there is
         limit = memory_kib("VmSize") * 1024 + program.memory

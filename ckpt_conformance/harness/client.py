@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -177,14 +176,9 @@ class Server:
 
     def _start(self, adapters: tuple[str, ...], reach: str) -> subprocess.Popen[str]:
         """Start the server's process: a session of its own, which prints one line when ready."""
+        server = ("ckpt_conformance.harness.server", "--owner", str(os.getpid()))
         command = [
-            sys.executable,
-            *_flags(),
-            "-m",
-            "ckpt_conformance.harness.server",
-            f"--owner={os.getpid()}",
-            self.socket,
-            *adapters,
+            *lifecycle.interpreter(*server, self.socket, *adapters),
             *(["--reach", str(self.folder / "marks"), reach] if reach else []),
         ]
         temporary = self.folder / "tmp"  # what a killed child leaves in TMPDIR goes with the server
@@ -216,10 +210,6 @@ class Server:
     def __exit__(self, *_: object) -> None:
         """Stop."""
         self.close()
-
-
-def _flags() -> list[str]:
-    return ["-O"] if sys.flags.optimize else []
 
 
 def _first_answer(line: str) -> Ready | NotReady | None:

@@ -83,7 +83,7 @@ def check_device(socket: str, name: str, folder: Path, device: str) -> None:
     if device == devices.CUDA:
         program = _program(name, folder, "ckpt_conformance.workload.devices:count")
         with contextlib.closing(Client(socket)) as client:
-            result = client.run(structs.replace(program, isolation="spawn", device=device))
+            result = client.run(structs.replace(program, isolation="exec", device=device))
         devices.check(result.of(ProbeResult).value or 0)
 
 

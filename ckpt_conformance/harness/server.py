@@ -17,20 +17,15 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import NoReturn, TextIO
 
 from ckpt_conformance.harness import messages, reach
 from ckpt_conformance.harness.messages import Ended, NotReady, Program, Ready
-from ckpt_conformance.harness.preload import import_named, preload
+from ckpt_conformance.harness.preload import Preloaded, import_named, preload
 from ckpt_conformance.processes import hugepages, lifecycle, orphans, scratch, unix_sockets
 from ckpt_conformance.trace import notify, supervised
 from ckpt_conformance.trace.supervised import Supervision
 from ckpt_conformance.workload import devices
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckpt_conformance.contract.registry import Refusal
 
 SYSTEM_CALLS = "ckpt_conformance.fault_injectors.system_call:SystemCall"  # hit by a supervisor
 MANY = 40  # children after which huge pages are worth half a second of the server's time
@@ -50,9 +45,9 @@ class Running:
 class Server:
     """Serves children to any number of clients from one thread."""
 
-    def __init__(self, path: str, refused: Mapping[str, Refusal]) -> None:
+    def __init__(self, path: str, preloaded: Preloaded) -> None:
         """Listen on a Unix socket; a child of a refused adapter ends with the reason."""
-        self.refused = refused
+        self.preloaded = preloaded
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix_sockets.bind(self.listener, path)
@@ -117,19 +112,15 @@ class Server:
             lifecycle.die_with_parent()  # however the server ends
             lifecycle.redirect_output(program.output)
             self.listener.close()
-            if refusal := self.refused.get(program.adapter):
+            if refusal := self.preloaded.refused.get(program.adapter):
                 sys.exit(str(refusal))
-            if supervision := supervision_of(program):
+            anew = program.isolation == "exec" or program.adapter in self.preloaded.anew
+            if supervision := supervision_of(program, anew=anew):
                 supervised.enter(supervision)  # goes on in a child of this process
             if program.device == devices.CUDA:
                 devices.show()
-            if program.isolation == "spawn":
-                source = Path(program.result).with_suffix(".program")
-                source.write_bytes(messages.encode(program))
-                os.execv(  # noqa: S606  our own interpreter
-                    sys.executable,
-                    [sys.executable, "-m", "ckpt_conformance.harness.child", str(source)],
-                )
+            if anew:
+                _become_an_interpreter(program)
             from ckpt_conformance.harness import child
 
             child.run_program(program)
@@ -162,8 +153,19 @@ class Server:
             running.client.sendall(messages.encode(ended) + b"\n")
 
 
-def supervision_of(program: Program) -> Supervision | None:
-    """Return what a supervisor has to do for a program; None if it needs none."""
+def _become_an_interpreter(program: Program) -> NoReturn:
+    """Replace this process, which has torch, by a new interpreter that runs the program."""
+    source = Path(program.result).with_suffix(".program")
+    source.write_bytes(messages.encode(program))
+    command = lifecycle.interpreter("ckpt_conformance.harness.child", str(source))
+    os.execv(command[0], command)  # noqa: S606  our own interpreter
+
+
+def supervision_of(program: Program, *, anew: bool = False) -> Supervision | None:
+    """Return what a supervisor has to do for a program; None if it needs none.
+
+    `anew`: an interpreter of its own runs the program, which would not keep what is patched here.
+    """
     faults = [fault for op in program.ops for fault in messages.faults_of(op)]
     probes = [op.args for op in program.ops if isinstance(op, messages.Probe)]
     hits = [fault.args for fault in faults if fault.injector == SYSTEM_CALLS]
@@ -179,7 +181,7 @@ def supervision_of(program: Program) -> Supervision | None:
         stops=program.stops,
         injects=bool(hits),
         reading=any(args.get("reading") for args in hits),
-        may_patch=not program.rank_group and program.isolation != "spawn",
+        may_patch=not program.rank_group and not anew,
     )
 
 
@@ -223,14 +225,14 @@ def _serve(arguments: argparse.Namespace) -> None:
         if arguments.reach:
             file, package = arguments.reach
             reach.install(Path(file), package)
-        refused = preload(arguments.adapters)
-        server = Server(arguments.socket, refused)
+        preloaded = preload(arguments.adapters, os.pidfd_open(arguments.owner))
+        server = Server(arguments.socket, preloaded)
     except Exception as error:  # noqa: BLE001  the client prints it
         _say(channel, NotReady(error=f"{type(error).__name__}: {error}"))
         sys.exit(1)
     gc.freeze()  # a child's collector need not walk, and so copy, the pages of what was imported
     gc.enable()
-    _say(channel, Ready(refused=refused))
+    _say(channel, Ready(refused=preloaded.refused))
     server.serve(arguments.owner)
 
 

@@ -57,6 +57,17 @@ class Exit:
         return self.code == -signal.SIGKILL
 
 
+def threads() -> int:
+    """Count the threads of this process: native ones too, of which Python knows nothing."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def interpreter(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module in a new interpreter; asserts go if they do here."""
+    flags = ["-O"] if sys.flags.optimize else []
+    return [sys.executable, *flags, "-m", module, *arguments]
+
+
 # -- in the parent --------------------------------------------------------------------------------
 
 

@@ -271,7 +271,7 @@ def programs(
     more = given.pop("slower", 1.0) * max(1.0, size / USUAL)  # a machine has no more cores for them
     if subject.device == devices.CUDA:
         more *= devices.SLOWER
-        given |= {"isolation": "spawn", "device": devices.CUDA}
+        given |= {"isolation": "exec", "device": devices.CUDA}
         _have_gpus(subject, size)
     patience = given.pop("patience", PATIENCE * more)
     given.setdefault("deadline", DEADLINE * more)
@@ -307,7 +307,7 @@ def _have_gpus(subject: Subject, size: int) -> None:
 
 def _count_gpus(subject: Subject) -> int:
     count = Probe(probe="ckpt_conformance.workload.devices:count")
-    result = subject.execute(count, isolation="spawn", device=devices.CUDA)
+    result = subject.execute(count, isolation="exec", device=devices.CUDA)
     return int(result.of(ProbeResult).value or 0)
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from fake_session import ATOM, CORR, PROFILES, Ckpt, Session, Verdicts, ckpt, fake
+from stopped import wait
 
 from ckpt_conformance import __version__
 from ckpt_conformance.cli import mutants as mutants_command
-from ckpt_conformance.cli import progress
+from ckpt_conformance.cli import progress, sessions
 from ckpt_conformance.plugin import session
 from ckpt_conformance.report import environment
 
@@ -253,6 +256,36 @@ def test_progress_in_a_log_is_plain_lines(ckpt: Ckpt, monkeypatch: pytest.Monkey
     _, out, error = ckpt("certify", "toy")
     assert "certify: 1 of 2, 0 s\n" in error
     assert "\x1b" not in error + out
+
+
+def test_a_log_gets_lines_while_nothing_is_done_yet(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A fork server that starts, or a check that takes minutes, must not look like a hang."""
+    for name in ("QUIET_SECONDS", "LINE_SECONDS", "MOST_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(progress, name, 0.0 if name != "LOOK_SECONDS" else 0.001)
+    shown = ""
+
+    def is_repeated(line: str) -> bool:
+        nonlocal shown
+        shown += capfd.readouterr().err
+        return len(re.findall(rf"(?m)^{line}$", shown)) > 1
+
+    with sessions.Progress("certify") as running:
+        wait(lambda: is_repeated(r"certify: starting, \d+ s"))
+        running.update(3, 7, "2 violations")
+        wait(lambda: is_repeated(r"certify: 3 of 7, \d+ s 2 violations"))
+        running.begin("another count", "recording")
+        wait(lambda: is_repeated(r"another count: recording, \d+ s"))
+    capfd.readouterr()
+    assert all(thread.name != "progress" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "seconds"), [(0, 10), (60, 10), (600, 30), (3600, 60), (86400, 60)]
+)
+def test_lines_of_a_long_run_come_less_often(elapsed: float, seconds: float) -> None:
+    assert progress.pause_at(elapsed) == seconds
 
 
 def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -93,7 +93,7 @@ def test_every_recipe_is_recorded_byte_for_byte(name: str, client: Client, tmp_p
 
 def test_a_life_of_its_own_interpreter_is_recorded(client: Client, tmp_path: Path) -> None:
     record = str(tmp_path / "record")
-    result = live(client, tmp_path, SAVE, record=record, isolation="spawn")
+    result = live(client, tmp_path, SAVE, record=record, isolation="exec")
     assert result.went_well, result.output
     recording = Recording.read(tmp_path / "record")
     marks = [op.mark for op in recording.operations if op.kind is Kind.MARK]

@@ -92,7 +92,7 @@ from ckpt_conformance.contract.verdicts import Unknown
 base, names = Path(sys.argv[1]), ("torch-save-atomic-per-step",)
 def work():
     with facts.serve(names, names) as (server, infos), contextlib.closing(Client(server)) as client:
-        subject = Subject(replace(infos[names[0]], isolation="spawn"), client, base / "subject")
+        subject = Subject(replace(infos[names[0]], isolation="exec"), client, base / "subject")
         try:
             workloads.record(subject, "first")
         except Unknown as error:
