@@ -188,7 +188,8 @@ class AdapterBase:
     `refusals` are the exceptions that the manager documents for a refused load. `library` and
     `recipe` say what is certified; `promises` maps an invariant id to the quoted documentation.
     `resharding` says what becomes of each rank's own state in another world size: of `rng` and of
-    `loader`, see `POLICIES`.
+    `loader`, see `POLICIES`. `saves_over=False` says that a save of a step that is there is refused
+    in words, as the manager documents; `min_keep` is the fewest checkpoints that it can keep.
     """
 
     name: str = ""
@@ -202,6 +203,8 @@ class AdapterBase:
     recipe: str = ""
     promises: Mapping[str, str] = field(default_factory=dict[str, str])
     resharding: Mapping[str, str] = field(default_factory=dict[str, str])
+    saves_over: bool = True
+    min_keep: int = 1
 
     def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
         """Open a live manager on `root`; every adapter defines it."""
