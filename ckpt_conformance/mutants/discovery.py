@@ -282,6 +282,7 @@ class FirstSaveWins(CheckpointManager):
     violates={
         "CKC-ATOM-004",
         "CKC-DISC-009",
+        "CKC-DISC-015",
         "CKC-MIRR-001",
         "CKC-MIRR-002",
         "CKC-MIRR-007",
@@ -359,7 +360,7 @@ class SkipsOneTooMany(CheckpointManager):
     "B04-listing",
     url="NVIDIA-NeMo/Megatron-Bridge#5964",
     change="steps() raises where the manifest of one step is empty",
-    violates={"CKC-DISC-015"},
+    violates={"CKC-DISC-015", "CKC-RETN-009"},
 )
 class ListingRaises(CheckpointManager):
     """One dead save's name hides every whole step from who asks."""

@@ -439,6 +439,8 @@ def _lost_beside(
     for step in leftovers:
         planted += names.plant_incomplete(subject.root, step_names, step)
     result = rotating(subject, 5, (5,), fewest(subject), then=[Close()])
+    if 5 not in result.steps_of("begun"):  # noqa: PLR2004  the step that is saved
+        raise trouble(subject, result)
     due = 5 if 5 in result.steps_of("acknowledged") else 4  # noqa: PLR2004  the steps that were saved
     tree = subject.scratch / "rotated"
     trees.materialize(subject.root, tree)
