@@ -35,6 +35,7 @@ AT_CALL: Mapping[str, str] = {
     "system-call": "system_call:SystemCall",
     "slow-disk": "slow_disk:SlowDisk",
     "other-release": "other_release:OtherRelease",
+    "torch-cast": "torch_cast:TorchCast",
 }
 """Where the injector of a name is: a class, or a row of the table, which makes one as a class does.
 

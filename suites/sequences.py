@@ -287,8 +287,8 @@ class Execution:
     def do_keep(self, number: int) -> None:
         """From the next child on, let rotation keep so many steps."""
         self.do_restart()
-        self.keep = number
-        self.log.append(f"keep the last {number}")
+        self.keep = max(number, self.subject.info.min_keep)
+        self.log.append(f"keep the last {self.keep}")
 
     # -- rules: what happens to the files ---------------------------------------------------------
 

@@ -103,5 +103,6 @@ def make() -> Accelerate:
         "naming is enabled each saved checkpoint will be located then at Accelerator.project_dir/"
         "checkpoints/checkpoint_{checkpoint_number}'; the number is the step, total_limit is set, "
         "what prepare() does not take goes to register_for_checkpointing()",
+        saves_over=False,  # "Checkpoint directory ... already exists. Please manually override"
         promises={"CKC-RETN-003": "Accelerator.save_state: 'the oldest save is deleted'"},
     )

@@ -239,7 +239,8 @@ class AdapterBase:
     `recipe` say what is certified; `promises` maps an invariant id to the quoted documentation.
     `resharding` says what becomes of each rank's own state in another world size: of `rng` and of
     `loader`, see `POLICIES`. With `prepares` the manager's `prepare(job)` is called before the job
-    trains, saves or loads.
+    trains, saves or loads. `saves_over=False` says that a save of a step that is there is refused
+    in words, as the manager documents; `min_keep` is the fewest checkpoints that it can keep.
     """
 
     name: str = ""
@@ -254,6 +255,8 @@ class AdapterBase:
     promises: Mapping[str, str] = field(default_factory=dict[str, str])
     resharding: Mapping[str, str] = field(default_factory=dict[str, str])
     prepares: bool = False
+    saves_over: bool = True
+    min_keep: int = 1
 
     def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
         """Open a live manager on `root`; every adapter defines it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +81,16 @@ class Invariant:
         return "SHOULD" if self.basis == "practice" else "MUST"
 
 
+def basis_of(invariant: Invariant, origin: Origin | None) -> str:
+    """Return the basis of a violation: what the library at its origin documents is practice."""
+    return "practice" if origin and origin.basis == "practice" else invariant.basis
+
+
+def level_of(invariant: Invariant, origin: Origin | None) -> str:
+    """Return the level of a violation that has an origin outside of the manager, or none."""
+    return "SHOULD" if basis_of(invariant, origin) == "practice" else "MUST"
+
+
 def is_chosen(
     invariant: Invariant,
     profiles: Collection[str],
@@ -98,11 +108,29 @@ def is_chosen(
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A cause outside of a manager: what a library that it calls does to what it is handed.
+
+    `told_by` is the invariant that tells it; all others that it breaks refer to that one. With
+    basis practice it is a SHOULD also where the invariant is a MUST: the library documents it.
+    """
+
+    id: str
+    owner: str
+    statement: str
+    documentation: str
+    decision: str
+    basis: str
+    told_by: str
+
+
+@dataclass(frozen=True)
 class Catalogue:
-    """Every invariant of a version, by id."""
+    """Every invariant of a version, by id, and the origins of violations that are known."""
 
     version: int
     invariants: Mapping[str, Invariant]
+    origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
 
 
 class CatalogueError(ValueError):
@@ -119,11 +147,23 @@ def load_catalogue(version: int | None = None) -> Catalogue:
         raise CatalogueError(msg)
     every = [_invariant(name, entry) for name, entry in raw["invariant"].items()]
     chosen = {entry.id: entry for entry in every if entry.since <= (version or newest)}
-    return Catalogue(version or newest, chosen)
+    origins = {name: _origin(name, entry, chosen) for name, entry in raw["origin"].items()}
+    return Catalogue(version or newest, chosen, origins)
+
+
+def _origin(name: str, entry: Mapping[str, object], known: Mapping[str, Invariant]) -> Origin:
+    try:
+        origin = msgspec.convert({"id": name, **entry}, Origin)
+    except msgspec.ValidationError as error:
+        raise CatalogueError(f"origin {name}: {error}") from error
+    if origin.basis not in BASES or origin.told_by not in known:
+        what = f"basis {origin.basis!r}, told_by {origin.told_by!r}"
+        raise CatalogueError(f"origin {name}: one of these is not known: {what}")
+    return origin
 
 
 def _invariant(name: str, entry: Mapping[str, object]) -> Invariant:
-    strange = entry.keys() - {field.name for field in fields(Invariant)}
+    strange = entry.keys() - {one.name for one in fields(Invariant)}
     if strange:
         raise CatalogueError(f"{name}: an invariant has no {', '.join(sorted(strange))}")
     try:

@@ -83,8 +83,10 @@ class AdapterInfo:
     isolation: str = "fork"
     promises: dict[str, str] = field(default_factory=dict[str, str])
     resharding: dict[str, str] = field(default_factory=dict[str, str])
+    saves_over: bool = True
+    min_keep: int = 1
 
-    def to_json(self) -> dict[str, str | list[str]]:
+    def to_json(self) -> dict[str, str | list[str] | bool | int]:
         """Turn it into what a result says of its adapter; lists are sorted."""
         return {
             "name": self.name,
@@ -97,6 +99,8 @@ class AdapterInfo:
             "recipe": self.recipe,
             "owner": self.owner,
             "notes": self.notes,
+            "saves_over": self.saves_over,
+            "min_keep": self.min_keep,
         }
 
 
@@ -236,7 +240,18 @@ def _check(name: str, named: Any) -> Any:  # noqa: ANN401
                 choice = ", ".join(map(repr, allowed))
                 msg = f"adapter {name!r}: {field_name} has {value!r}; it may be {choice}"
                 raise AdapterError(msg)
+    _check_limits(name, adapter)
     return adapter
+
+
+def _check_limits(name: str, adapter: Any) -> None:  # noqa: ANN401
+    """Raise AdapterError for a limit of another type, or that nothing can keep to."""
+    over, keep = getattr(adapter, "saves_over", True), getattr(adapter, "min_keep", 1)
+    if not isinstance(over, bool):
+        raise AdapterError(f"adapter {name!r}: saves_over is {over!r}; it may be True or False")
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        msg = f"adapter {name!r}: min_keep is {keep!r}; it is a number of checkpoints, 1 or more"
+        raise AdapterError(msg)
 
 
 def _made(name: str, named: Any) -> Any:  # noqa: ANN401
@@ -288,4 +303,6 @@ def describe(name: str) -> AdapterInfo:
         isolation=adapter.isolation,
         promises=dict(getattr(adapter, "promises", {})),
         resharding=dict(getattr(adapter, "resharding", {})),
+        saves_over=getattr(adapter, "saves_over", True),
+        min_keep=getattr(adapter, "min_keep", 1),
     )

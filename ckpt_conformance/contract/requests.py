@@ -47,8 +47,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
 
 def reproduce(  # noqa: PLR0913  every choice that a check depends on
     adapter: str,
-    invariant: str,
-    *,
+    *invariants: str,
     seed: int,
     budget: str,
     claims: Sequence[str] = (),
@@ -56,11 +55,13 @@ def reproduce(  # noqa: PLR0913  every choice that a check depends on
     device: str = "cpu",
     written_by: Sequence[str] = (),
 ) -> str:
-    """Write the command that runs the check of one invariant again, with the same choices.
+    """Write the command that runs the checks of invariants again, with the same choices.
 
     It has a folder of its own: beside the certificate that it comes from it would replace it.
     """
-    words = ["ckpt-conformance", "certify", adapter, "--only", invariant]
+    words = ["ckpt-conformance", "certify", adapter]
+    for invariant in invariants:
+        words += ["--only", invariant]
     words += ["--seed", str(seed), "--budget", budget]
     for claim in claims:
         words += ["--claim", claim]

@@ -28,6 +28,7 @@ class Verdict(StrEnum):
     WAIVED = "WAIVED"
     NOT_MET = "NOT_MET"
     UNKNOWN = "UNKNOWN"
+    SAME_CAUSE = "SAME_CAUSE"  # of an invariant only: broken, by a cause that another one tells
     VIOLATION = "VIOLATION"
 
 
@@ -62,6 +63,7 @@ class Violation(Exception):  # noqa: N818  a verdict, not an error of ours
     """The manager broke the invariant.
 
     `rate` is (bad, tried) where a check samples, for example silent loads over flipped bits.
+    `origin` is the id of an origin in the catalogue, where the cause lies outside of the manager.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class Violation(Exception):  # noqa: N818  a verdict, not an error of ours
         *,
         evidence: Mapping[str, Any] | None = None,
         rate: tuple[int, int] | None = None,
+        origin: str = "",
     ) -> None:
-        """Keep the message, JSON-plain evidence and the rate."""
+        """Keep the message, JSON-plain evidence, the rate and what is known of the cause."""
         super().__init__(message)
         self.evidence: Evidence = {str(key): value for key, value in (evidence or {}).items()}
         self.rate = rate
+        self.origin = origin
 
 
 class NotApplicable(Exception):  # noqa: N818
@@ -215,6 +219,8 @@ class CheckOutcome:
     cause: Cause | None = None  # of an UNKNOWN
     see: str = ""  # id of the invariant that says why it is UNKNOWN
     remarks: Remarks = field(default_factory=Remarks)
+    origin: str = ""  # of a violation: the id of its cause, if that lies outside of the manager
+    told_by: str = ""  # and id of the invariant that tells that cause, if it is not this one
 
     def to_json(self) -> dict[str, Any]:
         """Turn it into what a bundle keeps of a violation, in plain types."""

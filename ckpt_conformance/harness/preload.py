@@ -125,7 +125,7 @@ def warm_up() -> None:
     from ckpt_conformance.workload.job import Job
 
     _ = child.RESULTS
-    for kind in ("mixed", "dtypes"):
+    for kind in ("mixed", "rare-dtypes"):
         job = Job(kind, 0)
         job.train(2)
         _ = job.leaves(), job.payload_samples()

@@ -282,6 +282,7 @@ class FirstSaveWins(CheckpointManager):
     violates={
         "CKC-ATOM-004",
         "CKC-DISC-009",
+        "CKC-DISC-015",
         "CKC-MIRR-001",
         "CKC-MIRR-002",
         "CKC-MIRR-007",
@@ -330,6 +331,46 @@ class AdvertisesNames(CheckpointManager):
         names = resolve.names_in(self.root)
         steps = (layout.flat_data_step(name) or layout.flat_manifest_step(name) for name in names)
         return sorted({step for step in steps if step is not None})
+
+
+def has_empty_manifest(candidate: CheckpointReference) -> bool:
+    """Whether a step's manifest is there and holds nothing: a name, and no checkpoint."""
+    path = candidate.manifest_path
+    return path.is_file() and not path.stat().st_size
+
+
+@mutant(
+    "B07-skips",
+    url="huggingface/transformers#35782",
+    change="the fallback from an empty newest checkpoint skips the one before it, too",
+    violates={"CKC-DISC-014"},
+)
+class SkipsOneTooMany(CheckpointManager):
+    """Goes back one step further than it has to, without a word."""
+
+    def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
+        """All but the one after an empty newest."""
+        candidates = super().candidates(*given, **named)
+        if len(candidates) > 2 and has_empty_manifest(candidates[0]):  # noqa: PLR2004  one is left
+            del candidates[1]
+        return candidates
+
+
+@mutant(
+    "B04-listing",
+    url="NVIDIA-NeMo/Megatron-Bridge#5964",
+    change="steps() raises where the manifest of one step is empty",
+    violates={"CKC-DISC-015", "CKC-RETN-009"},
+)
+class ListingRaises(CheckpointManager):
+    """One dead save's name hides every whole step from who asks."""
+
+    def steps(self) -> list[int]:
+        """The steps, if every manifest reads."""
+        for candidate in resolve.references(self.root):
+            if has_empty_manifest(candidate):
+                raise CheckpointDamaged(f"{candidate.manifest_path.name} is empty")
+        return super().steps()
 
 
 @mutant(

@@ -271,3 +271,20 @@ class CountsLeftovers(CheckpointManager):
         steps = sorted({one.reference.step for one in mine}, reverse=True)
         kept = {*steps[: self.keep_last], saved.step} if self.keep_last > 0 else set(steps)
         return [one for one in reversed(mine) if one.reference.step not in kept]
+
+
+@mutant(
+    "C02-newer",
+    url="NVIDIA-NeMo/Megatron-Bridge#4678",
+    change="the newest name tells what is superseded: a dead save's makes all older steps go",
+    violates={"CKC-RETN-012"},
+)
+class OlderThanALeftoverGoes(CheckpointManager):
+    """Takes an incomplete newer step for the one that the run stands on."""
+
+    def victims(self, found: list[Candidate], saved: CheckpointReference) -> list[Candidate]:
+        """What is beyond `keep_last`; and all of this run that is older than an incomplete step."""
+        newest = max((one.reference.step for one in found if not one.complete), default=0)
+        if self.keep_last <= 0 or newest <= saved.step:
+            return super().victims(found, saved)
+        return [one for one in found if self.is_own(one)]

@@ -300,7 +300,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         outcome = outcomes.of_error(pyfuncitem, name, error)
         outcomes.keep(pyfuncitem, outcome)
         pyfuncitem.user_properties.append((PROPERTY, outcome.to_message()))
-        raise outcomes.as_pytest(outcome, error) from error
+        raise outcomes.as_pytest(outcome, error, options_of(pyfuncitem.config)) from error
     pyfuncitem.user_properties.append((PROPERTY, outcomes.passed(pyfuncitem, name).to_message()))
     return result
 
@@ -349,5 +349,7 @@ def pytest_report_teststatus(
     letters = {Verdict.VIOLATION: "V", Verdict.UNKNOWN: "U", Verdict.NOT_MET: "n"}
     if outcome is None or outcome.verdict not in letters:
         return None
+    if outcome.told_by and report.skipped:
+        return "same cause", "s", str(Verdict.SAME_CAUSE)
     category = "failed" if outcome.verdict is not Verdict.NOT_MET else "not met"
     return category, letters[outcome.verdict], str(outcome.verdict)

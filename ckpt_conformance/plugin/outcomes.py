@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ckpt_conformance.contract import requests
-from ckpt_conformance.contract.catalogue import load_catalogue
+from ckpt_conformance.contract.catalogue import is_chosen, level_of, load_catalogue
 from ckpt_conformance.contract.verdicts import (
     Cause,
     CheckOutcome,
@@ -53,6 +53,8 @@ class Judgement:
     rate: tuple[int, int] | None = None
     cause: Cause | None = None
     see: str = ""
+    origin: str = ""
+    told_by: str = ""
     is_remarked: bool = True  # whether the outcome says how the check was made
 
 
@@ -73,9 +75,13 @@ def _judgement(item: pytest.Item, invariant: str, error: BaseException) -> Judge
     if isinstance(error, Violation):
         promised = _promise(item, invariant)
         evidence = error.evidence | ({"promised": promised} if promised else {})
-        must = promised or _is_must(item, invariant)
+        must = promised or _is_must(item, invariant, error.origin)
         verdict = Verdict.VIOLATION if must else Verdict.NOT_MET
-        return Judgement(verdict, str(error), evidence, error.rate)
+        return Judgement(
+            *(verdict, str(error), evidence, error.rate),
+            origin=error.origin,
+            told_by=_told_by(error, invariant),
+        )
     if isinstance(error, NotApplicable):
         return Judgement(Verdict.NOT_APPLICABLE, str(error), is_remarked=False)
     if isinstance(error, Unknown):
@@ -102,6 +108,8 @@ def _outcome(item: pytest.Item, invariant: str, judgement: Judgement) -> CheckOu
         cause=judgement.cause,
         see=judgement.see,
         remarks=remarks,
+        origin=judgement.origin,
+        told_by=judgement.told_by,
     )
 
 
@@ -144,13 +152,25 @@ def keep(item: pytest.Item, outcome: CheckOutcome) -> None:
         outcome.evidence["bundle"] = bundle.write(folder / "bundles", subject, outcome).name
 
 
-def as_pytest(outcome: CheckOutcome, error: BaseException) -> BaseException:
-    """Choose what pytest sees: a failure, a skip, or an expected failure (an unclaimed SHOULD)."""
+def as_pytest(outcome: CheckOutcome, error: BaseException, options: CheckOptions) -> BaseException:
+    """Choose what pytest sees: a failure, a skip, or an expected failure.
+
+    Expected is an unclaimed SHOULD, and what another check of this run tells the cause of.
+    """
     if outcome.verdict is Verdict.NOT_APPLICABLE:
         return pytest.skip.Exception(outcome.reason, allow_module_level=False)
     if outcome.verdict is Verdict.NOT_MET:
         return pytest.xfail.Exception(outcome.reason)
+    if outcome.told_by and _is_judged(outcome.told_by, options):
+        return pytest.xfail.Exception(f"the cause is told by {outcome.told_by}: {outcome.reason}")
     return error
+
+
+def _is_judged(invariant: str, options: CheckOptions) -> bool:
+    """Whether this run judges an invariant, too."""
+    known = load_catalogue(options.catalogue).invariants
+    asked = options.profiles, options.only, options.claims, options.budget
+    return invariant in known and is_chosen(known[invariant], *asked)
 
 
 def block(outcome: CheckOutcome, options: CheckOptions) -> str:
@@ -160,6 +180,8 @@ def block(outcome: CheckOutcome, options: CheckOptions) -> str:
     if invariant:
         lines += [f"  promise   {invariant.statement}", f"  why       {invariant.why}"]
     lines.append(f"  found     {outcome.reason}")
+    if origin := load_catalogue().origins.get(outcome.origin):
+        lines += [f"  cause     {origin.statement}", f"  owner     {origin.owner}"]
     lines += [f"  {key:<9} {value}" for key, value in outcome.evidence.items()]
     lines.append(f"  reproduce: {reproduce(outcome, options)}")
     return "\n".join(lines)
@@ -191,10 +213,18 @@ def _remarks(item: pytest.Item) -> Remarks:
     return copy.deepcopy(subject.remarks) if subject else Remarks()
 
 
-def _is_must(item: pytest.Item, invariant: str) -> bool:
+def _is_must(item: pytest.Item, invariant: str, origin: str) -> bool:
     options = options_of(item.config)
-    entry = load_catalogue(options.catalogue).invariants[invariant]
-    return entry.level == "MUST" or bool(set(options.claims) & set(entry.profiles))
+    catalogue = load_catalogue(options.catalogue)
+    entry = catalogue.invariants[invariant]
+    is_claimed = bool(set(options.claims) & set(entry.profiles))
+    return is_claimed or level_of(entry, catalogue.origins.get(origin)) == "MUST"
+
+
+def _told_by(violation: Violation, invariant: str) -> str:
+    """Name the invariant that tells the cause of a violation; empty if it is this one."""
+    origin = load_catalogue().origins.get(violation.origin)
+    return origin.told_by if origin and origin.told_by != invariant else ""
 
 
 def _name(item: pytest.Item) -> str:

@@ -62,6 +62,9 @@ def asides(result: Result, old: Baseline | None) -> dict[str, list[str]]:
     stopped = sum(one.cause is Cause.INTERRUPTED for one in invariants.values())
     lists = {
         "SHOULD not met": [name for name, _ in result.having(Verdict.NOT_MET)],
+        "same cause, not counted again": [
+            f"{name} (see {one.see})" for name, one in result.having(Verdict.SAME_CAUSE)
+        ],
         "not run": [f"{stopped} of {len(invariants)}"][:stopped],
     }
     if old:

@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from ckpt_conformance import __version__
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.catalogue import is_chosen
+from ckpt_conformance.contract.catalogue import basis_of, is_chosen, level_of
 from ckpt_conformance.contract.requests import RequestError, check_names, reproduce
 from ckpt_conformance.contract.verdicts import (
     SEVERITY,
@@ -40,6 +41,7 @@ from ckpt_conformance.report.result import (
     Environment,
     InvariantResult,
     Json,
+    OriginResult,
     ProfileResult,
     Result,
     ResultError,
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ckpt_conformance.contract.catalogue import Catalogue, Invariant
+    from ckpt_conformance.contract.catalogue import Catalogue, Invariant, Origin
     from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.plugin.options import CheckOptions
     from ckpt_conformance.report.result import Rate, Waiver
@@ -120,7 +122,8 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
     every, grouped = list(outcomes), defaultdict[str, list[CheckOutcome]](list)
     for outcome in every:
         grouped[outcome.invariant].append(outcome)
-    invariants = {one.id: _invariant(one, grouped[one.id], info, run) for one in chosen}
+    judged = {one.id: _invariant(one, grouped[one.id], info, run) for one in chosen}
+    invariants = {name: _counted_once(name, judged, info, run) for name in judged}
     profiles = _profiles(invariants, run)
     options = run.options
     return Result(
@@ -136,6 +139,7 @@ def build_result(info: AdapterInfo, outcomes: Iterable[CheckOutcome], run: RunFa
         profiles={name: details.verdict for name, details in profiles.items()},
         profile_details=profiles,
         invariants=invariants,
+        origins=_origins(invariants.values(), run.catalogue),
         harness=[_check(one) for one in _strays(grouped, run.catalogue)],
         crash=summary.of_outcomes(outcome.crash for outcome in every),
         waivers=list(run.waivers),
@@ -176,25 +180,61 @@ def _invariant(
     verdict = worst(one.verdict for one in outcomes) if outcomes else Verdict.UNKNOWN
     telling = _telling(outcomes, verdict) or _not_run(invariant, info, run)
     bad = verdict in {Verdict.VIOLATION, Verdict.NOT_MET}
+    origin = run.catalogue.origins.get(telling.origin)
+    owner = origin.owner if origin else info.owner
     return InvariantResult(
         family=invariant.family,
         statement=invariant.statement,
         why=invariant.why,
-        basis=_basis(invariant, info),
-        level=_level(invariant, info, run.options),
+        basis=_basis(invariant, origin, info),
+        level=_level(invariant, origin, info, run.options),
         profiles=list(invariant.profiles),
         incidents=list(invariant.incidents),
         verdict=verdict,
         # A check that knows better says who owns a violation, or how it was seen.
-        owner=str(telling.evidence.get("owner", info.owner)) if bad else None,
+        owner=str(telling.evidence.get("owner", owner)) if bad else None,
         grade=str(telling.evidence.get("grade", REPRODUCED)) if bad else None,
         rate=_rate(outcomes),
         reason=plain(telling.reason),
         cause=telling.cause,
-        see=telling.see or None,
+        see=telling.told_by or telling.see or None,
+        origin=telling.origin or None,
         checks=[_check(one) for one in sorted(outcomes, key=_worst_first)],
         evidence=plain(telling.evidence),
         reproduce=_reproduce(invariant, info.name, run.options),
+    )
+
+
+def _counted_once(
+    name: str, judged: Mapping[str, InvariantResult], info: AdapterInfo, run: RunFacts
+) -> InvariantResult:
+    """Refer a violation to the invariant that tells its cause, where that one is violated, too.
+
+    Else it counts itself: nobody else tells it.
+    """
+    result = judged[name]
+    if result.verdict not in {Verdict.VIOLATION, Verdict.NOT_MET} or result.see is None:
+        return result
+    teller = judged.get(result.see)
+    is_told = teller is not None and teller.verdict is Verdict.VIOLATION
+    if teller is None or not is_told or teller.origin != result.origin:
+        return replace(result, see=None)
+    together = _reproduce(run.catalogue.invariants[name], info.name, run.options, result.see)
+    return replace(result, verdict=Verdict.SAME_CAUSE, reproduce=together)
+
+
+def _origins(judged: Iterable[InvariantResult], catalogue: Catalogue) -> dict[str, OriginResult]:
+    """Describe the origins that violations name."""
+    names = sorted({one.origin for one in judged if one.origin})
+    return {name: _origin(catalogue.origins[name]) for name in names}
+
+
+def _origin(origin: Origin) -> OriginResult:
+    return OriginResult(
+        owner=origin.owner,
+        statement=origin.statement,
+        documentation=origin.documentation,
+        decision=origin.decision,
     )
 
 
@@ -213,26 +253,29 @@ def _telling(outcomes: Sequence[CheckOutcome], verdict: Verdict) -> CheckOutcome
     """Pick the outcome whose reason stands for the invariant.
 
     A limit of the machine only where nothing else went wrong: it may be forgiven, a fault of the
-    harness must not be. What is wrong without a word before what is loud; then by name, since
-    workers end in any order.
+    harness must not be. What the manager itself does before what another one tells; what is wrong
+    without a word before what is loud; then by name, since workers end in any order.
     """
     matching = [one for one in outcomes if one.verdict == verdict]
     return min(matching, key=_telling_order, default=None)
 
 
-def _telling_order(outcome: CheckOutcome) -> tuple[bool, bool, str]:
+def _telling_order(outcome: CheckOutcome) -> tuple[bool, bool, bool, str]:
     is_silent = outcome.evidence.get("outcome") == Outcome.SILENT_WRONG
-    return outcome.cause is Cause.MACHINE, not is_silent, outcome.check
+    is_told_elsewhere = bool(outcome.origin or outcome.told_by)
+    return outcome.cause is Cause.MACHINE, is_told_elsewhere, not is_silent, outcome.check
 
 
-def _basis(invariant: Invariant, info: AdapterInfo) -> str:
-    promised = invariant.basis == "practice" and invariant.id in info.promises
-    return "promise" if promised else invariant.basis
+def _basis(invariant: Invariant, origin: Origin | None, info: AdapterInfo) -> str:
+    basis = basis_of(invariant, origin)
+    return "promise" if basis == "practice" and invariant.id in info.promises else basis
 
 
-def _level(invariant: Invariant, info: AdapterInfo, options: CheckOptions) -> str:
+def _level(
+    invariant: Invariant, origin: Origin | None, info: AdapterInfo, options: CheckOptions
+) -> str:
     claimed = invariant.id in info.promises or set(options.claims) & set(invariant.profiles)
-    return "MUST" if claimed else invariant.level
+    return "MUST" if claimed else level_of(invariant, origin)
 
 
 def _rate(outcomes: Sequence[CheckOutcome]) -> Rate | None:
@@ -247,18 +290,20 @@ def _check(outcome: CheckOutcome) -> CheckResult:
         verdict=outcome.verdict,
         reason=plain(outcome.reason),
         cause=outcome.cause,
-        see=outcome.see or None,
+        see=outcome.told_by or outcome.see or None,
+        origin=outcome.origin or None,
         seconds=round(outcome.seconds, 3),
         rate=outcome.rate,
         evidence=plain(outcome.evidence),
     )
 
 
-def _reproduce(invariant: Invariant, adapter: str, options: CheckOptions) -> str:
-    # Without the claim the same finding is NOT_MET, and the command would exit with 0.
+def _reproduce(invariant: Invariant, adapter: str, options: CheckOptions, told_by: str = "") -> str:
+    # Without the claim the same finding is NOT_MET, and the command would exit with 0. Without the
+    # invariant that tells the cause it would be a violation of its own.
     return reproduce(
         adapter,
-        invariant.id,
+        *filter(None, (invariant.id, told_by)),
         claims=[claim for claim in options.claims if claim in invariant.profiles],
         seed=options.seed,
         budget=options.budget,
@@ -290,7 +335,9 @@ def _members(profile: str, run: RunFacts) -> set[str]:
 
 def _profile(description: str, verdicts: Sequence[Verdict]) -> ProfileResult:
     # A SHOULD that nobody claimed does not colour the profile; the count says that it is there.
-    colour = worst(Verdict.PASS if one is Verdict.NOT_MET else one for one in verdicts)
+    # What is broken by a cause that is told elsewhere is broken, and the profile is not kept.
+    colours = {Verdict.NOT_MET: Verdict.PASS, Verdict.SAME_CAUSE: Verdict.VIOLATION}
+    colour = worst(colours.get(one, one) for one in verdicts)
     return ProfileResult(verdict=colour, description=description, counts=dict(Counter(verdicts)))
 
 
@@ -310,6 +357,7 @@ def judge(result: Result, forgiven: Iterable[str] = ()) -> int:
 def follows(result: Result, known: Collection[str]) -> list[str]:
     """List what is UNKNOWN because its control violates a promise that is known to be broken."""
     broken = {name for name, _ in result.having(Verdict.VIOLATION) if name in known}
+    broken |= {name for name, one in result.having(Verdict.SAME_CAUSE) if one.see in broken}
     return [
         name
         for name, one in result.having(Verdict.UNKNOWN)

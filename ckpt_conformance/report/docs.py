@@ -15,7 +15,7 @@ from ckpt_conformance.report.citations import checked_by, cited_by
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckpt_conformance.contract.catalogue import Catalogue, Invariant
+    from ckpt_conformance.contract.catalogue import Catalogue, Invariant, Origin
     from ckpt_conformance.contract.references import Incident
     from ckpt_conformance.mutants import MutantInfo
 
@@ -28,6 +28,12 @@ Do not edit. {count} invariants.
 An id is never reused. [Incidents](incidents.md) are real bugs; [requirements](requirements.md)
 are what documents of checkpoint formats ask for.
 """
+
+ORIGINS_HEAD = """\
+Some violations have their cause in a library that the manager calls as it is documented. A check
+has seen that it comes right when this library alone does otherwise. Such a cause is told once,
+under the invariant that is named here; all others that it breaks refer to that one (`SAME_CAUSE`)
+and do not count."""
 
 INCIDENTS_HEAD = """# Incidents: the real bugs behind the invariants
 
@@ -78,6 +84,9 @@ def invariants(catalogue: Catalogue) -> str:
     for name, text in PROFILES.items():
         count = sum(name in entry.profiles for entry in catalogue.invariants.values())
         lines.append(f"- **{name}** ({count}): {text}.")
+    lines += ["", "## Causes outside of a manager", "", ORIGINS_HEAD, ""]
+    for origin in catalogue.origins.values():
+        lines += _origin(origin)
     for family, title in FAMILIES.items():
         members = [entry for entry in catalogue.invariants.values() if entry.family == family]
         if members:
@@ -86,6 +95,23 @@ def invariants(catalogue: Catalogue) -> str:
                 line for entry in sorted(members, key=lambda e: e.id) for line in _entry(entry)
             ]
     return _text(lines)
+
+
+def _origin(origin: Origin) -> list[str]:
+    level = "SHOULD" if origin.basis == "practice" else "MUST"
+    facts = f"owner: {origin.owner}; told by {_links([origin.told_by], 'invariants')}"
+    return [
+        f"### {origin.id}",
+        "",
+        f"**{origin.statement}**",
+        "",
+        f"{origin.basis} ({level}); {facts}.",
+        "",
+        f"Documented: {origin.documentation}",
+        "",
+        f"Decision: {origin.decision}",
+        "",
+    ]
 
 
 def _entry(entry: Invariant) -> list[str]:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-SCHEMA = "ckpt-conformance/result/v2"
-OLD_SCHEMA = "ckpt-conformance/result/v1"  # names no causes: `_with_causes` finds them
-SCHEMAS = (SCHEMA, OLD_SCHEMA)
+SCHEMA = "ckpt-conformance/result/v3"
+SECOND_SCHEMA = "ckpt-conformance/result/v2"  # knows no origins, and no verdict SAME_CAUSE
+FIRST_SCHEMA = "ckpt-conformance/result/v1"  # names no causes: `_with_causes` finds them
+SCHEMAS = (SCHEMA, SECOND_SCHEMA, FIRST_SCHEMA)
 STOPPED = "not run: the run was interrupted"
 
 Json = dict[str, Any]
@@ -71,6 +72,8 @@ class Adapter(Struct, frozen=True, kw_only=True):
     recipe: str
     owner: str
     notes: str
+    saves_over: bool = True
+    min_keep: int = 1
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -88,6 +91,15 @@ class ProfileResult(Struct, frozen=True, kw_only=True):
     counts: dict[Verdict, int]
 
 
+class OriginResult(Struct, frozen=True, kw_only=True):
+    """A cause outside of the manager, what its owner documents, and what follows from that."""
+
+    owner: str
+    statement: str
+    documentation: str
+    decision: str
+
+
 class CheckResult(Struct, frozen=True, kw_only=True):
     """What one check came to."""
 
@@ -95,7 +107,8 @@ class CheckResult(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     reason: str
     cause: Cause | None = None  # of an UNKNOWN
-    see: str | None = None  # the invariant that says why it is UNKNOWN
+    see: str | None = None  # the invariant that says why it is UNKNOWN, or that tells its cause
+    origin: str | None = None  # of a violation: its cause, where that lies outside of the manager
     seconds: float
     rate: Rate | None
     evidence: Evidence
@@ -118,6 +131,7 @@ class InvariantResult(Struct, frozen=True, kw_only=True):
     reason: str
     cause: Cause | None = None
     see: str | None = None
+    origin: str | None = None
     checks: list[CheckResult]
     evidence: Evidence
     reproduce: str
@@ -146,9 +160,14 @@ class Result(Struct, frozen=True, kw_only=True):
     profiles: dict[str, Verdict]
     profile_details: dict[str, ProfileResult]
     invariants: dict[str, InvariantResult]
+    origins: dict[str, OriginResult] = {}
     harness: list[CheckResult]  # outcomes of no invariant
     crash: CrashSummary
     waivers: list[Waiver]
+
+    def following(self, identifier: str) -> list[str]:
+        """List the ids of what is broken by the cause that this invariant tells."""
+        return [name for name, one in self.having(Verdict.SAME_CAUSE) if one.see == identifier]
 
     def having(self, *verdicts: Verdict) -> Iterator[tuple[str, InvariantResult]]:
         """Iterate over (id, invariant) of those with one of these verdicts, in the order of ids."""
@@ -161,7 +180,7 @@ def encode(content: Struct) -> Json:
 
 
 def decode(content: object) -> Result:
-    """Read the content of a `result.json`, of this version or of version 1.
+    """Read the content of a `result.json`, of this version or of an earlier one.
 
     Raises:
         ResultError: names the schema that was found, the keys that are missing, or what is wrong.
@@ -178,7 +197,7 @@ def decode(content: object) -> Result:
         result = msgspec.convert(table, Result)
     except msgspec.ValidationError as error:
         raise ResultError(f"{error}: it was cut or edited") from error
-    return _with_causes(result) if schema == OLD_SCHEMA else result
+    return _with_causes(result) if schema == FIRST_SCHEMA else result
 
 
 def load_result(path: Path) -> Result:

@@ -25,6 +25,12 @@ class Word(NamedTuple):
 
 WORDS = {
     Verdict.VIOLATION: Word("✗", "X", "violated", "a promise was broken, with evidence"),
+    Verdict.SAME_CAUSE: Word(
+        "≡",
+        "=",
+        "same cause",
+        "broken too, by a cause that another promise tells; not counted again",
+    ),
     Verdict.UNKNOWN: Word("?", "?", "unknown", "the harness or an assumption failed; not a pass"),
     Verdict.NOT_MET: Word("○", "o", "SHOULD not met", "good practice, not followed, not claimed"),
     Verdict.WAIVED: Word("⚑", "w", "waived", "a violation that was accepted, with a reason"),
@@ -34,6 +40,7 @@ WORDS = {
 
 STYLES = {
     Verdict.VIOLATION: "bold red",
+    Verdict.SAME_CAUSE: "red",
     Verdict.UNKNOWN: "magenta",
     Verdict.NOT_MET: "yellow",
     Verdict.WAIVED: "cyan",

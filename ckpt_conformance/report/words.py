@@ -30,7 +30,7 @@ OUTCOMES = {
     Outcome.OUT_OF_MEMORY: "the load takes more memory than it may",
 }
 OWNERS = {
-    "library": "the library itself: shown without the adapter",
+    "library": "the library itself, shown without the adapter or the manager that calls it",
     "recipe": "the way of using the library that its documentation shows",
     "adapter": "not settled: the manager, or the adapter that drives it",
 }

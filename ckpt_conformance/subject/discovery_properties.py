@@ -181,7 +181,8 @@ def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN
     def check(child: Any, root: Path, steps: list[int], foreign: list[str]) -> None:  # noqa: ANN401
         steps = sorted(steps) or [1]
         planted = names.plant_all(root, foreign)
-        keep = max(1 + len(foreign) % 3, len(steps) - 20)
+        least = max(getattr(child.adapter, "min_keep", 1), len(steps) - 20)
+        keep = max(1 + len(foreign) % 3, least)
         with blame_the_manager(foreign):
             manager = child.adapter.open(root, OpenOptions(keep_last=keep))
             for step in steps:

@@ -7,6 +7,7 @@ step is shared by all checks, so that each of them costs next to nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance.contract.verdicts import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract import StepRecord
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Leaves
+    from ckpt_conformance.harness.messages import Fault, Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
 
     Records = Sequence[StepRecord]
@@ -33,11 +34,22 @@ if TYPE_CHECKING:
 # Kind of job -> the invariant whose check says whether it comes back (`arrive` with owner=True).
 OWNERS = {
     "conv": "CKC-RTRP-002",
-    "dtypes": "CKC-RTRP-004",
+    "rare-dtypes": "CKC-RTRP-004",
+    "extra-state": "CKC-RTRP-006",
     "transformer": "CKC-RSUM-010",
     "two-optimizers": "CKC-COMP-014",
     "accumulate": "CKC-COMP-013",
 }
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """What may be the cause instead of the manager: its `origin`, and the load without it."""
+
+    origin: str  # id in the catalogue
+    without: tuple[Fault, ...]
+
+
 PLAIN: Slot[str] = Slot("the promise that a manager breaks which does not even save and load")
 AFTER = 4  # steps that a resumed run is followed for: beyond the end of the epoch
 
@@ -48,14 +60,24 @@ def every_leaf(_: str) -> bool:
 
 
 def resumed(
-    subject: Subject, golden: Golden, step: int = SAVES[-1], *, realign: bool = False
+    subject: Subject,
+    golden: Golden,
+    step: int = SAVES[-1],
+    *,
+    realign: bool = False,
+    faults: tuple[Fault, ...] = (),
 ) -> ProcessResult:
     """Return the child that resumed from the snapshot of `step`, into a job of another seed."""
-    key = (step, realign)
+    key = (step, realign, tuple(fault.injector for fault in faults))
     if key not in golden.resumed:
         subject.materialize(golden, step)
         golden.resumed[key] = subject.run(
-            step + AFTER, resume=True, seed=OTHER_SEED, kind=golden.kind, realign=realign
+            *(step + AFTER,),
+            resume=True,
+            seed=OTHER_SEED,
+            kind=golden.kind,
+            realign=realign,
+            faults=faults,
         )
     return golden.resumed[key]
 
@@ -136,18 +158,29 @@ def _chosen(state: Leaves, leaf: Callable[[str], bool]) -> Leaves:
     }
 
 
-def identity(
+def identity(  # noqa: PLR0913, PLR0917  what is compared, and what to say of it
     subject: Subject,
     component: str,
     message: str,
     leaf: Callable[[str], bool] = every_leaf,
     kind: str = "mixed",
+    suspect: Suspect | None = None,
 ) -> None:
-    """Raise Violation unless the chosen leaves of a component arrive as they were saved."""
+    """Raise Violation unless the chosen leaves of a component arrive as they were saved.
+
+    It names the suspect's origin if they arrive so without what the suspect does.
+    """
     saved, arrived = arrive(subject, kind)
     wrong = differing(saved, arrived, component, leaf)
     if wrong:
-        raise Violation(message, evidence={"kind": kind, "arrived != saved": wrong})
+        evidence = {"kind": kind, "arrived != saved": wrong}
+        origin = ""
+        if suspect:
+            result = resumed(subject, subject.golden(kind=kind), faults=suspect.without)
+            _, state = oracle.arrival(result)
+            is_right = bool(state) and not differing(saved, state, component, leaf)
+            origin = suspect.origin if result.has_fired and is_right else ""
+        raise Violation(message, evidence=evidence, origin=origin)
 
 
 def divergence(golden: Golden, records: Records) -> list[str]:
@@ -194,24 +227,34 @@ def follow(
         raise Violation(message, evidence={"kind": golden.kind, "resumed != unbroken": wrong})
 
 
-def trajectory(subject: Subject, golden: Golden, step: int, message: str) -> None:
+def trajectory(
+    subject: Subject, golden: Golden, step: int, message: str, suspect: Suspect | None = None
+) -> None:
     """Raise Violation unless the run that resumed from `step` goes on as if it had never stopped.
 
     Before a manager is blamed, the same state is tried once more in aligned storage: if that run is
-    right, only the address of a tensor was at work, and the verdict is UNKNOWN.
+    right, only the address of a tensor was at work, and the verdict is UNKNOWN. And once without
+    what the suspect does: if that run is right, the violation has the suspect's origin.
     """
     result = resumed(subject, golden, step)
     try:
         follow(subject, golden, result, AFTER, message)
     except Violation as violation:
-        again = resumed(subject, golden, step, realign=True)
-        records = records_of(again)
-        if len(records) == AFTER and not divergence(golden, records):
+        if _is_unbroken(golden, resumed(subject, golden, step, realign=True)):
             raise Unknown(
                 f"{message}, but not from aligned storage: the machine's arithmetic depends on "
                 "addresses"
             ) from violation
+        if suspect:
+            again = resumed(subject, golden, step, faults=suspect.without)
+            if again.has_fired and _is_unbroken(golden, again):
+                violation.origin = suspect.origin
         raise
+
+
+def _is_unbroken(golden: Golden, result: ProcessResult) -> bool:
+    records = records_of(result)
+    return len(records) == AFTER and not divergence(golden, records)
 
 
 @check("CKC-RSUM-001")

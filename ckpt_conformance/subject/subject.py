@@ -83,8 +83,8 @@ class Golden:
     ties: Sequence[Sequence[str]]
     payload_samples: Mapping[int, Sequence[PayloadSample]]
     loaded: dict[int, Leaves] = field(default_factory=dict[int, Any])
-    resumed: dict[tuple[int, bool], ProcessResult] = field(
-        default_factory=dict[tuple[int, bool], Any]
+    resumed: dict[tuple[int, bool, tuple[str, ...]], ProcessResult] = field(
+        default_factory=dict[tuple[int, bool, tuple[str, ...]], Any]
     )
 
     def snapshot(self, step: int) -> Path:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PLAIN = "mixed"
 # What a new release has changed before: settings of optimizers, state of schedulers, buffers of
-# layers, dtypes.
-QUICK = (PLAIN, "two-optimizers", "dtypes", "conv", "wsd", "steps")
+# layers, dtypes, extra state.
+QUICK = (PLAIN, "two-optimizers", "rare-dtypes", "extra-state", "conv", "wsd", "steps")
 FULL = (*QUICK, "transformer", "accumulate", "packed", "cosine", "linear", "rex", "constant")
 TWO = {"fsdp": 2}
 OF_RANKS = "two-ranks"

@@ -50,10 +50,13 @@ KINDS: dict[str, Kind] = {
     "accumulate": Kind(
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
     ),
-    "dtypes": Kind(
+    "rare-dtypes": Kind(
         models.Dtypes,
         "master",
-        shows="fp8, complex, bool, int8, views, extra state, fp32 masters of bf16",
+        shows="fp8, complex, bool, int8, views, fp32 masters of bf16",
+    ),
+    "extra-state": Kind(
+        models.ExtraState, shows="a module that gives a dict by get_extra_state, as fp8 recipes do"
     ),
     "workers": Kind(workers=2, shows="a loader with two worker processes that prefetch"),
     "packed": Kind(
@@ -68,6 +71,9 @@ KINDS: dict[str, Kind] = {
     "constant": Kind(schedule="constant", shows="ConstantLR"),
     "steps": Kind(schedule="steps", shows="MultiStepLR: an integer-keyed Counter in its state"),
 }
+
+FORMER = {"dtypes": Kind(models.DtypesAndHistory, "master")}
+"""Kinds that are written no more, and read where a release of torch wrote them (`written`)."""
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "warmup": lambda o: lr_scheduler.LambdaLR(o, lambda n: min(1.0, (n + 1) / 6) * 0.97**n),
@@ -105,7 +111,7 @@ class Parts:
 
 def build(name: str, seed: int, variant: str) -> Parts:
     """Build the parts of a kind from the global generators (seeded by the caller) and `seed`."""
-    kind = KINDS[name]
+    kind = FORMER[name] if name in FORMER else KINDS[name]
     model = _varied(kind.model(), variant)
     rate = 0.02 * (3.0 if variant == "drift" else 1.0)
     optimizers = _optimizers(kind.optimizer, model, rate, variant)

@@ -100,10 +100,9 @@ class Convolution(nn.Module):
 
 
 class Dtypes(nn.Module):
-    """Every dtype and storage shape: fp8, bf16, int, bool, complex, views of one storage, extras.
+    """Every dtype and storage shape: fp8, bf16, int, bool, complex, views of one storage.
 
-    `cache` is a non-persistent buffer that is derived from `table`; `amax` is what an fp8 recipe
-    keeps beside the weights, through `get_extra_state`.
+    `cache` is a non-persistent buffer that is derived from `table`.
     """
 
     left: Tensor
@@ -131,30 +130,74 @@ class Dtypes(nn.Module):
         self.register_buffer("counts", torch.randint(-128, 127, (8,), dtype=torch.int8))
         self.register_buffer("table", torch.randn(FEATURES))
         self.register_buffer("cache", self.table * 2, persistent=False)
-        self.amax = [float(torch.rand(()))]
 
-    def get_extra_state(self) -> StateDict:
-        """Return the fp8 amax history, as `ScalingHistory`."""
-        return {"amax": list(self.amax)}
-
-    def set_extra_state(self, state: ScalingHistory) -> None:
-        """Take the fp8 amax history."""
-        self.amax = list(state["amax"])
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return the features as they go into the first layer."""
+        return x
 
     def forward(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] to logits [B, 16]; classes are not used."""
         del classes
         with torch.no_grad():
-            self.amax = [*self.amax[-3:], float(x.abs().max())]
             self.counts += 1
             self.left += 0.125
             self.eighth.copy_((self.eighth.float() * 0.5).to(torch.float8_e4m3fn))
             self.table *= 1.0 + self.right.mean() * 0.01
             self.cache.copy_(self.table * 2)
-        h = self.inner((x / self.amax[-1] + self.left).bfloat16()).float()
+        h = self.inner((self.scaled(x) + self.left).bfloat16()).float()
         h = h * self.mask.float() + self.cache + self.turns.real.sum() + self.eighth.float()
         logits: Tensor = self.head(h)
         return logits
+
+
+class History:
+    """What an fp8 recipe keeps beside the weights: a history of maxima, by `get_extra_state`.
+
+    It is a dict: torch takes "any extra state" there, and asks only that it can be pickled.
+    """
+
+    amax: list[float]
+
+    def get_extra_state(self) -> StateDict:
+        """Return the amax history, as `ScalingHistory`."""
+        return {"amax": list(self.amax)}
+
+    def set_extra_state(self, state: ScalingHistory) -> None:
+        """Take the amax history."""
+        self.amax = list(state["amax"])
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return the features over the last maximum, and add theirs to the history."""
+        with torch.no_grad():
+            self.amax = [*self.amax[-3:], float(x.abs().max())]
+        return x / self.amax[-1]
+
+
+class ExtraState(History, nn.Module):
+    """Two layers and a history of maxima, of which the last but one scales the features."""
+
+    def __init__(self) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(FEATURES, CLASSES)
+        self.amax = [float(torch.rand(()))]
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] to logits [B, 16]; classes are not used."""
+        del classes
+        before = max(self.amax)
+        logits: Tensor = self.head(self.inner(self.scaled(x) * before))
+        return logits
+
+
+class DtypesAndHistory(History, Dtypes):
+    """Both in one, as this suite wrote them before it kept them apart."""
+
+    def __init__(self) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__()
+        self.amax = [float(torch.rand(()))]
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:

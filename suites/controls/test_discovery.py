@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     Way = tuple[str, Callable[[], object]]  # what was done to the directory, and how
 
-GUESSES = {Outcome.COLD_START, Outcome.SILENT_WRONG}
+WORSE = {Outcome.COLD_START, Outcome.SILENT_WRONG, Outcome.LOST_STEP}
 NEVER_WRONG = {Outcome.NEW, Outcome.PREVIOUS, Outcome.LOST_STEP, *REFUSALS}
 POWERS = (9, 10, 99, 100)
 WIDER = (999, 1_000, 999_999, 1_000_000)  # where a padding of three or six digits ends
@@ -135,16 +135,21 @@ def test_an_incomplete_newest_step_hides_no_whole_one(subject: Subject) -> None:
 
     Why: a job that dies on its half-written newest directory waits until a person deletes it
     (B07, A09); test_resume_falls_back_to_newest_complete of K019.
-    How: plant empty names of the next step; or leave out what the newest save wrote last.
+    How: plant empty names of the next step; or leave out what the newest save wrote last. This is
+    about a refusal: what loses a step is CKC-DISC-002 and CKC-DISC-014.
     """
     golden = subject.golden()
     legal = subject.legal(golden)
     for way, lay in chosen(subject, incomplete(subject, golden), quick=2):
         lay()
         result = subject.resume()
-        if subject.classify(result, legal, newest=4, acknowledged={2, 4}) in GUESSES:
-            about = test_an_empty_newest_step_is_never_served
-            raise controls.blame(subject, "a guess instead of a refusal", about)
+        outcome = subject.classify(result, legal, newest=4, acknowledged={2, 4})
+        if outcome in WORSE:
+            about = (
+                test_an_empty_newest_step_is_never_served,
+                test_an_incomplete_newest_step_costs_no_whole_one,
+            )
+            raise controls.blame(subject, f"{outcome} instead of a refusal", *about)
         _expect_whole(subject, result, legal, {Outcome.NEW}, way)
     for way, path in subject.sample(_written_by(golden, 4), quick=1):
         subject.materialize(golden)
@@ -152,6 +157,38 @@ def test_an_incomplete_newest_step_hides_no_whole_one(subject: Subject) -> None:
         shutil.rmtree(path_of) if path_of.is_dir() else path_of.unlink()
         allowed = {Outcome.NEW, Outcome.LOST_STEP}  # a file that nobody needs may be missing
         _expect_whole(subject, subject.resume(), legal, allowed, way)
+
+
+@check("CKC-DISC-014")
+def test_an_incomplete_newest_step_costs_no_whole_one(subject: Subject) -> None:
+    """With the newest checkpoint incomplete, a restart neither goes further back nor spoils others.
+
+    Why: a fallback that skips one step too many throws an acknowledged one away, without a word;
+    one that cleans up may take the whole ones with it (B07, B05).
+    How: plant empty names of the next step, restart: an older step than the newest whole one is a
+    loss. A restart that refuses has left the newest whole step where it was.
+    """
+    golden = subject.golden()
+    legal = subject.legal(golden)
+    own = names.require_step_names(golden, 4)
+    message = "an incomplete newest checkpoint costs the whole one before it"
+    for way, lay in chosen(subject, incomplete(subject, golden), quick=2):
+        lay()
+        before = _inside(subject, own)
+        result = subject.resume()
+        judge(subject, result, legal, {*Outcome} - {Outcome.LOST_STEP}, message, planted=way)
+        lost = [name for name in before if name not in _inside(subject, own)]
+        if result.error and lost:
+            evidence = subject.evidence(result, planted=way, deleted=lost[:8])
+            raise Violation("a restart that refuses deletes the whole step", evidence=evidence)
+
+
+def _inside(subject: Subject, own: list[StepName]) -> list[str]:
+    """List what is there of a step's own names."""
+    listed = trees.listing(subject.root)
+    folders = tuple(f"{name.path}/" for name in own)
+    paths = {name.path for name in own}
+    return [name for name in listed if name in paths or name.startswith(folders)]
 
 
 def _written_by(golden: Golden, step: int) -> list[tuple[str, str]]:
@@ -432,7 +469,32 @@ def test_an_incomplete_step_is_not_advertised(subject: Subject) -> None:
     before = subject.steps()
     for way, lay in chosen(subject, incomplete(subject, golden), quick=2):
         lay()
-        listed = subject.steps()
+        listed = subject.execute(Steps()).of(StepsResult).steps
+        if listed is None:
+            about = test_an_incomplete_step_hides_no_whole_one_from_steps
+            raise controls.blame(subject, f"{way}: discovery does not answer", about)
         if set(listed) - set(before):
             evidence = {"planted": way, "whole": whole}
             raise Violation(f"steps() gives {listed} instead of {before}", evidence=evidence)
+
+
+@check("CKC-DISC-015")
+def test_an_incomplete_step_hides_no_whole_one_from_steps(subject: Subject) -> None:
+    """Beside a step that is not whole `steps()` answers, and names every whole one.
+
+    Why: one directory of a dead save made the listing raise, or stop before the steps behind it;
+    what is not listed is not served, and rotation does not know it (B04, A09).
+    How: plant empty names of the next step, or take a whole step's files away; ask.
+    """
+    golden = subject.golden()
+    subject.materialize(golden)
+    before = subject.steps()
+    for way, lay in chosen(subject, incomplete(subject, golden), quick=2):
+        lay()
+        result = subject.execute(Steps())
+        listed = result.of(StepsResult).steps
+        hidden = sorted(set(before) - set(listed or ()))
+        if hidden:
+            evidence = subject.evidence(result, planted=way, whole=before, listed=listed)
+            message = f"steps() does not name {hidden}" if listed is not None else "no answer"
+            raise Violation(f"an incomplete step hides whole ones: {message}", evidence=evidence)

@@ -27,20 +27,20 @@ from ckpt_conformance.harness.messages import (
     Steps,
     StepsResult,
 )
-from ckpt_conformance.subject import by_name, names
+from ckpt_conformance.subject import by_name, controls, names, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ckpt_conformance.fault_injectors.counting import Counted
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Fault
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves
     from ckpt_conformance.subject.subject import Golden, Subject
 
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
@@ -79,6 +79,32 @@ def trouble(subject: Subject, result: ProcessResult) -> Unknown:
         discovery.test_foreign_names_disturb_nothing,
         bit_exact.test_a_run_resumed_again_and_again_goes_on_as_if_unbroken,
     )
+
+
+def fewest(subject: Subject) -> int:
+    """Return how many checkpoints to keep where one is wanted: some managers keep at least two."""
+    return subject.info.min_keep
+
+
+def keeping(subject: Subject, number: int) -> int:
+    """Return the number to keep; raises NotApplicable where the manager keeps more at least."""
+    if number < subject.info.min_keep:
+        raise NotApplicable(
+            f"it keeps at least {subject.info.min_keep} checkpoints, as declared; this is about "
+            f"{number}"
+        )
+    return number
+
+
+def filled(subject: Subject) -> tuple[int, tuple[int, ...]]:
+    """Return the fewest to keep, and steps to save before step 2: then step 4 rotates first.
+
+    Raises NotApplicable where more steps than one had to be saved before step 2.
+    """
+    more = fewest(subject) - 1
+    if more > 1:
+        keeping(subject, 2)
+    return fewest(subject), tuple(range(1, 1 + more))
 
 
 def fresh(subject: Subject) -> None:
@@ -130,9 +156,10 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
 
 
 def _save_one_of_two(subject: Subject, faults: Sequence[Fault]) -> ProcessResult:
-    """Save step 2, and step 4 with faults, of which one shall stay."""
+    """Save step 2, and step 4 with faults, of which as few as can be shall stay."""
     fresh(subject)
-    return rotating(subject, 4, (2, 4), 1, faults=faults, fault_step=4, then=[])
+    keep, first = filled(subject)
+    return rotating(subject, 4, (*first, 2, 4), keep, faults=faults, fault_step=4, then=[])
 
 
 def dangerous(subject: Subject, counted: Counted) -> list[Point]:
@@ -162,14 +189,15 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     How: save twelve steps in one child, close, ask. Where they are the right ones, look at how many
     names there are after 6, 12 and 18 saves: what grows with every deletion is left of it.
     """
-    steps = left(subject, rotating(subject, 12, tuple(range(1, 13)), 3))
-    if steps != [10, 11, 12]:
+    keep = max(3, fewest(subject))
+    steps = left(subject, rotating(subject, 12, tuple(range(1, 13)), keep))
+    if steps != list(range(13 - keep, 13)):
         message = "rotation does not leave the newest three of twelve"
         raise Violation(message, evidence={"steps": steps})
     counts = {12: len(trees.listing(subject.root))}
     for saves in (6, 18):
         fresh(subject)
-        rotating(subject, saves, tuple(range(1, saves + 1)), 3)
+        rotating(subject, saves, tuple(range(1, saves + 1)), keep)
         counts[saves] = len(trees.listing(subject.root))
     # The number of files of a step may vary by a few; a name for each deletion makes six more.
     if min(counts[12] - counts[6], counts[18] - counts[12]) >= GROWTH:
@@ -187,7 +215,7 @@ def test_rotation_goes_by_steps_not_by_times(subject: Subject) -> None:
     golden = subject.golden()
     subject.materialize(golden)
     discovery.set_times(subject.root, golden, reverse=True)
-    steps = left(subject, rotating(subject, 6, (6,), 2, resume=True))
+    steps = left(subject, rotating(subject, 6, (6,), keeping(subject, 2), resume=True))
     if not {4, 6} <= set(steps):
         raise Violation("times of files decide what is deleted", evidence={"steps": steps})
 
@@ -198,7 +226,8 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
 
     Why: in a reused directory the first new checkpoint counted as the oldest, and went at once
     (C06, C07); test_cleanup_never_deletes_latest_or_in_flight of K019.
-    How: beside steps 2 and 4, of this run and then of another, save step 1 with one to keep.
+    How: beside steps 2 and 4, of this run and then of another, save step 1 with as few to keep as
+    the adapter allows (`min_keep`).
     """
     golden = subject.golden()
     lays: dict[str, Callable[[Golden], None]] = {
@@ -208,7 +237,7 @@ def test_what_was_just_saved_stays(subject: Subject) -> None:
     for whose, lay in lays.items():
         lay(golden)
         before = there(subject)
-        steps = left(subject, rotating(subject, 1, (1,), 1))
+        steps = left(subject, rotating(subject, 1, (1,), fewest(subject)))
         if 1 not in steps:
             evidence = just_saved(subject, whose, before) | {"steps() after the save": steps}
             message = "the checkpoint just saved was deleted by its own save"
@@ -220,7 +249,7 @@ def just_saved(subject: Subject, whose: str, before: list[str]) -> dict[str, obj
     after = there(subject)
     evidence: dict[str, object] = {
         "directory before": f"steps 2 and 4 of {whose}: {', '.join(before[:8])}",
-        "save": "step 1 with keep_last=1, acknowledged",
+        "save": f"step 1 with keep_last={fewest(subject)}, acknowledged",
         "names deleted": [name for name in before if name not in after][:8],
         "names added": [name for name in after if name not in before][:8] or "none is left",
     }
@@ -239,7 +268,7 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     similar = [path for name in names.of_step(golden, 4) for path in names.lookalikes(name)]
     foreign = names.plant_all(subject.root, [*names.strange(subject.seed, 12), *similar])
     before = {name: _stamp(subject.root / name) for name in foreign}
-    result = rotating(subject, 6, (2, 4, 6), 1, then=[Close()])
+    result = rotating(subject, 6, (2, 4, 6), fewest(subject), then=[Close()])
     if not result.went_well:
         raise trouble(subject, result)
     gone = [name for name in foreign if before[name] != _stamp(subject.root / name)]
@@ -249,7 +278,8 @@ def test_only_own_files_are_deleted(subject: Subject) -> None:
     listed = trees.listing(subject.root)
     copied = subject.scratch / "copied"
     trees.copy(subject.root, copied)
-    rotating(subject, 6, (6,), 1, resume=True, root=copied, then=[Close()])
+    keep = fewest(subject)
+    rotating(subject, 6, (6,), keep, resume=True, root=copied, then=[Close()])
     gone = [
         name for name, entry in listed.items() if trees.listing(subject.root).get(name) != entry
     ]
@@ -273,9 +303,10 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     Why: a list of what may go that lives in memory is empty after a restart (C11, VX10).
     How: save with two to keep, count; resume and save in two more children, count again.
     """
-    first = left(subject, rotating(subject, 3, (1, 2, 3), 2))
-    rotating(subject, 5, (4, 5), 2, resume=True, then=[Close()])
-    last = left(subject, rotating(subject, 7, (6, 7), 2, resume=True))
+    keep = keeping(subject, 2)
+    first = left(subject, rotating(subject, 3, (1, 2, 3), keep))
+    rotating(subject, 5, (4, 5), keep, resume=True, then=[Close()])
+    last = left(subject, rotating(subject, 7, (6, 7), keep, resume=True))
     if len(last) != len(first):
         evidence = {"in one child": first, "after two restarts": last}
         raise Violation("restarts change how many checkpoints are kept", evidence=evidence)
@@ -291,16 +322,17 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     """
     golden = subject.golden((2, 4, 6))
     legal = subject.legal(golden, 6)
-    saves = (2, 4, 6)
-    own, all_kept = (_removals(subject, until, None) for until in (4, 6))
-    if _removals(subject, 6, 1) <= all_kept:
+    keep, first = filled(subject)
+    saves = (*first, 2, 4, 6)
+    own, all_kept = (_removals(subject, saves[: saves.index(n) + 1], None) for n in (4, 6))
+    if _removals(subject, saves, keep) <= all_kept:
         raise NotApplicable("rotation removes no file and no directory")
     fresh(subject)
     fault = _removing(own + 1)
-    result = rotating(subject, 6, saves, 1, faults=[fault], fault_step=4, then=[Close()])
+    result = rotating(subject, 6, saves, keep, faults=[fault], fault_step=4, then=[Close()])
     if not result.has_fired:
         raise Unknown("the fault did not fire: no deletion of the rotation was seen")
-    if result.steps_of("acknowledged") != [2, 4, 6]:
+    if result.steps_of("acknowledged") != list(saves):
         message = "an error while deleting an old checkpoint fails the save"
         raise Violation(message, evidence=subject.evidence(result))
     message = "after an error while deleting, the new checkpoint does not load"
@@ -308,12 +340,12 @@ def test_an_error_while_deleting_fails_no_save(subject: Subject) -> None:
     subject.judge(resumed, legal, {Outcome.NEW}, message, newest=6, acknowledged={2, 4, 6})
 
 
-def _removals(subject: Subject, until: int, keep: int | None) -> int:
-    """Count the names that saves of even steps remove, from step 4 on."""
+def _removals(subject: Subject, saves: tuple[int, ...], keep: int | None) -> int:
+    """Count the names that saves remove, from step 4 on."""
     fresh(subject)
     counted = subject.run(
-        until,
-        tuple(range(2, until + 1, 2)),
+        saves[-1],
+        saves,
         options=Options(keep_last=keep),
         faults=[_removing(0)],
         fault_step=4,
@@ -367,7 +399,7 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     subject.materialize(golden)
     for step in (6, 8):
         names.plant_incomplete(subject.root, of_four, step)
-    result = rotating(subject, 10, (10,), 2, then=[Close()])
+    result = rotating(subject, 10, (10,), keeping(subject, 2), then=[Close()])
     if not result.went_well:
         raise trouble(subject, result)
     lost = [step for step in (4, 10) if not set(paths(golden, step)) & set(there(subject))]
@@ -376,6 +408,64 @@ def test_incomplete_leftovers_take_no_slot(subject: Subject) -> None:
     if lost:
         evidence = {"lost": lost, "steps": stay}
         raise Violation("leftovers took the place of whole checkpoints", evidence=evidence)
+
+
+@check("CKC-RETN-012")
+def test_leftovers_do_not_cost_the_last_step_that_loads(subject: Subject) -> None:
+    """Beside what dead saves left, rotation keeps the newest step that was acknowledged.
+
+    Why: two directories of dead saves were the newest two; the next save rotated everything that
+    loads away, what it had just saved as well (C02, C06).
+    How: beside steps 2 and 4 plant empty names of 6 and 8, save step 5 with as few to keep as can
+    be; what was acknowledged last loads by a restart, by its name, or without the leftovers.
+    """
+    golden = subject.golden((2, 4, 5))
+    names.require_step_names(golden, 4)
+    legal = subject.legal(golden, 4, 5)
+    if not (lost := _lost_beside(subject, golden, legal, (6, 8))):
+        return
+    if without := _lost_beside(subject, golden, legal, ()):
+        reason = f"without leftovers, too, {without['a restart gives']}"
+        raise controls.blame(subject, reason, test_what_was_just_saved_stays)
+    raise Violation("leftovers of dead saves cost the last step that loads", evidence=lost)
+
+
+def _lost_beside(
+    subject: Subject, golden: Golden, legal: Mapping[int, Leaves], leftovers: Sequence[int]
+) -> dict[str, object]:
+    """Save step 5 beside steps 2 and 4 and leftovers; tell what is lost, empty if nothing is."""
+    subject.materialize(golden, 4)
+    step_names, planted = names.of_step(golden, 4), list[str]()
+    for step in leftovers:
+        planted += names.plant_incomplete(subject.root, step_names, step)
+    result = rotating(subject, 5, (5,), fewest(subject), then=[Close()])
+    if 5 not in result.steps_of("begun"):  # noqa: PLR2004  the step that is saved
+        raise trouble(subject, result)
+    due = 5 if 5 in result.steps_of("acknowledged") else 4  # noqa: PLR2004  the steps that were saved
+    tree = subject.scratch / "rotated"
+    trees.materialize(subject.root, tree)
+    if _serves(subject, legal, due) or by_name.loads(subject, tree, legal, [due]):
+        return {}
+    told = subject.tell(subject.resume())
+    trees.materialize(tree, subject.root)
+    after = there(subject)
+    for path in (subject.root / name for name in planted):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if _serves(subject, legal, due):
+        return {}
+    return {
+        "save": f"step 5 with keep_last={fewest(subject)}: {subject.tell(result)}",
+        "planted": planted[:8],
+        "names after it": after[:8] or "none is left",
+        "lost": f"step {due}, which was acknowledged",
+        "a restart gives": told,
+    }
+
+
+def _serves(subject: Subject, legal: Mapping[int, Leaves], step: int) -> bool:
+    """Whether a restart gives a step as it was saved."""
+    arrived, state = oracle.arrival(subject.resume())
+    return arrived == step and oracle.same(state, legal[step], subject.holds)
 
 
 def paths(golden: Golden, step: int) -> list[str]:
@@ -399,7 +489,7 @@ def test_checkpoints_of_another_run_stay(subject: Subject) -> None:
     names.require_step_names(golden, 4)
     only_steps(subject, golden)
     before = trees.listing(subject.root)
-    result = rotating(subject, 8, (6, 8), 1, then=[Close()])
+    result = rotating(subject, 8, (6, 8), fewest(subject), then=[Close()])
     if not result.went_well:
         raise trouble(subject, result)
     after = trees.listing(subject.root)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.harness.messages import ExitKind
 from ckpt_conformance.subject import controls, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
+from ckpt_conformance.suites.controls.test_bit_exact_resume import OPTIMIZER_CAST
 
 if TYPE_CHECKING:
     from ckpt_conformance.subject.subject import Subject
@@ -72,7 +74,7 @@ def test_step_counters_are_exact(subject: Subject) -> None:
     )
     if lost:
         raise Violation("a step counter changed", evidence={"arrived != saved": lost})
-    resumption.identity(subject, "optimizer", "a step counter changed", _is_step, "dtypes")
+    resumption.identity(subject, "optimizer", "a step counter changed", _is_step, "rare-dtypes")
 
 
 @check("CKC-COMP-003")
@@ -83,10 +85,13 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     bits at every resume (K01, K03); bf16 moments of fp32 parameters are promoted, take twice the
     memory and make other updates (K02).
     How: a job with fp32 masters and momentum of bf16 parameters, and bf16 momentum of fp32 ones.
+    Where it is violated, load once more with a torch that does not cast: if that is right, the
+    violation is torch's.
     """
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
-    resumption.identity(subject, "optimizer", message, _is_moment, "dtypes")
+    suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
+    resumption.identity(subject, "optimizer", message, _is_moment, "rare-dtypes", suspect)
 
 
 @check("CKC-COMP-004")

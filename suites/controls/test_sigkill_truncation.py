@@ -68,20 +68,43 @@ def _crash_each(subject: Subject, kind: SaveKind) -> list[Crash]:
     every = injected_save.points_of(subject, kind)
     full = subject.budget == "full"
     chosen = every if full else points.choose(every, subject.rng, SCREENED)
-    screened = _screen(subject, kind, chosen)
     new = injected_save.overwritten(subject) if kind.is_overwrite else None
-    good = [crash for crash in screened if is_whole(subject, crash, new)]
+    kept = _settled(subject, kind, chosen, new)
+    good = [crash for crash in kept if is_whole(subject, crash, new)]
     whole = {crash.point for crash in good}
     bad = [point for point in chosen if point not in whole]
     most = KILLED_IN_FULL if full else KILLED
     real = points.choose(bad, subject.rng, most) if full else bad[:most]
     killed = [_kill(subject, point, kind) for point in real]
-    for crash in killed:
-        if is_whole(subject, crash, new):
-            raise Unknown(f"what was kept {crash.point.name} differs from what a kill leaves")
+    if killed and all(is_whole(subject, crash, new) for crash in killed):
+        names = ", ".join(crash.point.name for crash in killed)
+        raise Unknown(f"what was kept differs from what a kill leaves: {names}")
     sure = [] if bad else [crash.point for crash in good]
     fine = subject.rng.sample(sure, min(most, len(sure)))
     return good + killed + [_kill(subject, point, kind) for point in fine]
+
+
+def _settled(
+    subject: Subject, kind: SaveKind, chosen: Sequence[Point], new: Leaves | None
+) -> list[Crash]:
+    """Resume from what was kept at each point; what is not whole in a batch is settled alone.
+
+    Where a process of its own gives something else, the order of the batch has mattered: then all
+    are resumed from alone.
+    """
+    screened = {crash.point: crash for crash in _screen(subject, kind, chosen)}
+    whole = {point for point, crash in screened.items() if is_whole(subject, crash, new)}
+    doubtful = [point for point in chosen if point not in whole]
+    alone = {point: _alone(subject, kind, point) for point in doubtful}
+    if any(is_whole(subject, crash, new) for crash in alone.values()):
+        alone |= {point: _alone(subject, kind, point) for point in chosen if point in whole}
+    return [alone.get(point) or screened[point] for point in chosen]
+
+
+def _alone(subject: Subject, kind: SaveKind, point: Point) -> Crash:
+    """Resume, in a process of its own, from what was kept at a point."""
+    folder = injected_save.crash_state(subject, kind, point)
+    return Crash(point, folder, batched_recovery.alone(subject, Case(folder)))
 
 
 def _screen(subject: Subject, kind: SaveKind, chosen: Sequence[Point]) -> list[Crash]:

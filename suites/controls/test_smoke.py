@@ -119,10 +119,12 @@ def _explicit_step(subject: Subject) -> None:
 
 def _retention(subject: Subject) -> None:
     trees.clear(subject.root)
-    result = subject.run(6, (2, 4, 6), options=Options(keep_last=2), then=[Close()])
-    kept = subject.steps() if "steps" in subject.info.capabilities else [4, 6]
-    if result.error or kept != [4, 6]:
-        _fail(subject, "retention", f"steps {kept} with keep_last=2", result)
+    keep = max(2, subject.info.min_keep)
+    saves = tuple(range(2, 2 * keep + 4, 2))
+    result = subject.run(saves[-1], saves, options=Options(keep_last=keep), then=[Close()])
+    kept = subject.steps() if "steps" in subject.info.capabilities else list(saves[-keep:])
+    if result.error or kept != list(saves[-keep:]):
+        _fail(subject, "retention", f"steps {kept} with keep_last={keep}", result)
 
 
 def _mirror(subject: Subject) -> None:

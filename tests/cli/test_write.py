@@ -83,9 +83,11 @@ def test_where_nothing_was_saved_nothing_is_left(tmp_path: Path) -> None:
     """An adapter whose save ends the process: every kind that was asked for is left out."""
     adapter = "misbehaving:leaves_quietly"
     path = {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
-    done = run("write", adapter, "--kind", "dtypes", "--out", "out", folder=tmp_path, extra=path)
+    done = run(
+        "write", adapter, "--kind", "rare-dtypes", "--out", "out", folder=tmp_path, extra=path
+    )
     assert done.returncode == 3
-    assert f"{adapter}: nothing was written: dtypes: control failed: " in done.stderr
+    assert f"{adapter}: nothing was written: rare-dtypes: control failed: " in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance.contract import registry
+from ckpt_conformance.contract import AdapterBase, registry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,6 +103,24 @@ def test_a_wrong_module_gets_the_nearest(name: str, told: str) -> None:
 def test_every_known_form_passes() -> None:
     for name in (*registry.BUNDLED, "my_pkg.adapter:make", "m:a.b", "mutant:A1"):
         registry.check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ({"saves_over": "no"}, "saves_over is 'no'; it may be True or False"),
+        ({"min_keep": 0}, "min_keep is 0; it is a number of checkpoints, 1 or more"),
+        ({"min_keep": True}, "min_keep is True; it is a number of checkpoints, 1 or more"),
+    ],
+)
+def test_a_limit_that_nothing_can_keep_to_is_refused(
+    limit: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("limited")
+    module.make = lambda: AdapterBase(name="limited", version="1", **limit)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "limited", module)
+    with pytest.raises(registry.AdapterError, match=re.escape(told)):
+        registry.get("limited:make")
 
 
 def test_a_refusal_names_the_adapter_once() -> None:

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from msgspec.structs import replace as struct_replace
 
-from ckpt_conformance.contract.catalogue import Catalogue, Invariant
+from ckpt_conformance.contract.catalogue import Catalogue, Invariant, Origin
 from ckpt_conformance.contract.registry import AdapterInfo
 from ckpt_conformance.contract.verdicts import (
     Cause,
@@ -47,6 +47,10 @@ CATALOGUE = Catalogue(
         ATOM: invariant(ATOM, "contract", "crash"),
         CORR: invariant(CORR, "practice", "damage"),
         LATER: invariant(LATER, "promise", "crash", "damage", since=2),
+    },
+    {
+        "casts": Origin("casts", "library: lib", "It casts.", "a page", "a must", "contract", ATOM),
+        "documented": Origin("documented", "library: lib", "So.", "a page", "no", "practice", CORR),
     },
 )
 INFO = AdapterInfo("toy", "1", "manager", ["b", "a"], ["rng", "model"], "lib 1", "r", "recipe", "")
@@ -103,6 +107,54 @@ def test_a_check_may_name_owner_and_grade() -> None:
     told = {"owner": "library", "grade": "allowed by the model only"}
     one = build(outcome(ATOM, "VIOLATION", evidence=told)).invariants[ATOM]
     assert {key: getattr(one, key) for key in told} == told
+
+
+def cast(identifier: str, told_by: str = "") -> CheckOutcome:
+    return outcome(identifier, "VIOLATION", "cast", origin="casts", told_by=told_by)
+
+
+def test_a_cause_outside_of_the_manager_counts_once_and_has_its_owner() -> None:
+    result = build(cast(ATOM), outcome(CORR, "PASS"), cast(LATER, ATOM))
+    told, follower = result.invariants[ATOM], result.invariants[LATER]
+    assert (told.verdict, told.owner, told.see) == ("VIOLATION", "library: lib", None)
+    assert (follower.verdict, follower.owner, follower.see) == ("SAME_CAUSE", "library: lib", ATOM)
+    assert result.origins["casts"].statement == "It casts."
+    assert result.following(ATOM) == [LATER]
+    assert f"--only {LATER} --only {ATOM} " in follower.reproduce  # alone it would count
+    assert result.profiles == {"crash": "VIOLATION", "damage": "VIOLATION"}
+    assert [name for name, _ in report.attention(result)] == [ATOM]
+    assert report.headline(result).sentence == "3 invariants: 1 violated, 1 same cause, 1 kept."
+    assert certificate.judge(result) == certificate.VIOLATED
+    assert certificate.judge(result, {ATOM}) == certificate.CERTIFIED
+    for text in (
+        report.render_html(result),
+        report.render_summary(result),
+        report.render_text("result.txt.j2", 100, result=result, known={}, asides={}, folder=""),
+    ):
+        assert LATER in text
+        assert "not counted again" in text
+    assert 'failures="1"' in report.junit_xml(result)
+
+
+def test_what_follows_counts_where_nobody_tells_the_cause() -> None:
+    alone = build(outcome(ATOM, "PASS"), outcome(CORR, "PASS"), cast(LATER, ATOM))
+    other = build(outcome(ATOM, "VIOLATION"), outcome(CORR, "PASS"), cast(LATER, ATOM))
+    for result in (alone, other):  # ATOM is kept, or violated by the manager itself
+        assert result.invariants[LATER].verdict == "VIOLATION"
+        assert result.invariants[LATER].see is None
+        assert certificate.judge(result, {ATOM}) == certificate.VIOLATED
+
+
+def test_what_the_manager_does_is_told_before_what_a_library_does() -> None:
+    both = replace(cast(ATOM), check="suite::a"), outcome(ATOM, "VIOLATION", "its own")
+    told = build(*both).invariants[ATOM]
+    assert (told.reason, told.owner, told.origin) == ("its own", "recipe", None)
+
+
+def test_what_a_library_documents_is_a_should() -> None:
+    found = outcome(ATOM, "NOT_MET", "cast", origin="documented")
+    told = build(found, outcome(CORR, "PASS"), outcome(LATER, "PASS")).invariants[ATOM]
+    assert (told.level, told.basis, told.owner) == ("SHOULD", "practice", "library: lib")
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

@@ -133,6 +133,8 @@ def rich_result() -> Result:
         one["profiles"] = [*one["profiles"], text]
         one["reproduce"] += " " + text
         one["incidents"] = ["A01", text]
+    first, *_, last = result["invariants"]
+    result["invariants"][last] |= {"verdict": "SAME_CAUSE", "see": first, "owner": "library: torch"}
     result["adapter"] |= {"notes": HOSTILE[0] + LONG, "capabilities": [LONG, HOSTILE[1]]}
     result["waivers"] = [{"invariant": "CKC-ATOM-001", "reason": HOSTILE[2]}]
     result["crash"] = {"kill": {"states": 137, "unique": 40, "outcomes": {"NEW": 30, LONG: 10}}}

@@ -169,10 +169,22 @@ class Explorer(BaseExplorer):
             return recovery is None or not task.items[number].loads_fine(recovery)
 
         numbers, limit = range(len(cases)), self.limits.alone
-        for number in recheck.choose(numbers, is_suspect, seed=self.seed, limit=limit).suspects:
-            alone = [cases[number]]
-            answers = recovering.recover(subject, self.task(alone, subject), self.recorded.options)
-            self._take(answers, alone)
+        chosen = recheck.choose(numbers, is_suspect, seed=self.seed, limit=limit).suspects
+        in_batch = [self.result.recoveries.get(case.content) for case in cases]
+        self._each_alone([cases[number] for number in chosen], subject)
+        if any(self._differs(cases[number], in_batch[number]) for number in chosen):
+            rest = [number for number in numbers if number not in chosen]
+            self._each_alone([cases[number] for number in rest], subject)
+
+    def _each_alone(self, cases: Sequence[Case], subject: Subject) -> None:
+        for case in cases:
+            task = self.task([case], subject)
+            self._take(recovering.recover(subject, task, self.recorded.options), [case])
+
+    def _differs(self, case: Case, earlier: Recovery | None) -> bool:
+        """Whether a batch gave something else than what counts now: then its order mattered."""
+        now = self.result.recoveries.get(case.content)
+        return earlier is not None and now is not None and not earlier.agrees_with(now)
 
     def task(self, cases: Sequence[Case], subject: Subject) -> Task:
         """Return what a child is to do to recover from some contents."""
@@ -244,7 +256,7 @@ class Explorer(BaseExplorer):
             if isinstance(message, Recovered):
                 case = cases[message.item]
                 result.recovered += not message.recovery.alone
-                self.overrule(case, message.recovery)
+                result.recoveries[case.content] = message.recovery  # one alone overrules the batch
             elif isinstance(message, Continued) and message.item is None:
                 result.control = message.error
             elif isinstance(message, Continued) and message.item is not None:
@@ -262,17 +274,6 @@ class Explorer(BaseExplorer):
             if learned.failed:
                 gave = learned.recovery.summary
                 self.unknown(control_failed(f"a whole step {learned.wanted} gives {gave}"))
-
-    def overrule(self, case: Case, recovery: Recovery) -> None:
-        """Keep a recovery; one alone overrules the batch, and a difference is a doubt."""
-        earlier = self.result.recoveries.get(case.content)
-        if earlier and recovery.alone and not earlier.agrees_with(recovery):
-            self.unknown(
-                f"order dependence: {case.state.why or 'a state'} after operation "
-                f"{case.state.point} gives {earlier.summary} in a batch, "
-                f"and alone {recovery.summary}"
-            )
-        self.result.recoveries[case.content] = recovery
 
 
 def explore(
@@ -345,8 +346,20 @@ class RanksExplorer(Explorer):
         self.result.recovered += len(recoveries)
         for number, recovery in recoveries.items():
             self.result.recoveries[chosen[number].content] = recovery
-        for number in self._choose_again(chosen, recoveries):
+        again = list(self._choose_again(chosen, recoveries))
+        for number in again:
             self.confirm(chosen[number])
+        if any(self._misled(chosen[number], recoveries[number]) for number in again):
+            for number in recoveries.keys() - set(again):
+                self.confirm(chosen[number])
+
+    def _misled(self, case: Case, earlier: Recovery) -> bool:
+        """Whether the order of a batch mattered.
+
+        A refusal on one side only does not show it: a batch may have left ranks out of step.
+        """
+        now = self.result.recoveries[case.content]
+        return not (earlier.error or now.error) and self._differs(case, earlier)
 
     def task(self, cases: Sequence[Case], subject: Subject) -> Task:
         """Return what a world is to do to recover from some contents."""
@@ -421,17 +434,10 @@ class RanksExplorer(Explorer):
         return chosen
 
     def confirm(self, case: Case) -> Recovery:
-        """Judge a content in a world of its own; that overrules a batch.
-
-        A refusal on one side only is no order dependence: a batch may have left ranks out of step.
-        """
-        earlier = self.result.recoveries.get(case.content)
+        """Judge a content in a world of its own; that overrules a batch."""
         task = self.task([case], self.subject)
         recovery = recovering.recover_alone(self.subject, self.layout, task, self.recorded.options)
-        if earlier and (earlier.error or recovery.error):
-            self.result.recoveries[case.content] = recovery
-        else:
-            self.overrule(case, recovery)
+        self.result.recoveries[case.content] = recovery
         return recovery
 
     def confirm_worst(self) -> None:

@@ -319,13 +319,26 @@ class Recoverer:
             self.say(self.recover(number, alone=len(self.task.items) == 1))
 
     def by_children(self) -> None:
-        """Recover in one child, suspects and a sample again alone, go on from one of each kind."""
+        """Recover in one child, suspects and a sample again alone, go on from one of each kind.
+
+        Where one alone gives something else, the order of the batch has mattered: then all are
+        recovered from alone, and only that counts.
+        """
         begun = time.monotonic()
         in_batch = self._recover_in_batch()
         self.batch = time.monotonic() - begun
-        for number in self._choose_again(in_batch):
-            self.say(self._recover_alone(number))
-        self._continue_each(in_batch)
+        alone = self._each_alone(self._choose_again(in_batch))
+        if any(not in_batch[number].agrees_with(alone[number]) for number in alone):
+            alone |= self._each_alone([number for number in in_batch if number not in alone])
+        self._continue_each(in_batch | alone)
+
+    def _each_alone(self, numbers: Sequence[int]) -> dict[int, Recovery]:
+        recoveries: dict[int, Recovery] = {}
+        for number in numbers:
+            recovered = self._recover_alone(number)
+            self.say(recovered)
+            recoveries[number] = recovered.recovery
+        return recoveries
 
     def _continue_each(self, in_batch: dict[int, Recovery]) -> None:
         """Go on from one item of each kind, if going on works where nothing was harmed.
