@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
 from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
-from ckpt_conformance.subject import by_name, oracle
+from ckpt_conformance.subject import by_name, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 
@@ -123,7 +123,12 @@ def test_an_error_while_rotation_runs_costs_no_kept_step(subject: Subject) -> No
     How: two steps are there and two may stay; fail the N-th system call of the next save, once and
     from there on; load the newest, and by its number the one before it.
     """
-    if not injected_calls.require(subject, ("rotation",), partial(nothing_whole, subject)):
+    try:
+        judged = injected_calls.require(subject, ("rotation",), partial(nothing_whole, subject))
+    except Violation:  # is it of rotation?
+        controls.require(test_an_error_of_any_system_call_destroys_nothing, subject)
+        raise
+    if not judged:
         raise NotApplicable("the adapter does not declare retention")
     if "explicit_step" in subject.info.capabilities:
         require_kept(subject)

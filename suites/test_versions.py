@@ -15,6 +15,7 @@ from ckpt_conformance.harness.messages import Steps, StepsResult
 from ckpt_conformance.subject import controls, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites import layouts, releases
+from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,10 @@ SIZES = ({"fsdp": 1}, {"fsdp": 3})  # other than the two ranks that wrote
 
 
 def _is_found(subject: Subject, tree: Path, step: int, who: str) -> None:
-    """Raise Violation if discovery leaves a step out that is there, and says nothing."""
+    """Raise Violation if discovery leaves a step out that is there, and says nothing.
+
+    Raises Unknown where it leaves out what this release saves, too.
+    """
     if "steps" not in subject.info.capabilities:
         return
     trees.materialize(tree, subject.root)
@@ -37,6 +41,8 @@ def _is_found(subject: Subject, tree: Path, step: int, who: str) -> None:
         return
     steps = result.of(StepsResult).steps
     if steps is None or step not in steps:
+        controls.require(smoke.test_discovery_names_an_acknowledged_step, subject)
+        trees.materialize(tree, subject.root)  # where a bundle takes it from
         raise Violation(
             f"{who}: discovery names {steps}, and not step {step}",
             evidence=subject.evidence(result),
