@@ -52,8 +52,10 @@ class Trial(messages.Message, frozen=True):
     threads: int = 0  # that were started
     modules: tuple[str, ...] = ()  # that were imported for it
 
-
-FINE = Trial()
+    @property
+    def is_plain(self) -> bool:
+        """Whether the process may be forked that has loaded them."""
+        return self.refusal is None and self.isolation == "fork" and not self.threads
 
 
 def preload(adapters: Sequence[str], owner: int = -1) -> Preloaded:
@@ -69,17 +71,21 @@ def preload(adapters: Sequence[str], owner: int = -1) -> Preloaded:
     usable = {name: trial for name, trial in trials.items() if name not in refused}
     if not is_clean:
         return Preloaded(refused, frozenset(usable))
+    # What children of `spawn` import themselves stays out, whoever else imports it, too.
+    apart = {
+        name for trial in usable.values() if trial.isolation == "spawn" for name in trial.modules
+    }
     for name, trial in usable.items():
-        if trial.isolation == "fork":
-            ensure(name)
-    anew = {name for name, trial in usable.items() if _needs_an_interpreter(trial)}
+        if trial.isolation == "fork" and apart.isdisjoint(trial.modules):
+            ensure(name)  # else each child does so itself
+    anew = {name for name, trial in usable.items() if trial.isolation == "exec"}
     return Preloaded(refused, frozenset(anew))
 
 
 def _try_all(adapters: Sequence[str], owner: int, *, is_clean: bool) -> dict[str, Trial]:
     """Load all adapters in one child; each in one of its own unless all are fine."""
-    if try_out(adapters, owner, anew=not is_clean) == FINE:
-        return dict.fromkeys(adapters, FINE)
+    if try_out(adapters, owner, anew=not is_clean).is_plain:
+        return dict.fromkeys(adapters, Trial())
     if not is_clean:
         return {name: try_out([name], owner, anew=True) for name in adapters}
     return {name: _try_both(name, owner) for name in adapters}
@@ -101,17 +107,6 @@ def _try_both(name: str, owner: int) -> Trial:
         hint = "a new interpreter imports it: declare isolation = 'exec'"
         return Trial(Refusal(f"{refusal.message}; {hint}", refusal.type))
     return structs.replace(anew, isolation="exec")
-
-
-def _needs_an_interpreter(trial: Trial) -> bool:
-    """Return whether a fork of this server would not do for an adapter.
-
-    It would not, either, if another adapter has brought something here that this one imports: then
-    a child would inherit what it is to import itself.
-    """
-    return trial.isolation == "exec" or any(
-        name in sys.modules for name in trial.modules if trial.isolation == "spawn"
-    )
 
 
 def warm_up() -> None:
@@ -210,13 +205,14 @@ def _leave_note(names: Sequence[str], note: Path) -> None:
 
 def _load_all(names: Sequence[str]) -> Trial:
     modules, threads = set(sys.modules), lifecycle.threads()
+    trial = Trial()
     for name in names:
         adapter = ensure(name)
-        started = lifecycle.threads() - threads
-        if started or adapter.isolation != "fork":
-            new = tuple(name for name in sys.modules if name not in modules and _is_foreign(name))
-            return Trial(isolation=adapter.isolation, threads=started, modules=new)
-    return FINE
+        trial = Trial(isolation=adapter.isolation, threads=lifecycle.threads() - threads)
+        if not trial.is_plain:
+            break
+    new = (name for name in sys.modules if name not in modules and _is_foreign(name))
+    return structs.replace(trial, modules=tuple(new))
 
 
 def _is_foreign(module: str) -> bool:

@@ -140,7 +140,7 @@ def test_a_child_of_spawn_is_a_fork_that_imports_its_adapter_itself(
 
 
 def test_the_server_imports_nothing_else(place: Place, tmp_path: Path) -> None:
-    assert whence(place, "iso_fork:make", tmp_path)["modules"] == ["iso_fork", "iso_both"]
+    assert whence(place, "iso_fork:make", tmp_path)["modules"] == ["iso_fork"]
 
 
 def test_a_child_of_spawn_calls_preload_itself(place: Place, tmp_path: Path) -> None:
@@ -157,9 +157,12 @@ def test_an_interpreter_of_its_own_where_it_is_asked_for_or_nothing_else_works(
     assert child["modules"] == [name]
 
 
-def test_what_a_forked_adapter_imported_too_is_not_inherited(place: Place, tmp_path: Path) -> None:
-    child = whence(place, "iso_both:spawned", tmp_path)
-    assert (child["is_own"], child["interpreter"]) == (True, "child")
+@pytest.mark.parametrize("name", ["spawned", "forked"])
+def test_what_a_forked_adapter_imports_too_is_not_inherited(
+    place: Place, name: str, tmp_path: Path
+) -> None:
+    child = whence(place, f"iso_both:{name}", tmp_path)
+    assert (child["is_own"], child["interpreter"]) == (True, "server")
 
 
 def test_what_only_a_new_interpreter_imports_is_refused_with_the_way_out(place: Place) -> None:
