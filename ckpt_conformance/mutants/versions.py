@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.mutants.resharding import parameters, roll
-from ckpt_conformance.reference_impl import CheckpointManager, CheckpointMismatch
+from ckpt_conformance.reference_impl import (
+    CheckpointError,
+    CheckpointManager,
+    CheckpointMismatch,
+)
 from ckpt_conformance.reference_impl.manifest import Manifest, framework, read_manifest
 
 if TYPE_CHECKING:
@@ -35,11 +39,18 @@ class PassesOver(CheckpointManager):
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:
         """Return what this release wrote."""
         every = super().candidates(*given, **named)
-        return [one for one in every if not is_foreign(read_manifest(one.manifest_path))]
+        return [candidate for candidate in every if not self._is_foreign(candidate)]
+
+    def _is_foreign(self, candidate: CheckpointReference) -> bool:
+        try:
+            return is_foreign(read_manifest(candidate.manifest_path))
+        except (OSError, CheckpointError):
+            return False  # the load tells of it
 
     def steps(self) -> list[int]:
         """Return the steps that this release wrote."""
-        return sorted({one.step for one in self.candidates()})
+        foreign = {one.step for one in super().candidates() if self._is_foreign(one)}
+        return [step for step in super().steps() if step not in foreign]
 
 
 @mutant(
