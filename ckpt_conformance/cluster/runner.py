@@ -8,6 +8,7 @@ comes of them to standard output. The worker's keeper ends it (`processes/keeper
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance.cluster.messages import Batch, Done, Found, Job, Ready, Refused, Said
+from ckpt_conformance.cluster.messages import ADVICE, Batch, Done, Found, Job, Ready, Refused, Said
 from ckpt_conformance.contract.registry import AdapterError
 from ckpt_conformance.contract.requests import RequestError
 
@@ -42,6 +43,10 @@ class Feed:
         self._source, self._target = source, target
         self.files = Path(tempfile.mkdtemp(prefix="files-"))
         """A folder: what is in it when a batch has ended goes to the client with the results."""
+        self.luggage = Path(tempfile.mkdtemp(prefix="luggage-"))
+        """A folder with the files that the client has sent along with the job."""
+        if job.luggage:
+            _unpack(source.read(job.luggage), self.luggage)
 
     def ready(self, facts: msgspec.Raw) -> None:
         """Say that batches can come; the client gets the facts of each worker."""
@@ -74,7 +79,8 @@ class Feed:
     def require(self, here: Identity) -> None:
         """Refuse the job, by RequestError, where results depend on what is not the client's."""
         if differences := self.job.identity.differences(here):
-            raise RequestError(f"what results depend on differs: {'; '.join(differences)}")
+            what = f"what results depend on differs: {'; '.join(differences)}"
+            raise RequestError(f"{what}; {ADVICE}")
 
     def refuse(self, reason: str) -> None:
         """Say that this worker cannot do the job."""
@@ -85,14 +91,22 @@ class Feed:
         self._target.flush()
 
 
+def _unpack(archive: bytes, folder: Path) -> None:
+    """Unpack what the client sent, as it was: who sends it may run any code here."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        packed.extractall(folder, filter="fully_trusted")  # noqa: S202
+
+
 def run(feed: Feed) -> None:
     """Run the job's function; what makes it impossible here is said, and not raised."""
     module, _, attribute = feed.job.function.partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute)
         function(feed)
-    except (RequestError, AdapterError, ImportError) as error:
-        feed.refuse(str(error) or type(error).__name__)
+    except RequestError as error:  # which says itself what to do
+        feed.refuse(str(error))
+    except (AdapterError, ImportError) as error:
+        feed.refuse(f"{str(error) or type(error).__name__}; {ADVICE}")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_conformance.cluster import runner, worker
 from ckpt_conformance.cluster.identity import SUITE, Identity
-from ckpt_conformance.cluster.messages import Batch, Done, Found, Job, Ready, Refused, Said
+from ckpt_conformance.cluster.messages import ADVICE, Batch, Done, Found, Job, Ready, Refused, Said
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ def test_files_go_with_the_batch_that_left_them(
     ("function", "reason"),
     [
         ("cluster_jobs:refuse", "this machine has no wheels"),
-        ("no_such_module:run", "No module named 'no_such_module'"),
+        ("no_such_module:run", f"No module named 'no_such_module'; {ADVICE}"),
     ],
 )
 def test_what_is_impossible_here_is_said(function: str, reason: str) -> None:
@@ -101,7 +101,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
     """Return the runners that pools have started."""
     found: list[Waiting] = []
 
-    async def start(_: bytes) -> Waiting:
+    async def start(*_: bytes) -> Waiting:
         found.append(Waiting())
         await asyncio.sleep(0)
         return found[-1]
@@ -118,7 +118,7 @@ def test_a_runner_without_work_is_ended_and_its_job_forgotten(
 
     async def work() -> None:
         pool = worker._pools["a job"]
-        pool.give_back(await pool.take(b""))
+        pool.give_back(await pool.take(b"", b""))
         await started[0].closed.wait()
 
     asyncio.run(work())
@@ -135,7 +135,7 @@ def test_no_runner_is_left_of_a_job_that_ended_while_it_started(
         ending = worker.end("a job")
         if begins == "after":
             await ending
-        taking = asyncio.ensure_future(worker._pools["a job"].take(b""))
+        taking = asyncio.ensure_future(worker._pools["a job"].take(b"", b""))
         await asyncio.sleep(0)
         if begins == "before":
             await ending

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import Server
 
 Environment = dict[str, str | int | None]
-FUNCTION = "ckpt_conformance.cli.remote:run_checks"
+FUNCTION = "ckpt_conformance.cli.remote.checks:run_checks"
 
 
 class Request(Struct, frozen=True):
@@ -53,10 +53,11 @@ class Facts(Struct, frozen=True):
 
 def identity_of(adapters: Sequence[str]) -> Identity:
     """Return what must be the same here and on a worker: the suite, versions, each adapter."""
-    return identity(environment.suite_commit(), _versions(adapters))
+    return identity(environment.suite_commit(), versions_of(adapters))
 
 
-def _versions(adapters: Sequence[str]) -> dict[str, str]:
+def versions_of(adapters: Sequence[str]) -> dict[str, str]:
+    """Return the version of each adapter that is not of this suite."""
     versions = {f"adapter {name}": depends.adapter_version(name) for name in adapters}
     return {name: version for name, version in versions.items() if version}
 
@@ -72,7 +73,7 @@ def run_checks(feed: Feed) -> None:
         registry.check_name(name)
     with Server(options.adapters) as server:
         facts = _facts(server, request, options)  # what cannot be imported is told first
-        feed.require(Identity(_versions(options.adapters)))
+        feed.require(Identity(versions_of(options.adapters)))
         plan.checks()  # imports the suites now, and not in the first batch
         feed.ready(facts)
         given = {name: getattr(options, name) for name in CheckOptions.__dataclass_fields__}
