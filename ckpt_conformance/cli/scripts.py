@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ckpt_conformance.cli import explorations
 from ckpt_conformance.cli.options import whole
-from ckpt_conformance.cli.recordings import say_recorded
+from ckpt_conformance.cli.recordings import SCRIPT
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import OUT, Script, ScriptError, checked
@@ -162,7 +161,7 @@ def explore(run: Run, script: Script) -> Json:
     """Explore a script; return what `result.json` says of it."""
     from ckpt_conformance.cli.explore import Progress
 
-    about: Json = {"script": _content(script)}
+    about = described(script)
     run.describe(about)
     begun = time.monotonic()
     with (
@@ -178,33 +177,35 @@ def explore(run: Run, script: Script) -> Json:
         except Unknown as error:
             run.findings.unknown.append(f"{script.name}: {error}")
             if run.part:
-                run.part.give_up(explorations.SCRIPT, error)
+                run.part.give_up(SCRIPT, error)
         except KeyboardInterrupt:
             run.findings.interrupted = True
     return about
 
 
+def described(script: Script) -> Json:
+    """Return what `result.json` says of a script that did not run yet."""
+    return {"script": _content(script)}
+
+
 def record(script: Script, options: CommandOptions, jobs: int, folder: Path) -> int:
-    """Record and rehearse a script, and keep that; return the exit status."""
+    """Record and rehearse a script, and keep that; return how many operations there are.
+
+    Raises Unknown where that cannot be done.
+    """
     from ckpt_conformance.cli.explore import Progress
     from ckpt_conformance.crash.explore import kept as recordings
     from ckpt_conformance.crash.script import kept, rehearsal
 
     with _scratch() as scratch, contextlib.ExitStack() as stack, Progress(script.name) as progress:
         place = _places(scratch)
-        try:
-            rehearsed = rehearsal.rehearse(
-                _stage(script.at(str(place / "out")), scratch, stack, progress, jobs)
-            )
-        except Unknown as error:
-            files.say(f"? unknown  {script.name}: {error}")
-            return certificate.UNDECIDED
-        kept.keep(rehearsed, folder / explorations.SCRIPT)
+        there = script.at(str(place / "out"))
+        rehearsed = rehearsal.rehearse(_stage(there, scratch, stack, progress, jobs))
+        kept.keep(rehearsed, folder / SCRIPT)
     recordings.write(
         folder, recordings.Kept(recordings.SCHEMA, script.command, options_of(options))
     )
-    files.say(f"{script.name}: {files.count(len(rehearsed.recording.operations), 'operation')}")
-    return say_recorded(folder)
+    return len(rehearsed.recording.operations)
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
@@ -244,7 +245,7 @@ def _rehearse(
     if run.kit is None:
         there = script.at(str(place / "out"))
         return rehearsal.rehearse(_stage(there, scratch, stack, progress, run.limits.jobs))
-    folder = run.kit.folder / explorations.SCRIPT
+    folder = run.kit.folder / SCRIPT
     known = kept.read(folder, script)
     stack.enter_context(run.kit.directory(known.script.root))
     stage = _stage(known.script, scratch, stack, progress, run.limits.jobs)
@@ -302,7 +303,7 @@ def _explore(run: Run, rehearsal: Rehearsal, progress: Progress, begun: float) -
     share = notebook.share if notebook else None
     explore.explore(explorer, run.asked.models, run.asked.real, share)
     if run.part and notebook:
-        run.part.finish(notebook, explorations.SCRIPT)
+        run.part.finish(notebook, SCRIPT)
     run.take(explorer, bundles.write)
 
 
@@ -321,7 +322,7 @@ def _notebook(run: Run, explorer: ScriptExplorer) -> Notebook | None:
             without_a_crash=tuple(findings.without_a_crash),
         )
 
-    notebook = run.part.notebook(explorer, explorations.SCRIPT)
+    notebook = run.part.notebook(explorer, SCRIPT)
     notebook.complete, notebook.free = complete, set(rehearsal.controls)
     return notebook
 

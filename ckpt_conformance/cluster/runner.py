@@ -25,7 +25,7 @@ from ckpt_conformance.contract.registry import AdapterError
 from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from ckpt_conformance.cluster.identity import Identity
@@ -37,9 +37,18 @@ class Feed:
     The function says `ready` once, then iterates: each `Batch` is over when it asks for the next.
     """
 
-    def __init__(self, job: Job, source: IO[bytes], target: IO[bytes]) -> None:
-        """Read batches from `source` and write what is said to `target`, a line each."""
-        self.job = job
+    def __init__(
+        self,
+        job: Job,
+        source: IO[bytes],
+        target: IO[bytes],
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Read batches from `source` and write what is said to `target`, a line each.
+
+        `at_end` is called when there are no more batches, before the function winds up.
+        """
+        self.job, self._at_end = job, at_end
         self._source, self._target = source, target
         self.files = Path(tempfile.mkdtemp(prefix="files-"))
         """A folder: what is in it when a batch has ended goes to the client with the results."""
@@ -63,6 +72,7 @@ class Feed:
             if batch.items:
                 yield batch
             self._say(Done(self._packed()))
+        self._at_end()
 
     def _packed(self) -> str:
         """Pack what the batch has left; return the path of the archive, empty if it is nothing."""
@@ -116,6 +126,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _pass_over_sigterm() -> None:
+    """Wind up undisturbed: the keeper asks us to end where we have begun to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def main() -> None:
     """Read the job from standard input, then batches of it until the input ends."""
     target = os.fdopen(os.dup(1), "wb")  # ours alone: what is printed goes to stderr
@@ -125,7 +140,8 @@ def main() -> None:
     os.dup2(nothing, 0)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        run(Feed(msgspec.json.decode(source.readline(), type=Job), source, target))
+        job = msgspec.json.decode(source.readline(), type=Job)
+        run(Feed(job, source, target, _pass_over_sigterm))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGTERM)
 

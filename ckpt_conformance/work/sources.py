@@ -159,9 +159,14 @@ def code_outside() -> str:
     installations. What a program imports by a name that it makes up is no name in its text, so all
     of it counts. Where that is too much to read the digest is never the same twice.
     """
+    return code_in(_places_outside())
+
+
+def code_in(places: Iterable[Path]) -> str:
+    """Return one digest of all code below some folders; never the same twice if it is too much."""
     found = hashlib.blake2b(digest_size=16)
     count = 0
-    for place in _places_outside():
+    for place in places:
         for path in sorted(_code(place)):
             count += 1
             if count > MOST_FILES:

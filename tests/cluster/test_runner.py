@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
+import sys
 import tarfile
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -50,6 +52,30 @@ def test_a_batch_is_over_when_all_of_it_was_said(
     kinds = [type(message) for message in messages]
     assert kinds == [Ready, Found, Found, Done, Done, Found, Done]
     assert [m.item for m in messages if isinstance(m, Found)] == ["a", "b", "c"]
+
+
+WINDS_UP = """
+import os, pathlib, signal, sys, time
+from ckpt_conformance.cluster import runner
+def wind_up(feed):
+    try:
+        for _ in feed:
+            pass
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)  # as the keeper does where it is told of the end
+        pathlib.Path(os.environ["CKC_MARK"]).touch()
+runner.run = wind_up
+runner.main()
+"""
+
+
+def test_what_winds_up_is_not_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CKC_MARK", str(tmp_path / "mark"))
+    line = msgspec.json.encode(job("unused:unused")) + b"\n"
+    done = subprocess.run([sys.executable, "-c", WINDS_UP], input=line, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "mark").exists()
 
 
 def test_files_go_with_the_batch_that_left_them(

@@ -1,0 +1,216 @@
+"""`explore --on`: the report of one process, whatever is killed; what nobody judged is UNKNOWN."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from explorations import IN_PLACE, REFERENCE, ckpt, result_of
+from stopped import PATIENCE, Place, place
+
+from ckpt_conformance.cli.remote import states, states_client
+from ckpt_conformance.cluster import client, runner
+from ckpt_conformance.cluster.client import LostError, Result
+from ckpt_conformance.cluster.messages import Batch, Job, Ready, Refused, Said
+from ckpt_conformance.crash.explore import recovering
+from ckpt_conformance.crash.explore.exploration import QUICK_COMMAND
+from ckpt_conformance.processes import keeper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ckpt_conformance.work.items import Item
+
+    Run = Callable[..., tuple[int, str]]
+
+pytest.importorskip("distributed", reason="the extra cluster is not installed")
+pytest.importorskip("cryptography", reason="the extra cluster is not installed")
+__all__ = ["ckpt", "place"]
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.filterwarnings("ignore")]
+
+ON = ("--on", "local:2")
+WORDS = ("--workload", "second", "--model", "kill", "--model", "ext4")
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "in_place.py"
+
+
+@pytest.fixture
+def scratch(ckpt: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a temporary directory whose name is short: sockets lie below it."""
+    del ckpt  # which is made first, in the usual one
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def chances(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> list[int]:
+    """Kill a worker or a runner after every third result; give whom."""
+    killed = list[int]()
+    chance = random.Random(0)  # noqa: S311  no secret
+    run = client.Cluster.run
+
+    def kill_and_run(cluster: client.Cluster, items: Sequence[Item]) -> Iterator[Result]:
+        for number, result in enumerate(run(cluster, items)):
+            if number % 3 == 0 and (there := victims(scratch)):
+                killed.append(chance.choice(there))
+                os.kill(killed[-1], signal.SIGKILL)
+            yield result
+
+    monkeypatch.setattr(client.Cluster, "run", kill_and_run)
+    return killed
+
+
+def victims(scratch: Path) -> list[int]:
+    there = {pid for kept in scratch.glob("ckc-cluster-*") for pid in keeper.carriers(kept)}
+    words = {pid: command(pid) for pid in sorted(there)}
+    kinds = ("spawn_main", "-m ckpt_conformance.cluster.runner")
+    return [
+        pid
+        for pid, text in words.items()
+        if any(kind in text for kind in kinds) and "processes.keeper" not in text
+    ]
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("adapter", "verdict"), [(IN_PLACE, 1), pytest.param(REFERENCE, 0, marks=pytest.mark.slow)]
+)
+def test_the_report_is_that_of_one_process_whoever_is_killed(
+    ckpt: Run, chances: list[int], scratch: Path, adapter: str, verdict: int
+) -> None:
+    words = (adapter, *WORDS)
+    assert ckpt("explore", *words, "--record", "kept")[0] == 0
+    explored = (*words, "--recording", "kept")
+    assert ckpt("explore", *explored, "--out", "whole")[0] == verdict
+    spread = (*explored, *ON, "--results", "spread/all.jsonl", "--cache", "cache")
+    status, text = ckpt("explore", *spread, "--out", "spread")
+    assert status == verdict, text
+    assert chances
+    assert result_of("spread") == result_of("whole")
+    assert not list(Path().glob("ckc-explore-*")), "the recorded folder"
+    assert ckpt("combine", "spread/all.jsonl", "--out", "combined")[0] == verdict
+    assert result_of("combined") == result_of("whole")
+    assert not list(scratch.glob("ckc-*"))
+    status, text = ckpt("explore", *explored, "--cache", "cache", "--out", "again")
+    assert (status, "batches of states from the cache: " in text) == (verdict, True), text
+    assert result_of("again") == result_of("whole")
+
+
+def test_without_a_recording_the_client_makes_one(ckpt: Run, scratch: Path) -> None:
+    status, text = ckpt("explore", REFERENCE, "--workload", "second", "--model", "kill", *ON)
+    assert status == 0, text
+    assert result_of("reports/explore")["explorations"][0]["visited"] > 10
+    assert not list(Path().glob("ckc-explore-*"))
+    assert not list(scratch.glob("ckc-*"))
+
+
+@pytest.mark.usefixtures("scratch")
+def test_what_no_worker_judged_is_unknown(ckpt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: client.Cluster, items: Sequence[Item]) -> Iterator[Result]:
+        yield Result(items[0].id, "w", lost="the machine burns")
+        raise LostError("the scheduler is gone")
+
+    monkeypatch.setattr(client.Cluster, "run", run)
+    monkeypatch.setattr(recovering, "recover", None)  # nothing is recovered here instead
+    words = (REFERENCE, "--workload", "second", "--model", "kill", "--results", "all.jsonl", *ON)
+    status, text = ckpt("explore", *words, "--cache", "cache")
+    assert status == 3, text
+    for reason in ("the machine burns", "the scheduler is gone"):
+        assert f"the cluster did not recover from a batch of states: {reason}" in text
+    assert ckpt("combine", "all.jsonl", "--out", "combined")[0] == 3
+
+
+def said(request: states.Request, luggage: bytes, items: Sequence[states.StatesItem]) -> list[Said]:
+    """Let a runner in this process recover; give what it says to its worker."""
+    job = Job(
+        id="job",
+        function=states.FUNCTION,
+        request=msgspec.Raw(msgspec.json.encode(request)),
+        identity=states.identity_of(request),
+        luggage=len(luggage),
+    )
+    batch = Batch(tuple(msgspec.Raw(msgspec.json.encode(item)) for item in items))
+    out = io.BytesIO()
+    source = io.BytesIO(luggage + msgspec.json.encode(batch) + b"\n")
+    runner.run(runner.Feed(job, source, out))
+    return [msgspec.json.decode(line, type=Said) for line in out.getvalue().splitlines()]
+
+
+def test_a_worker_that_lists_other_states_refuses(ckpt: Run) -> None:
+    assert ckpt("explore", IN_PLACE, "--workload", "second", "--record", "kept")[0] == 0
+    about = {"models": ["kill"], "workloads": ["second"], "seed": 0, "budget": "quick"}
+    request = states.request_of([IN_PLACE], {}, None, **about, limits=QUICK_COMMAND)  # type: ignore[arg-type]
+    name = "second 1/16"
+    item = states.StatesItem(id=name, group=name, workload="second", basis="other", contents=())
+    luggage = states_client._packed(Path("kept"), ["second"])
+    ready, refused = said(request, luggage, [item])
+    assert isinstance(ready, Ready)
+    assert isinstance(refused, Refused)
+    assert "second: the recording gives other crash states here than at the client" in (
+        refused.reason
+    )
+
+
+def test_a_command_that_is_not_on_a_worker_is_refused(tmp_path: Path) -> None:
+    from ckpt_conformance.crash.script.command import Script
+
+    script = Script(command=("python", "t.py", "{out}"), root="", cwd=str(tmp_path / "absent"))
+    about = {"models": ["kill"], "workloads": [], "seed": 0, "budget": "quick"}
+    request = states.request_of(script.command, {}, script, **about, limits=QUICK_COMMAND)  # type: ignore[arg-type]
+    (refused,) = said(request, b"", [])
+    assert isinstance(refused, Refused)
+    assert f"the command runs in {tmp_path}/absent, which is not here" in refused.reason
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("scratch")
+def test_a_script_on_a_cluster_makes_the_report_of_one_process(ckpt: Run) -> None:
+    words = ("--model", "kill")
+    command = ("--", sys.executable, str(SCRIPT), "--out", "{out}")
+    assert ckpt("explore", *words, "--record", "kept", *command)[0] == 0
+    explored = (*words, "--recording", "kept")
+    assert ckpt("explore", *explored, "--out", "whole", *command)[0] == 1
+    status, text = ckpt("explore", *explored, *ON, "--out", "spread", *command)
+    assert status == 1, text
+    assert result_of("spread") == result_of("whole")
+    assert result_of("spread")["bundles"]
+    for kept in Path("spread/bundles").iterdir():
+        assert (kept / "output.txt").read_text(), "what the script printed, too"
+
+
+HANGS = """
+import os, pathlib, time
+from misbehaving import broken
+def load(*_):
+    pathlib.Path(os.environ["CKC_MARK"]).touch()
+    time.sleep(600)
+make = broken(load=load)
+"""
+
+
+def test_ctrl_c_keeps_what_was_found_and_leaves_nothing_else(place: Place) -> None:
+    (place.folder / "stuck.py").write_text(HANGS)
+    words = ("--workload", "first", "--model", "kill", "--results", "found.jsonl")
+    process = place.start("explore", "stuck:make", *words, "--on", "local:1")
+    place.wait_for_save()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, (place.folder / "err").read_text()
+    assert "Stopped before the end: this is what was found so far." in out
+    assert b'"interrupted":true' in (place.folder / "found.jsonl").read_bytes()
+    assert place.is_clean()
