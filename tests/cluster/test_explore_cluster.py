@@ -205,8 +205,10 @@ make = broken(load=load)
 
 def test_ctrl_c_keeps_what_was_found_and_leaves_nothing_else(place: Place) -> None:
     (place.folder / "stuck.py").write_text(HANGS)
-    words = ("--workload", "first", "--model", "kill", "--results", "found.jsonl")
-    process = place.start("explore", "stuck:make", *words, "--on", "local:1")
+    words = ("explore", "stuck:make", "--workload", "first")
+    place.start(*words, "--record", "kept").communicate(timeout=PATIENCE)
+    more = ("--model", "kill", "--recording", "kept", "--results", "found.jsonl")
+    process = place.start(*words, *more, "--on", "local:1")
     place.wait_for_save()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
     out, _ = process.communicate(timeout=PATIENCE)
