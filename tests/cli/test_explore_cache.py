@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -206,16 +207,16 @@ def test_a_script_is_recorded_and_resumed_once(
         take(explorer, run, case)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ScriptExplorer, "_take", count)
-    script = tmp_path / "in_place.py"
-    script.write_text(SCRIPT.read_text())
+    shutil.copytree(SCRIPT.parent, tmp_path / "scripts")
     words = ("--model", "kill", "--jobs", "2", "--cache", "cache")
-    command = ("--", sys.executable, "in_place.py", "--out", "{out}")
+    command = ("--", sys.executable, "scripts/in_place.py", "--out", "{out}")
     assert ckpt("explore", *words, "--out", "first", *command)[0] == 1
     first = len(runs)
     assert ckpt("explore", *words, "--out", "again", *command)[0] == 1
     assert len(runs) - first < first / 2  # what shrinks is run again
     assert result_of("again") == result_of("first")
-    script.write_text(f"{script.read_text()}\n# edited\n")
+    beside = tmp_path / "scripts" / "training.py"
+    beside.write_text(f"{beside.read_text()}\n# edited\n")
     runs.clear()
     assert ckpt("explore", *words, "--out", "edited", *command)[0] == 1
     assert len(runs) == first

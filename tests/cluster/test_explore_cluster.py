@@ -97,13 +97,13 @@ def test_the_report_is_that_of_one_process_whoever_is_killed(
     assert ckpt("explore", *words, "--record", "kept")[0] == 0
     explored = (*words, "--recording", "kept")
     assert ckpt("explore", *explored, "--out", "whole")[0] == verdict
-    spread = (*explored, *ON, "--results", "spread/all.jsonl", "--cache", "cache")
-    status, text = ckpt("explore", *spread, "--out", "spread")
+    spread = (*explored, *ON, "--results", "many/all.jsonl", "--cache", "cache")
+    status, text = ckpt("explore", *spread, "--out", "many")
     assert status == verdict, text
     assert chances
-    assert result_of("spread") == result_of("whole")
+    assert result_of("many") == result_of("whole")
     assert not list(Path().glob("ckc-explore-*")), "the recorded folder"
-    assert ckpt("combine", "spread/all.jsonl", "--out", "combined")[0] == verdict
+    assert ckpt("combine", "many/all.jsonl", "--out", "combined")[0] == verdict
     assert result_of("combined") == result_of("whole")
     assert not list(scratch.glob("ckc-*"))
     status, text = ckpt("explore", *explored, "--cache", "cache", "--out", "again")
@@ -185,11 +185,11 @@ def test_a_script_on_a_cluster_makes_the_report_of_one_process(ckpt: Run) -> Non
     assert ckpt("explore", *words, "--record", "kept", *command)[0] == 0
     explored = (*words, "--recording", "kept")
     assert ckpt("explore", *explored, "--out", "whole", *command)[0] == 1
-    status, text = ckpt("explore", *explored, *ON, "--out", "spread", *command)
+    status, text = ckpt("explore", *explored, *ON, "--out", "many", *command)
     assert status == 1, text
-    assert result_of("spread") == result_of("whole")
-    assert result_of("spread")["bundles"]
-    for kept in Path("spread/bundles").iterdir():
+    assert result_of("many") == result_of("whole")
+    assert result_of("many")["bundles"]
+    for kept in Path("many/bundles").iterdir():
         assert (kept / "output.txt").read_text(), "what the script printed, too"
 
 
