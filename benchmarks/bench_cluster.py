@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ckpt_conformance.cli import remote
+from ckpt_conformance.cli.remote import checks as remote
 from ckpt_conformance.cluster import client
 from ckpt_conformance.cluster.place import Place
 from ckpt_conformance.contract.catalogue import PROFILES

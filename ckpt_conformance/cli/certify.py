@@ -22,12 +22,12 @@ from ckpt_conformance.cli.options import (
     TlsAuthority,
     TlsCertificate,
     TlsKey,
+    Where,
     WrittenBy,
     whole,
 )
 from ckpt_conformance.cli.sessions import (
     Session,
-    Where,
     fill_in,
     run,
     say_part,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckpt_conformance.cli import parts
+from ckpt_conformance.cli.recordings import SCRIPT
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.cli.explore import Run
+    from ckpt_conformance.cli.states_found import Found
     from ckpt_conformance.crash.explore.evidence import Basis, Evidence, Known, Notebook
     from ckpt_conformance.crash.explore.exploration import BaseExplorer, Violation
     from ckpt_conformance.report.certificate import Json
     from ckpt_conformance.work.identity import Identity
 
 COMMAND = "explore"
-SCRIPT = "command"  # stands for the one workload of a command
 BATCHES = {"quick": 16, "full": 256}  # of a workload, by budget
 ABOUT = "about"  # the subject of the fact that says what was explored
 SHRUNK = "shrunk"
@@ -95,6 +96,7 @@ class Part:
     writer: lines.Writer
     depends: Identity | None = None
     items: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
+    found: Found | None = None  # where evidence is found beside here, and is kept
 
     @property
     def is_whole(self) -> bool:
@@ -130,13 +132,17 @@ class Part:
             self.writer.write(lines.Fact(subject=subject, fact=msgspec.Raw(to_json(basis))))
 
         notebook.on_basis = write_basis
+        if self.found:
+            notebook.elsewhere, notebook.on_found = self.found.elsewhere, self.found.keep
         return notebook
 
     def write(self, item: str, evidence: Evidence) -> None:
         """Write what came of an item."""
         from ckpt_conformance.crash.explore.evidence import to_json
 
-        self.writer.write(lines.Line(item=item, result=msgspec.Raw(to_json(evidence))))
+        origin: lines.Origin = "cache" if self.found and item in self.found.known else "run"
+        content = msgspec.Raw(to_json(evidence))
+        self.writer.write(lines.Line(item=item, origin=origin, result=content))
 
     def finish(self, notebook: Notebook, workload: str) -> None:
         """Write what came after the batches of a workload."""

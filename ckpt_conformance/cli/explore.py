@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,23 @@ import typer
 
 from ckpt_conformance.cli import explorations, recordings, scripts
 from ckpt_conformance.cli import progress as cli_progress
-from ckpt_conformance.cli.options import Budget, Jobs, Names, ResultLines, Seed
+from ckpt_conformance.cli.options import (
+    Budget,
+    CacheFolder,
+    Jobs,
+    Names,
+    OnCluster,
+    ResultLines,
+    Seed,
+    TlsAuthority,
+    TlsCertificate,
+    TlsKey,
+    Where,
+)
 from ckpt_conformance.cli.options import Part as PartOfRun
 from ckpt_conformance.cli.sessions import work_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
+from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Verdict
 from ckpt_conformance.crash.script.command import GRACE, Signals
@@ -25,6 +39,7 @@ from ckpt_conformance.report import (
     environment,
     exploration,
     files,
+    terminal,
 )
 from ckpt_conformance.subject import bundle
 from ckpt_conformance.work import lines
@@ -32,7 +47,9 @@ from ckpt_conformance.work import lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from ckpt_conformance.cli.remote.states import Request
     from ckpt_conformance.cli.sessions import Work
+    from ckpt_conformance.cli.states_found import Cached, Found
     from ckpt_conformance.crash.explore.audit import Finding
     from ckpt_conformance.crash.explore.engine import Recorded
     from ckpt_conformance.crash.explore.exploration import (
@@ -41,6 +58,7 @@ if TYPE_CHECKING:
         Limits,
         Violation,
     )
+    from ckpt_conformance.crash.explore.kept import Kept
     from ckpt_conformance.crash.script.command import Script
     from ckpt_conformance.report.certificate import Json
     from ckpt_conformance.subject.subject import Subject
@@ -128,6 +146,11 @@ def explore(  # noqa: PLR0913  one parameter for each option
     results: ResultLines = None,
     record: recordings.Record = None,
     recording: recordings.Recording = None,
+    cache: CacheFolder = None,
+    on: OnCluster = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Recover from what the disk may hold after a crash in a save; keep what violates as bundles.
 
@@ -147,10 +170,23 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
-    work = _work(shard, results, ranks, real or ())
-    recordings.check(record, recording, keep=keep, results=results, real=real, ranks=ranks)
+    where = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs)
+    _check_parts(results, cache, on, ranks, real or ())
+    recordings.check(
+        *(record, recording),
+        keep=keep,
+        results=results,
+        real=real,
+        ranks=ranks,
+        on=on,
+        cache=cache,
+    )
+    work = work_of(shard, results, cache, where)
     script = scripts.script_of(what, with_command, workload, out)
-    refused = {"an adapter": not script, "--results": results, "--record": record}
+    refused = {
+        **{"an adapter": not script, "--results": results, "--record": record},
+        **{"--cache": cache, "--on": on},
+    }
     signals = scripts.signals_of(preempt, grace, kill_rank or (), refused)
     chosen = [] if script else _workloads(workload or (), every=is_full)
     order = Order(
@@ -186,37 +222,58 @@ class Order:
         """What was given with a command, by the names of the options."""
         return scripts.options_of(self.options) if self.script else {}
 
+    @functools.cached_property
     def depends(self) -> Identity:
-        """Return what recoveries depend on: it reads the code of the adapter or of the script."""
-        if self.script:
-            return scripts.identity_of(self.script)
-        from ckpt_conformance.cli import remote
+        """What recoveries depend on: it reads the code of the adapter or of the script once."""
+        from ckpt_conformance.cli.remote import states
 
-        return remote.identity_of(self.what)
+        return states.identity_of(self.request)
+
+    def kit(self, folder: Path) -> recordings.Kit:
+        """Open a folder of recordings; raises RequestError if it is not of what is explored."""
+        given = (self.what, self.of_command, self.asked.workloads)
+        return recordings.Kit.open(folder, *given, self.depends)
+
+    @property
+    def request(self) -> Request:
+        """The same, for workers of a cluster."""
+        from ckpt_conformance.cli.remote import states
+
+        return states.request_of(
+            *(self.what, self.of_command, self.script),
+            models=self.asked.models,
+            workloads=self.asked.workloads,
+            seed=self.asked.seed,
+            budget=self.asked.budget,
+            limits=self.limits,
+        )
 
 
 def _explore(order: Order, work: Work, recording: Path | None) -> int:
     """Explore, or a part of it; return the exit status."""
-    asked, script = order.asked, order.script
-    depends = order.depends() if recording or work.results else None
-    given = (order.what, order.of_command, asked.workloads)
-    kit = recordings.Kit.open(recording, *given, depends) if recording and depends else None
+    asked = order.asked
+    depends = order.depends if work.results or work.cache or work.place else None
+    kit = order.kit(recording) if recording else None
     made = environment.folders_to_make(order.out)
     exploration.prepare(order.out)
     run = Run(asked, order.limits, order.out, keep=order.keep)
     run.ranks, run.kit, run.signals = order.ranks, kit, order.signals
-    if work.results:
+    if depends:
         request = explorations.request_of(asked, order.what, order.of_command)
         run.take_part(request, work, depends)
     about: Json = {}
-    with explorations.writing(run.part, run):
+    with explorations.writing(run.part, run), contextlib.ExitStack() as stack:
         try:
-            if script:
-                about = scripts.explore(run, script)
-            else:
-                about = run.explore_adapter(order.what[0], asked.workloads)
+            if run.part and (work.cache or work.place):
+                run.part.found = _beside(order, run, work, stack)
+            about = _explore_here(order, run)
         except KeyboardInterrupt:  # while it started
             run.findings.interrupted = True
+        except Unknown as error:  # a script that can't be recorded
+            about = run.give_up_script(order.script, error)
+    if run.part and run.part.found and run.part.found.known:
+        many = len(run.part.found.known)
+        terminal.say(f"batches of states from the cache: {many}", error=True)
     if run.part and not run.part.is_whole:
         return explorations.say_part(run, run.part, work.results or order.out)
     status = run.finish(about)
@@ -225,16 +282,81 @@ def _explore(order: Order, work: Work, recording: Path | None) -> int:
     return status
 
 
+def _explore_here(order: Order, run: Run) -> Json:
+    if order.script:
+        return scripts.explore(run, order.script)
+    return run.explore_adapter(order.what[0], order.asked.workloads)
+
+
+def _beside(order: Order, run: Run, work: Work, stack: contextlib.ExitStack) -> Found:
+    """Open the cache and the cluster, and record first where nothing was recorded yet.
+
+    Both need a recording that stays as it is. Raises Unknown for a script that can't be recorded.
+    """
+    from ckpt_conformance.cli import states_found
+    from ckpt_conformance.cluster import client
+
+    opened = stack.enter_context(client.opened(work.place)) if work.place else None  # it may fail
+    cached = states_found.Cached.open(order, work.cache) if work.cache else None
+    if run.kit is None:
+        folder = _recorded(order, cached, stack)
+        run.kit = order.kit(folder)
+    found = states_found.Found(cached, run.kit)
+    if opened is not None:
+        from ckpt_conformance.cli.remote import states_client
+
+        given = (order.request, run.kit.folder, order.depends)
+        opening = states_client.spread(opened, *given)
+        found.spread = stack.enter_context(opening)
+    return found
+
+
+def _recorded(order: Order, cached: Cached | None, stack: contextlib.ExitStack) -> Path:
+    """Return a folder of recordings: out of the cache, or made now, and kept there, too."""
+    known = cached.recording() if cached else None
+    if known is not None:
+        return known
+    made = stack.enter_context(scratch.Scratch("recorded")) / "kept"
+    made.mkdir()
+    is_whole = _record_into(order, made)
+    return (cached.keep_recording(made) if cached and is_whole else None) or made
+
+
+def _record_into(order: Order, folder: Path) -> bool:
+    """Record what is explored; return whether all of it could be. Raises Unknown for a script."""
+    if order.script:
+        scripts.record(order.script, order.options, order.limits.jobs, folder, order.depends)
+        return True
+    made = _record_adapter(order, folder)
+    return not any(workload.failed for workload in made.workloads.values())
+
+
 def _record(order: Order, folder: Path) -> int:
     """Record and explore nothing; return the exit status."""
     with recordings.making(folder):
         if order.script:
-            jobs = order.limits.jobs
-            return scripts.record(order.script, order.options, jobs, folder, order.depends())
-        depends = order.depends()
-        with subject_of(order.what[0], 0) as subject:
-            workloads = order.asked.workloads
-            return recordings.record(subject, order.what[0], workloads, folder, depends)
+            return _record_script(order.script, order, folder)
+        made = _record_adapter(order, folder)
+        recordings.say_each(made)
+        failed = any(workload.failed for workload in made.workloads.values())
+        return recordings.say_recorded(folder, failed=failed)
+
+
+def _record_adapter(order: Order, folder: Path) -> Kept:
+    """Record workloads of an adapter; its code is read first, as it is when it is imported."""
+    (adapter,), depends = order.what, order.depends
+    with subject_of(adapter, 0) as subject:
+        return recordings.record(subject, adapter, order.asked.workloads, folder, depends)
+
+
+def _record_script(script: Script, order: Order, folder: Path) -> int:
+    try:
+        count = scripts.record(script, order.options, order.limits.jobs, folder, order.depends)
+    except Unknown as error:
+        files.say(f"? unknown  {script.name}: {error}")
+        return certificate.UNDECIDED
+    files.say(f"{script.name}: {files.count(count, 'operation')}")
+    return recordings.say_recorded(folder)
 
 
 def _check(models: Sequence[str], workloads: Sequence[str], real: Sequence[str]) -> None:
@@ -272,21 +394,23 @@ def _limits(jobs: int | None, *, every: bool) -> Limits:
     return replace(limits, jobs=jobs or environment.usable_cpus())
 
 
-def _work(shard: str, results: Path | None, ranks: int, real: Sequence[str]) -> Work:
-    """Read which part is run; raises RequestError where there can be no parts.
+def _check_parts(
+    results: Path | None, cache: Path | None, on: str | None, ranks: int, real: Sequence[str]
+) -> None:
+    """Raise RequestError where there can be no batches.
 
     That is what is not the same on two machines, or not recovered from in batches.
     """
-    work = work_of(shard, results, None)
-    if work.results and (real or ranks > 1):
+    given = {"--results": results, "--cache": cache, "--on": on}
+    option = next((name for name, value in given.items() if value), None)
+    if option and (real or ranks > 1):
         what = f"--real {real[0]}" if real else f"--ranks {ranks}"
         why = (
             "an image is of the machine that mounts it"
             if real
             else "the recoveries of several ranks are not cut into batches"
         )
-        raise requests.RequestError(f"{what} and --results: {why}; run it without --results")
-    return work
+        raise requests.RequestError(f"{what} and {option}: {why}; run it without {option}")
 
 
 def _workloads(names: Sequence[str], *, every: bool) -> list[str]:
@@ -310,11 +434,9 @@ class Run:
         self.findings = exploration.Findings(asked)
         self.bundles: dict[int, dict[str, str]] = {}  # by exploration and class
 
-    def take_part(
-        self, request: explorations.Request, work: Work, depends: Identity | None
-    ) -> None:
+    def take_part(self, request: explorations.Request, work: Work, depends: Identity) -> None:
         """Explore a part only, and write its lines."""
-        writer = lines.Writer(work.results)
+        writer = lines.Writer(work.results, keep=False)
         self.part = explorations.Part(request, work.shard, writer, depends)
         self.bundle_folder = explorations.bundles_of(self.out, work.shard)
 
@@ -325,6 +447,14 @@ class Run:
             self.describe(about)
             self._explore_all(subject, workloads)
             return about
+
+    def give_up_script(self, script: Script | None, error: Unknown) -> Json:
+        """Note that a script can't be recorded; return what `result.json` says of it."""
+        about = scripts.described(script) if script else {}
+        self.describe(about)
+        self.findings.unknown.append(f"{script.name if script else explorations.COMMAND}: {error}")
+        self._give_up(recordings.SCRIPT, error)
+        return about
 
     def describe(self, about: Json) -> None:
         """Write what is explored, before anything else: a part may be killed."""

@@ -15,12 +15,18 @@ import typer
 
 from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli.options import (
+    OnCluster,
     Part,
     ResultLines,
     Seed,
     Threads,
+    TlsAuthority,
+    TlsCertificate,
+    TlsKey,
+    Where,
     part_of,
 )
+from ckpt_conformance.cluster.place import Tls
 from ckpt_conformance.contract import requests
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.report import terminal
@@ -30,14 +36,14 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.cli.fsck_plan import Jobs
     from ckpt_conformance.cli.fsck_results import Taker
+    from ckpt_conformance.cluster.place import Place
     from ckpt_conformance.fsck.judge.judge import Judged, Options
+    from ckpt_conformance.fsck.source import places
     from ckpt_conformance.fsck.source.findings import Report
-    from ckpt_conformance.fsck.source.places import Where
     from ckpt_conformance.work import lines
     from ckpt_conformance.work.items import Shard
 
 WHOLE, DAMAGED, UNDECIDED = 0, 1, 2
-FAR_THREADS = 8  # each with at most 9 MiB
 _MIB = 1 << 20
 _LISTING = "listing"
 _LISTED = 100  # checkpoints that are listed between two looks at the progress
@@ -109,11 +115,16 @@ def fsck(  # noqa: PLR0913  one parameter for each option
         Path | None,
         typer.Option(metavar="FILE", help="List only, and write the plan that shards can read."),
     ] = None,
+    on: OnCluster = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Judge checkpoints on disk: whole, incomplete or damaged. Writes and unpickles nothing."""
     from ckpt_conformance.fsck.judge.judge import Options
     from ckpt_conformance.fsck.source import places
 
+    cluster = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs, "threads").place()
     path = places.place(place)
     places.check_there(path)
     if metadata_only and (nan or sample < 1):
@@ -121,7 +132,7 @@ def fsck(  # noqa: PLR0913  one parameter for each option
             "--metadata-only reads no payload: leave out --sample and --nan"
         )
     options = Options(jobs or threads(path), metadata_only, sample, seed, nan)
-    asked = Asked(part_of(shard, results), results, plan, write_plan)
+    asked = Asked(part_of(shard, results), results, plan, write_plan, cluster)
     if newest_whole:
         asked.refuse("--newest-whole", "stops at the first whole checkpoint, and needs no parts")
         raise typer.Exit(_judge_newest(path, options, as_json=as_json))
@@ -138,6 +149,12 @@ class Asked:
     results: Path | None
     plan: Path | None
     write_plan: Path | None
+    cluster: Place | None = None  # None: this machine
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several machines judge: then large checkpoints are cut."""
+        return self.shard.count > 1 or self.cluster is not None
 
     def refuse(self, option: str, why: str, *allowed: str) -> None:
         """Raise RequestError if any of these options was given, but for `allowed` ones."""
@@ -146,13 +163,14 @@ class Asked:
             "--results": self.results is not None,
             "--plan": self.plan is not None,
             "--write-plan": self.write_plan is not None,
+            "--on": self.cluster is not None,
         }
         others = [name for name, is_given in given.items() if is_given and name not in allowed]
         if others:
             raise requests.RequestError(f"{option} {why}: leave out {' and '.join(others)}")
 
 
-def _judge_newest(path: Where, options: Options, *, as_json: bool) -> int:
+def _judge_newest(path: places.Where, options: Options, *, as_json: bool) -> int:
     from ckpt_conformance.fsck.judge.judge import judge_newest
     from ckpt_conformance.fsck.source import places
 
@@ -166,7 +184,7 @@ def _judge_newest(path: Where, options: Options, *, as_json: bool) -> int:
     return _gate(judged)
 
 
-def _write_plan(path: Where, asked: Asked) -> int:
+def _write_plan(path: places.Where, asked: Asked) -> int:
     """Write a plan and judge nothing."""
     from ckpt_conformance.cli import fsck_plan
 
@@ -179,7 +197,7 @@ def _write_plan(path: Where, asked: Asked) -> int:
     return WHOLE
 
 
-def _judge_all(path: Where, options: Options, asked: Asked, *, as_json: bool) -> int:
+def _judge_all(path: places.Where, options: Options, asked: Asked, *, as_json: bool) -> int:
     """Judge a part of what is there, or all of it; return the exit status."""
     from ckpt_conformance.cli import fsck_plan, fsck_results
     from ckpt_conformance.fsck.judge.judge import Judged
@@ -189,15 +207,18 @@ def _judge_all(path: Where, options: Options, asked: Asked, *, as_json: bool) ->
             if asked.plan:
                 plan = files.enter_context(fsck_plan.opened(asked.plan, path))
             else:
-                is_weighed = asked.shard.count > 1
+                is_weighed = asked.is_shared
                 listing = fsck_plan.made(path, is_weighed=is_weighed, tell=progress.listed)
                 plan = files.enter_context(listing)
-            part = plan.jobs(options, asked.shard)
+            part = plan.jobs(options, asked.shard, is_cut=asked.is_shared)
             taker = fsck_results.Taker(files.enter_context(fsck_results.spool()))
             with _writer(asked.results) as taker.writer:
                 if taker.writer:
                     fsck_results.begin(taker.writer, options, part, asked.shard)
-                _run(path, options, part, taker, progress)
+                if asked.cluster:
+                    _run_on(asked.cluster, path, part, taker, progress)
+                else:
+                    _run(path, options, part, taker, progress)
         if asked.shard.count > 1:
             return _say_part(taker, asked)
         judged = Judged(path, taker.index.reports(), plan.listed.leftovers, options)
@@ -221,7 +242,9 @@ def _writer(results: Path | None) -> Generator[lines.Writer | None]:
         raise
 
 
-def _run(path: Where, options: Options, jobs: Jobs, taker: Taker, progress: Progress) -> None:
+def _run(
+    path: places.Where, options: Options, jobs: Jobs, taker: Taker, progress: Progress
+) -> None:
     """Judge the jobs of a shard."""
     from ckpt_conformance.fsck.judge.judging import Judging
 
@@ -232,6 +255,20 @@ def _run(path: Where, options: Options, jobs: Jobs, taker: Taker, progress: Prog
         taker.take(job, judgement)
         if total > 1:
             progress.update(done, total, "checkpoints", unit=" checkpoints")
+
+
+def _run_on(
+    cluster: Place, path: places.Where, jobs: Jobs, taker: Taker, progress: Progress
+) -> None:
+    """Judge the jobs of a shard on a cluster."""
+    from ckpt_conformance.cli.remote import fsck_client
+
+    progress.begin("fsck", "starting")
+
+    def tell(done: int, total: int) -> None:
+        progress.update(done, total, "checkpoints", unit=" checkpoints")
+
+    fsck_client.run(cluster, path, jobs, taker, tell)
 
 
 def _say_part(taker: Taker, asked: Asked) -> int:
@@ -275,12 +312,13 @@ def combine(paths: Sequence[Path], *, as_json: bool) -> int:
     return status
 
 
-def threads(*where: Where) -> int:
+def threads(*where: places.Where) -> int:
     """Return how many threads read payload: one for each core, more if they wait for a network."""
-    from ckpt_conformance.fsck.source.remote import Url
+    from ckpt_conformance.cli.remote.fsck import FAR_THREADS
+    from ckpt_conformance.fsck.source import places
     from ckpt_conformance.report import environment
 
-    is_far = any(isinstance(one, Url) for one in where)
+    is_far = any(map(places.is_far, where))
     return max(environment.usable_cpus(), FAR_THREADS if is_far else 1)
 
 

@@ -96,20 +96,32 @@ class StoredPlan:
 
     def listing(self) -> Iterator[Job]:
         """Yield what was listed, each as a job."""
+        return (job for _, job in self.places())
+
+    def places(self) -> Iterator[tuple[int, Job]]:
+        """Yield what was listed, each as a job, with the offset of its line."""
         self.file.seek(0)
-        number = 0
+        number = offset = 0
         for line in self.file:
             plain = stored.decode(line)
             if plain["line"] == "checkpoint":
-                yield Job(number, stored.found_of(plain["found"]))
+                yield offset, Job(number, stored.found_of(plain["found"]))
                 number += 1
+            offset += len(line)
 
-    def jobs(self, options: Options, shard: Shard) -> Jobs:
+    def job_at(self, offset: int, number: int, part: Slice) -> Job:
+        """Read again what was listed in the line at an offset."""
+        self.file.seek(offset)
+        found = stored.found_of(stored.decode(self.file.readline())["found"])
+        return Job(number, found, part)
+
+    def jobs(self, options: Options, shard: Shard, *, is_cut: bool = False) -> Jobs:
         """Return the part of a shard; all parts together are the plan.
 
-        A large checkpoint is cut into slices where there are shards, the same ones for any number.
+        A large checkpoint is cut into slices where there are shards, the same ones for any number,
+        or where several machines share the work (`is_cut`).
         """
-        if shard.count == 1:
+        if shard.count == 1 and not is_cut:
             return Jobs(self, options, None)
         costs = array("d")
         for job in self.listing():
@@ -136,15 +148,19 @@ class Jobs:
 
     def __iter__(self) -> Iterator[Job]:
         """Yield the jobs, in the order of the plan."""
+        return (job for _, job in self.places())
+
+    def places(self) -> Iterator[tuple[int, Job]]:
+        """Yield the jobs, each with the offset of its checkpoint's line in the plan."""
         place = 0
-        for job in self.plan.listing():
+        for offset, job in self.plan.places():
             if self.chosen is None:
-                yield job
+                yield offset, job
                 continue
             count = stored.slices(job.found, self.options)
             for number in range(1, count + 1):
                 if self.chosen[place]:
-                    yield replace(job, slice=Slice(number, count))
+                    yield offset, replace(job, slice=Slice(number, count))
                 place += 1
 
 

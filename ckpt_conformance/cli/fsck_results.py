@@ -141,9 +141,18 @@ class Taker:
     def take(self, job: Job, judgement: Judgement | None) -> None:
         """Write a result."""
         content = stored.encode(stored.result_json(job, judgement))
+        self._keep(job, content, stored.Result(job.number, job.slice, judgement))
+
+    def take_stored(self, job: Job, content: bytes) -> Result:
+        """Write a result that somebody else has found, and return it."""
+        result = _result_in(content)
+        self._keep(job, content, result)
+        return result
+
+    def _keep(self, job: Job, content: bytes, result: Result) -> None:
         place = Place(0, self._file.seek(0, 2))
         self._file.write(content + b"\n")
-        self.index.add(stored.Result(job.number, job.slice, judgement), place)
+        self.index.add(result, place)
         if self.writer:
             self.writer.write(Line(item=_id_of(job), result=msgspec.Raw(content)))
 

@@ -20,10 +20,10 @@ from ckpt_conformance.cli.options import (
     TlsAuthority,
     TlsCertificate,
     TlsKey,
+    Where,
 )
 from ckpt_conformance.cli.sessions import (
     Session,
-    Where,
     fill_in,
     run,
     say_part,

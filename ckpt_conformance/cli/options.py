@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckpt_conformance.cluster.place import Place, Tls
 from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
@@ -43,6 +45,31 @@ def part_of(shard: str, results: Path | None) -> Shard:
             "of all shards to `ckpt-conformance combine`"
         )
     return part
+
+
+@dataclass(frozen=True)
+class Where:
+    """The options that name a cluster, as they were given; `jobs_are` is what `--jobs` counts."""
+
+    on: str | None = None
+    tls: Tls = field(default_factory=Tls)
+    jobs: int | None = None
+    jobs_are: str = "processes"
+
+    def place(self) -> Place | None:
+        """Read them; raises RequestError for what they cannot be."""
+        if self.on is None:
+            if self.tls:
+                raise RequestError(
+                    "--tls-ca, --tls-cert and --tls-key go with --on tls://HOST:PORT"
+                )
+            return None
+        if self.jobs is not None:
+            raise RequestError(
+                f"--jobs {self.jobs} is a number of {self.jobs_are} here, and --on {self.on} has "
+                "workers of its own; leave one of them out"
+            )
+        return Place.parse(self.on, self.tls)
 
 
 Names = list[str] | None

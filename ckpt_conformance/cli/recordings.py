@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.crash.explore.kept import Kept, KeptWorkload
     from ckpt_conformance.subject.subject import Subject
 
+SCRIPT = "command"  # stands for the one workload of a command
 Record = Annotated[
     Path | None,
     typer.Option("--record", metavar="DIR", help="Record only, into this folder."),
@@ -100,8 +101,8 @@ def _check_depends(folder: Path, content: Kept, now: Identity) -> None:
 
 def record(
     subject: Subject, adapter: str, workloads: Sequence[str], folder: Path, depends: Identity
-) -> int:
-    """Record workloads of an adapter, which is named as the user does; return the exit status."""
+) -> Kept:
+    """Record workloads of an adapter, which is named as the user does; return what is kept."""
     from ckpt_conformance.crash.explore import kept
     from ckpt_conformance.crash.explore import workloads as recorder
 
@@ -111,14 +112,26 @@ def record(
             recorded = recorder.record(subject, name)
         except (NotApplicable, Unknown) as error:
             made[name] = kept.reason(error)
-            word = "not applicable" if isinstance(error, NotApplicable) else "? unknown"
-            files.say(f"  {word}  {name}: {error}")
             continue
         made[name] = kept.keep(recorded, folder / name)
-        files.say(f"{name}: {files.count(len(recorded.recording.operations), 'operation')}")
-    raw = msgspec.Raw(msgspec.json.encode(depends))
-    kept.write(folder, kept.Kept(kept.SCHEMA, (adapter,), {}, made, raw))
-    return say_recorded(folder, failed=any(workload.failed for workload in made.values()))
+    content = kept.Kept(kept.SCHEMA, (adapter,), {}, made, depends_of(depends))
+    kept.write(folder, content)
+    return content
+
+
+def depends_of(identity: Identity) -> msgspec.Raw:
+    """Write what a recording depends on, for `Kit.open` to compare."""
+    return msgspec.Raw(msgspec.json.encode(identity))
+
+
+def say_each(content: Kept) -> None:
+    """Say how much was recorded of each workload, or why nothing was."""
+    for name, workload in content.workloads.items():
+        if workload.not_applicable or workload.failed:
+            word = "not applicable" if workload.not_applicable else "? unknown"
+            files.say(f"  {word}  {name}: {workload.not_applicable or workload.failed}")
+        else:
+            files.say(f"{name}: {files.count(workload.operations, 'operation')}")
 
 
 @contextlib.contextmanager
@@ -148,6 +161,8 @@ def check(  # noqa: PLR0913  one parameter for each option
     results: Path | None,
     real: Sequence[str] | None,
     ranks: int,
+    on: str | None = None,
+    cache: Path | None = None,
 ) -> None:
     """Refuse what does not go with `--record` or `--recording`."""
     if record and recording:
@@ -155,6 +170,7 @@ def check(  # noqa: PLR0913  one parameter for each option
     others: dict[str, object] = {"--ranks": ranks > 1}
     if record:
         others |= {"--results": results, "--keep": keep, "--real": real}
+        others |= {"--on": on, "--cache": cache}
     given = [name for name, value in others.items() if value]
     if (record or recording) and given:
         option = "--record" if record else "--recording"

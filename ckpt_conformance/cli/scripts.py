@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ckpt_conformance.cli import explorations
 from ckpt_conformance.cli.options import whole
-from ckpt_conformance.cli.recordings import say_recorded
+from ckpt_conformance.cli.recordings import SCRIPT, depends_of
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Unknown
 from ckpt_conformance.crash.script.command import GRACE, OUT, Script, ScriptError, Signals, checked
@@ -213,7 +212,7 @@ def explore(run: Run, script: Script) -> Json:
     """Explore a script; return what `result.json` says of it, nothing if it is stopped before."""
     from ckpt_conformance.cli.explore import Progress
 
-    about: Json = {"script": _content(script)}
+    about = described(script)
     run.describe(about)
     begun = time.monotonic()
     with (
@@ -231,7 +230,7 @@ def explore(run: Run, script: Script) -> Json:
         except Unknown as error:
             run.findings.unknown.append(f"{script.name}: {error}")
             if run.part:
-                run.part.give_up(explorations.SCRIPT, error)
+                run.part.give_up(SCRIPT, error)
         except KeyboardInterrupt:
             run.findings.interrupted = True
             if not is_rehearsed:
@@ -245,13 +244,13 @@ def identity_of(script: Script) -> Identity:
     That is all code below the folder of each script in a command and of each module that it runs,
     and other files that it names, such as a configuration.
     """
-    words = [*script.command, *script.resume, *shlex.split(script.result_cmd)]
-    named = [Path(script.cwd, word.rpartition("=")[2]) for word in words if OUT not in word]
-    scripts = [path for path in named if path.suffix in {".py", ".sh"} and path.is_file()]
+    named = files_of(script)
+    scripts = [path for path in named if is_code(path)]
+    words = words_of(script)
     modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     files = sources.digests_below({path.resolve().parent for path in scripts})
     files |= {path.name: sources.digest_of(path) for path in scripts}  # however many are beside it
-    files |= sources.code_beside([*modules, *script.preload])
+    files |= sources.code_beside([*modules, *script.preload], first=Path(script.cwd))
     files |= {
         str(path.relative_to(script.cwd)): sources.digest_of(path)
         for path in named
@@ -260,34 +259,52 @@ def identity_of(script: Script) -> Identity:
     return identity(environment.suite_commit(), {}, files)
 
 
+def words_of(script: Script) -> list[str]:
+    """Return the words of all commands of a script, as the user typed them."""
+    return [*script.command, *script.resume, *shlex.split(script.result_cmd)]
+
+
+def files_of(script: Script) -> list[Path]:
+    """Return the files that commands of a script name: scripts, and such as a configuration."""
+    words = (word for word in words_of(script) if OUT not in word)
+    paths = (Path(script.cwd, word.rpartition("=")[2]) for word in words)
+    return [path for path in paths if path.is_file()]
+
+
+def is_code(path: Path) -> bool:
+    """Return whether a file is one of code, beside which lies what it imports."""
+    return path.name.endswith(sources.CODE)
+
+
 def _is_small(path: Path) -> bool:
-    """Return whether something is a file that is read soon, which data for training may not be."""
-    return path.is_file() and path.stat().st_size <= SMALL
+    """Return whether a file is read soon, which data for training may not be."""
+    return path.stat().st_size <= SMALL
+
+
+def described(script: Script) -> Json:
+    """Return what `result.json` says of a script that did not run yet."""
+    return {"script": _content(script)}
 
 
 def record(
     script: Script, options: CommandOptions, jobs: int, folder: Path, depends: Identity
 ) -> int:
-    """Record and rehearse a script, and keep that; return the exit status."""
+    """Record and rehearse a script, and keep that; return how many operations there are.
+
+    Raises Unknown where that cannot be done.
+    """
     from ckpt_conformance.cli.explore import Progress
     from ckpt_conformance.crash.explore import kept as recordings
     from ckpt_conformance.crash.script import kept, rehearsal
 
     with _scratch() as scratch, contextlib.ExitStack() as stack, Progress(script.name) as progress:
         place = _places(scratch)
-        try:
-            rehearsed = rehearsal.rehearse(
-                _stage(script.at(str(place / "out")), scratch, stack, progress, jobs)
-            )
-        except Unknown as error:
-            files.say(f"? unknown  {script.name}: {error}")
-            return certificate.UNDECIDED
-        kept.keep(rehearsed, folder / explorations.SCRIPT)
-    raw = msgspec.Raw(msgspec.json.encode(depends))
-    given = options_of(options)
-    recordings.write(folder, recordings.Kept(recordings.SCHEMA, script.command, given, {}, raw))
-    files.say(f"{script.name}: {files.count(len(rehearsed.recording.operations), 'operation')}")
-    return say_recorded(folder)
+        there = script.at(str(place / "out"))
+        rehearsed = rehearsal.rehearse(_stage(there, scratch, stack, progress, jobs))
+        kept.keep(rehearsed, folder / SCRIPT)
+    known, given = depends_of(depends), options_of(options)
+    recordings.write(folder, recordings.Kept(recordings.SCHEMA, script.command, given, {}, known))
+    return len(rehearsed.recording.operations)
 
 
 def _scratch() -> contextlib.AbstractContextManager[Path]:
@@ -327,7 +344,7 @@ def _rehearse(
     if run.kit is None:
         there = script.at(str(place / "out"))
         return rehearsal.rehearse(_stage(there, scratch, stack, progress, run.limits.jobs))
-    folder = run.kit.folder / explorations.SCRIPT
+    folder = run.kit.folder / SCRIPT
     known = kept.read(folder, script)
     stack.enter_context(run.kit.directory(known.script.root))
     stage = _stage(known.script, scratch, stack, progress, run.limits.jobs)
@@ -385,7 +402,7 @@ def _explore(run: Run, rehearsal: Rehearsal, progress: Progress, begun: float) -
     share = notebook.share if notebook else None
     explore.explore(explorer, run.asked.models, run.asked.real, share)
     if run.part and notebook:
-        run.part.finish(notebook, explorations.SCRIPT)
+        run.part.finish(notebook, SCRIPT)
     if run.signals and not explorer.result.interrupted:
         _interrupt(run, explorer, progress, Path(rehearsal.script.root).parents[1] / "work")
     run.take(explorer, bundles.write)
@@ -429,7 +446,7 @@ def _notebook(run: Run, explorer: ScriptExplorer) -> Notebook | None:
             without_a_crash=tuple(findings.without_a_crash),
         )
 
-    notebook = run.part.notebook(explorer, explorations.SCRIPT)
+    notebook = run.part.notebook(explorer, SCRIPT)
     notebook.complete, notebook.free = complete, set(rehearsal.controls)
     return notebook
 

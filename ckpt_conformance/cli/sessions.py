@@ -19,9 +19,7 @@ from ckpt_conformance.cli import parts
 from ckpt_conformance.cli import progress as cli_progress
 from ckpt_conformance.cli.options import part_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
-from ckpt_conformance.cluster.place import Place, Tls
 from ckpt_conformance.contract.registry import AdapterInfo
-from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.contract.verdicts import Cause, CheckOutcome, Verdict
 from ckpt_conformance.report import environment, files, terminal
 from ckpt_conformance.report.result import STOPPED
@@ -32,8 +30,10 @@ from ckpt_conformance.work.lines import Fact, Header, Line, Origin, Results, Wri
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_conformance.cli.remote import Facts
+    from ckpt_conformance.cli.options import Where
+    from ckpt_conformance.cli.remote.checks import Facts
     from ckpt_conformance.cluster.client import Result
+    from ckpt_conformance.cluster.place import Place
     from ckpt_conformance.plugin.depends import Inputs
     from ckpt_conformance.plugin.options import CheckOptions, SessionOptions
     from ckpt_conformance.plugin.plan import CheckItem
@@ -68,30 +68,6 @@ class Work:
     cache: Cache | None = None
     place: Place | None = None  # a cluster; None: this machine
     is_whole: bool = True  # whether pairs run that cannot come out differently
-
-
-@dataclass(frozen=True)
-class Where:
-    """The options that name a cluster, as they were given."""
-
-    on: str | None = None
-    tls: Tls = field(default_factory=Tls)
-    jobs: int | None = None
-
-    def place(self) -> Place | None:
-        """Read them; raises RequestError for what they cannot be."""
-        if self.on is None:
-            if self.tls:
-                raise RequestError(
-                    "--tls-ca, --tls-cert and --tls-key go with --on tls://HOST:PORT"
-                )
-            return None
-        if self.jobs is not None:
-            raise RequestError(
-                f"--jobs {self.jobs} is a number of processes here, and --on {self.on} has workers "
-                "of its own; leave one of them out"
-            )
-        return Place.parse(self.on, self.tls)
 
 
 def work_of(
@@ -199,7 +175,7 @@ class _Run:
 
     def _run_on(self, place: Place) -> None:
         """Run on a cluster; a result is kept in the cache as one of the machine it came from."""
-        from ckpt_conformance.cli import remote
+        from ckpt_conformance.cli.remote import checks as remote
         from ckpt_conformance.cluster import client
 
         asked = replace(self.options, out=None, server="", selection=None).to_plain()
@@ -245,7 +221,7 @@ class _Run:
 
     def _begin(self, described: Mapping[str, str | int | None]) -> None:
         """Write what the run is; `described` is where it runs."""
-        from ckpt_conformance.cli import remote
+        from ckpt_conformance.cli.remote import checks as remote
 
         kept = self.work.results is not None  # for others, who have to know what it is of
         asked = {
@@ -334,7 +310,7 @@ class _Run:
         """Write a line for each check that enters nothing of its mutant's change; name them."""
         if self.work.is_whole:
             return []
-        from ckpt_conformance.cli import remote
+        from ckpt_conformance.cli.remote import checks as remote
         from ckpt_conformance.cli.unreached import Recorder
 
         self.progress.begin("which functions each check enters", "recording")
@@ -353,7 +329,7 @@ class _Run:
 
     def _keep(self, outcome: CheckOutcome, inputs: Inputs | None = None) -> None:
         """Write an outcome as it comes; what may be the machine's doing is not cached."""
-        from ckpt_conformance.cli import remote
+        from ckpt_conformance.cli.remote import checks as remote
 
         name, content = remote.item_of(outcome), remote.encode(outcome)
         self._write(name, content, "run")
@@ -374,7 +350,7 @@ class _Workers:
         self._of: dict[str, Inputs] = {}  # by worker
 
     def environment(self) -> dict[str, str | int | None]:
-        from ckpt_conformance.cli import remote
+        from ckpt_conformance.cli.remote import checks as remote
 
         return remote.together(facts.environment for facts in self._facts().values())
 
@@ -398,7 +374,7 @@ class _Workers:
         return self._of[worker]
 
     def _facts(self) -> dict[str, Facts]:
-        from ckpt_conformance.cli import remote
+        from ckpt_conformance.cli.remote import checks as remote
 
         return {
             worker: msgspec.json.decode(raw, type=remote.Facts) for worker, raw in self._raw.items()

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +22,14 @@ import msgspec
 from ckpt_conformance.cluster import worker
 from ckpt_conformance.cluster.dealer import Dealer
 from ckpt_conformance.cluster.local import Listening
-from ckpt_conformance.cluster.messages import NOTHING, Answer, Batch, Job
+from ckpt_conformance.cluster.messages import ADVICE, NOTHING, Answer, Batch, Job
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.processes import keeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from ckpt_conformance.cluster.dealer import Group
+    from ckpt_conformance.cluster.dealer import Deals, Group
     from ckpt_conformance.cluster.place import Place
     from ckpt_conformance.work.identity import Identity
     from ckpt_conformance.work.items import Item
@@ -83,6 +84,7 @@ class Cluster:
 
     client: Any  # a distributed.Client
     job: Job
+    luggage: bytes = b""  # a tar archive: files that the job needs on each worker
     facts: dict[str, msgspec.Raw] = field(default_factory=dict[str, msgspec.Raw])  # by worker
     on_files: Callable[[bytes], None] = lambda _: None  # takes a tar archive of a batch
     trip: float = 0.0  # seconds that a batch without items takes
@@ -95,6 +97,7 @@ class Cluster:
         self._again: list[Retry] = []
         self._suspects: list[Group] = []
         self._slots: dict[str, int] = {}
+        self._sent_luggage: Any = b""  # a future, once there is something to send
         self._seen = time.monotonic()  # when there was a worker
         self._number = 0
 
@@ -108,14 +111,14 @@ class Cluster:
         answers, refused, died = dict[str, object](), list[str](), list[str]()
         for _ in range(TRIES):  # a kill costs what is in flight, and no more
             self._wait_for_workers()
-            answers = self.client.run(worker.prepare, self._job, on_error="return")
+            answers = self.client.run(worker.prepare, self._job, self.luggage, on_error="return")
             refused, died = self._read(answers)
             troubles = refused or died or troubles
             if refused or (answers and not died):
                 break
         if refused or not answers or died:
             more = f" ({len(troubles) - 1} more are in trouble)" if len(troubles) > 1 else ""
-            raise RequestError(f"worker {troubles[0]}{more}; {ADVICE}")
+            raise RequestError(f"worker {troubles[0]}{more}")
         self.trip = self._measured_trip()
 
     def _read(self, answers: Mapping[str, object]) -> tuple[list[str], list[str]]:
@@ -168,12 +171,16 @@ class Cluster:
     # -- the run ----------------------------------------------------------------------------------
 
     def run(self, items: Sequence[Item]) -> Iterator[Result]:
-        """Run items and yield what comes of each, in any order.
+        """Run items and yield what comes of each, in any order; raises as `run_dealt` does."""
+        yield from self.run_dealt(Dealer(items, self.trip))
+
+    def run_dealt(self, dealer: Deals) -> Iterator[Result]:
+        """Run what a dealer has, and yield what comes of each item, in any order.
 
         Raises LostError if the cluster goes away, and RequestError if a worker that came later
         can't do the job.
         """
-        self.dealer = Dealer(items, self.trip)
+        self.dealer = dealer
         self._look()
         while self.dealer or self._again or self._suspects or self._sent:
             self._refill()
@@ -238,11 +245,28 @@ class Cluster:
         )
         return self.client.submit(
             worker.run_batch,
-            *(key, self._job, content),
+            *(key, self._job, content, self._luggage_there()),
             key=key,
             priority=-tries,
             pure=False,
         )
+
+    def _luggage_there(self) -> Any:  # noqa: ANN401
+        """Return the luggage as what a task may depend on: a worker that has none gets it.
+
+        It is a task itself, whose content the scheduler keeps: it outlives each worker.
+        """
+        if not self.luggage:
+            return b""
+        if not self._sent_luggage or self._sent_luggage.status in {"error", "lost", "cancelled"}:
+            self._number += 1
+            key = f"ckpt-conformance-{self.job.id}-luggage-{self._number}"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of large tasks: this one is what it is
+                self._sent_luggage = self.client.submit(
+                    worker.same, self.luggage, key=key, pure=False
+                )
+        return self._sent_luggage
 
     def _take(self, future: Any, sent: Sent) -> Iterator[Result]:  # noqa: ANN401
         """Yield the results of a batch that has ended in some way."""
@@ -261,7 +285,7 @@ class Cluster:
             return
         self._swap(sent, answer.worker)
         if answer.refused:
-            raise RequestError(f"worker {answer.worker}: {answer.refused}; {ADVICE}")
+            raise RequestError(f"worker {answer.worker}: {answer.refused}")
         if answer.files:
             self.on_files(answer.files)
         if answer.facts != NOTHING:
@@ -312,14 +336,8 @@ class Cluster:
         """
         if self.client.status != "running":
             return
-        self.client.cancel(list(self._sent))
+        self.client.cancel([*self._sent, *([self._sent_luggage] if self._sent_luggage else [])])
         self.client.run(worker.end, self.job.id, on_error="ignore")
-
-
-ADVICE = (
-    "install the same versions on every machine, and adapters where each worker can import them: "
-    "as a package, on its PYTHONPATH, or in its working directory"
-)
 
 
 def _versions(described: dict[str, Any]) -> dict[str, str]:
@@ -335,17 +353,49 @@ def connect(place: Place, function: str, request: bytes, identity: Identity) -> 
 
     Raises RequestError if no scheduler answers, it has no workers, or one can't do the job.
     """
-    job = Job(
-        id=uuid.uuid4().hex, function=function, request=msgspec.Raw(request), identity=identity
-    )
+    with opened(place) as client, ready(client, function, request, identity) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def opened(place: Place) -> Generator[Any]:
+    """Connect to a scheduler, or start a cluster here; yield a distributed.Client.
+
+    Raises RequestError if no scheduler answers.
+    """
     with contextlib.ExitStack() as stack:
         address, security = _address(place, stack)
         client = _client(place, address, security)
         stack.callback(_within, CLOSE, lambda: client.close(timeout=CONNECT))
-        cluster = Cluster(client, job)
-        stack.callback(_within, CLOSE, cluster.close)
+        yield client
+
+
+@contextlib.contextmanager
+def ready(
+    client: Any,  # noqa: ANN401  a distributed.Client
+    function: str,
+    request: bytes,
+    identity: Identity,
+    luggage: bytes = b"",
+) -> Generator[Cluster]:
+    """Yield the cluster of a client when every worker is ready for the job.
+
+    `luggage` is a tar archive of files that the job needs; each runner unpacks it. Raises
+    RequestError if there are no workers, or one can't do the job.
+    """
+    job = Job(
+        id=uuid.uuid4().hex,
+        function=function,
+        request=msgspec.Raw(request),
+        identity=identity,
+        luggage=len(luggage),
+    )
+    cluster = Cluster(client, job, luggage)
+    try:
         cluster.prepare()
         yield cluster
+    finally:
+        _within(CLOSE, cluster.close)
 
 
 def _address(place: Place, stack: contextlib.ExitStack) -> tuple[str, Any]:

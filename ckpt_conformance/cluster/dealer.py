@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,13 +25,55 @@ FIRST = 0.1  # a group with more than this part of a slot's whole share goes fir
 Group = tuple["Item", ...]
 
 
+class Deals(Protocol):
+    """What gives a client its batches: all items at once, or out of a plan that is in a file."""
+
+    def __bool__(self) -> bool:
+        """Return whether anything is left."""
+        ...
+
+    def next(self, worker: str, slots: int) -> Group:
+        """Take the next batch for a worker, of `slots` in all; empty if nothing is left."""
+        ...
+
+    def learn(self, batch: Group, seconds: float, overhead: float) -> None:
+        """Take in what a batch really cost: its items by themselves, and all that came to it."""
+        ...
+
+
+class Pace:
+    """What a unit of cost is in seconds, and what a batch costs beside its items: both learned."""
+
+    def __init__(self, overhead: float) -> None:
+        """Begin with `overhead`: seconds that a batch costs beside its items."""
+        self._overheads, self.batches = overhead, 1  # as if one had come back
+        self._seconds, self._cost = 0.0, 0.0  # of what has come back
+
+    def learn(self, cost: float, seconds: float, overhead: float) -> None:
+        """Take in what a batch of some estimated cost really took."""
+        self._seconds += seconds
+        self._cost += cost
+        self._overheads += overhead
+        self.batches += 1
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that a batch costs beside its items, in the mean."""
+        return self._overheads / self.batches
+
+    def size(self, left: float, slots: int) -> float:
+        """Return what the next batch should cost, where `left` is what all that is left costs."""
+        rate = self._seconds / self._cost if self._seconds else 1.0  # seconds of a unit
+        even = left * rate / (slots * PIECES)
+        return max(SHARE * self.overhead, min(LONGEST, even)) / rate
+
+
 class Dealer:
     """Deals out the items of a plan. Costs are estimates; what they are in seconds is learned."""
 
     def __init__(self, items: Iterable[Item], overhead: float) -> None:
         """Begin with all items; `overhead` are seconds that a batch costs beside its items."""
-        self._overheads, self.batches = overhead, 1  # as if one had come back
-        self._seconds, self._cost = 0.0, 0.0  # of what has come back
+        self._pace = Pace(overhead)
         self._families = defaultdict[str, list[Group]](list)
         for group in _groups(items):
             self._families[group[0].family].append(group)
@@ -55,7 +97,7 @@ class Dealer:
             return self._take(family)
         family = self._of(worker)
         self._owners.setdefault(family, worker)
-        size, batch = self._size(slots), list(self._take(family))
+        size, batch = self._pace.size(self._left, slots), list(self._take(family))
         cost = _cost(batch)
         while self._families.get(family) and cost < size:
             group = self._take(family)
@@ -65,21 +107,17 @@ class Dealer:
 
     def learn(self, batch: Group, seconds: float, overhead: float) -> None:
         """Take in what a batch really cost: its items by themselves, and all that came to it."""
-        self._seconds += seconds
-        self._cost += _cost(batch)
-        self._overheads += overhead
-        self.batches += 1
+        self._pace.learn(_cost(batch), seconds, overhead)
 
     @property
     def overhead(self) -> float:
         """Seconds that a batch costs beside its items, in the mean."""
-        return self._overheads / self.batches
+        return self._pace.overhead
 
-    def _size(self, slots: int) -> float:
-        """Return what the next batch should cost, in the plan's units."""
-        rate = self._seconds / self._cost if self._seconds else 1.0  # seconds of a unit
-        even = self._left * rate / (slots * PIECES)
-        return max(SHARE * self.overhead, min(LONGEST, even)) / rate
+    @property
+    def batches(self) -> int:
+        """How many batches have come back, and the one that `overhead` began with."""
+        return self._pace.batches
 
     def _of_large(self, slots: int) -> str | None:
         """Name the family of the costliest group, if that could make the end uneven."""

@@ -8,19 +8,26 @@ from msgspec import Struct
 from ckpt_conformance.work.identity import Identity
 
 NOTHING = msgspec.Raw(b"null")
+ADVICE = (
+    "install the same versions on every machine, and have the same adapters where each worker can "
+    "import them (as a package, on its PYTHONPATH, or in its working directory), and the same "
+    "scripts at the same paths"
+)
 
 
 class Job(Struct, frozen=True, kw_only=True):
     """One run of a command, as every worker gets it.
 
     `function` is named as `module:attribute`; it takes a `runner.Feed`. `identity` is the client's:
-    a worker with another one would find out something else.
+    a worker with another one would find out something else. `luggage` is how many bytes of a tar
+    archive follow its line: files that the job needs.
     """
 
     id: str  # no other run has it
     function: str
     request: msgspec.Raw
     identity: Identity
+    luggage: int = 0
 
 
 class Batch(Struct, frozen=True, tag=True):

@@ -8,6 +8,7 @@ comes of them to standard output. The worker's keeper ends it (`processes/keeper
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shutil
 import signal
@@ -19,12 +20,12 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from ckpt_conformance.cluster.messages import Batch, Done, Found, Job, Ready, Refused, Said
+from ckpt_conformance.cluster.messages import ADVICE, Batch, Done, Found, Job, Ready, Refused, Said
 from ckpt_conformance.contract.registry import AdapterError
 from ckpt_conformance.contract.requests import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from ckpt_conformance.work.identity import Identity
@@ -36,12 +37,25 @@ class Feed:
     The function says `ready` once, then iterates: each `Batch` is over when it asks for the next.
     """
 
-    def __init__(self, job: Job, source: IO[bytes], target: IO[bytes]) -> None:
-        """Read batches from `source` and write what is said to `target`, a line each."""
-        self.job = job
+    def __init__(
+        self,
+        job: Job,
+        source: IO[bytes],
+        target: IO[bytes],
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Read batches from `source` and write what is said to `target`, a line each.
+
+        `at_end` is called when there are no more batches, before the function winds up.
+        """
+        self.job, self._at_end = job, at_end
         self._source, self._target = source, target
         self.files = Path(tempfile.mkdtemp(prefix="files-"))
         """A folder: what is in it when a batch has ended goes to the client with the results."""
+        self.luggage = Path(tempfile.mkdtemp(prefix="luggage-"))
+        """A folder with the files that the client has sent along with the job."""
+        if job.luggage:
+            _unpack(source.read(job.luggage), self.luggage)
 
     def ready(self, facts: msgspec.Raw) -> None:
         """Say that batches can come; the client gets the facts of each worker."""
@@ -58,6 +72,7 @@ class Feed:
             if batch.items:
                 yield batch
             self._say(Done(self._packed()))
+        self._at_end()
 
     def _packed(self) -> str:
         """Pack what the batch has left; return the path of the archive, empty if it is nothing."""
@@ -74,7 +89,8 @@ class Feed:
     def require(self, here: Identity) -> None:
         """Refuse the job, by RequestError, where results depend on what is not the client's."""
         if differences := self.job.identity.part(here).differences(here):
-            raise RequestError(f"what results depend on differs: {'; '.join(differences)}")
+            what = f"what results depend on differs: {'; '.join(differences)}"
+            raise RequestError(f"{what}; {ADVICE}")
 
     def refuse(self, reason: str) -> None:
         """Say that this worker cannot do the job."""
@@ -85,14 +101,22 @@ class Feed:
         self._target.flush()
 
 
+def _unpack(archive: bytes, folder: Path) -> None:
+    """Unpack what the client sent, as it was: who sends it may run any code here."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        packed.extractall(folder, filter="fully_trusted")  # noqa: S202
+
+
 def run(feed: Feed) -> None:
     """Run the job's function; what makes it impossible here is said, and not raised."""
     module, _, attribute = feed.job.function.partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute)
         function(feed)
-    except (RequestError, AdapterError, ImportError) as error:
-        feed.refuse(str(error) or type(error).__name__)
+    except RequestError as error:  # which says itself what to do
+        feed.refuse(str(error))
+    except (AdapterError, ImportError) as error:
+        feed.refuse(f"{str(error) or type(error).__name__}; {ADVICE}")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -100,6 +124,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
     del frame
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _pass_over_sigterm() -> None:
+    """Wind up undisturbed: the keeper asks us to end where we have begun to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def main() -> None:
@@ -111,7 +140,8 @@ def main() -> None:
     os.dup2(nothing, 0)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        run(Feed(msgspec.json.decode(source.readline(), type=Job), source, target))
+        job = msgspec.json.decode(source.readline(), type=Job)
+        run(Feed(job, source, target, _pass_over_sigterm))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGTERM)
 

@@ -63,7 +63,7 @@ class Runner:
         self._reading = asyncio.ensure_future(self._read_errors())
 
     @classmethod
-    async def start(cls, job: bytes) -> Runner:
+    async def start(cls, job: bytes, luggage: bytes) -> Runner:
         """Start a runner for a job and wait until it is ready; raises DiedError, RefusedError."""
         folder = Path(tempfile.gettempdir()) / f"ckc-{secrets.token_hex(6)}"  # the keeper makes it
         # Dask's nanny sets the seed of hashes, which is a fact of the machine for the cache.
@@ -82,7 +82,7 @@ class Runner:
         made = cls(process, folder)
         try:
             async with asyncio.timeout(START):
-                first = await made._ask(job)
+                first = await made._ask(job + b"\n" + luggage)
         except BaseException:
             await made.close()
             raise
@@ -91,17 +91,17 @@ class Runner:
 
     async def run(self, batch: bytes, found: list[Found]) -> bytes:
         """Run a batch; add what is found to the list as it comes, return the archive of files."""
-        said = await self._ask(batch)
+        said = await self._ask(batch + b"\n")
         while not isinstance(said, Done):
             if isinstance(said, Found):
                 found.append(said)
             said = await self._hear()
         return await asyncio.to_thread(_take, said.files) if said.files else b""
 
-    async def _ask(self, line: bytes) -> Said:
+    async def _ask(self, content: bytes) -> Said:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):  # what it said before it ended tells more
-                self._process.stdin.write(line + b"\n")
+                self._process.stdin.write(content)
                 await self._process.stdin.drain()
         return await self._hear()
 
@@ -151,7 +151,7 @@ class Pool:
         self._busy: set[Runner] = set()
         self._is_closed = False
 
-    async def take(self, job: bytes) -> Runner:
+    async def take(self, job: bytes, luggage: bytes) -> Runner:
         """Return a runner that waits, or start one; raises DiedError when the job has ended."""
         if self._idle:
             runner, timer = self._idle.pop()
@@ -159,7 +159,7 @@ class Pool:
         elif self._is_closed:
             raise DiedError(OVER)
         else:
-            runner = await Runner.start(job)
+            runner = await Runner.start(job, luggage)
         if self._is_closed:  # while it started
             await runner.close()
             raise DiedError(OVER)
@@ -204,18 +204,27 @@ class Pool:
 _pools: defaultdict[str, Pool] = defaultdict(Pool)  # by the job's id
 
 
-async def prepare(job: bytes, dask_worker: Any) -> bytes:  # noqa: ANN401  a distributed.Worker
+async def prepare(
+    job: bytes,
+    luggage: bytes,
+    dask_worker: Any,  # noqa: ANN401  a distributed.Worker
+) -> bytes:
     """Start the first runner of a job, before there is a batch; return an Answer."""
-    return await _answer(dask_worker.address, job, Batch())
+    return await _answer(dask_worker.address, job, Batch(), luggage)
 
 
-async def run_batch(key: str, job: bytes, batch: bytes) -> bytes:
+def same(luggage: bytes) -> bytes:
+    """Return what it is given: as a task its result goes to each worker once, and is made again."""
+    return luggage
+
+
+async def run_batch(key: str, job: bytes, batch: bytes, luggage: bytes) -> bytes:
     """Run a batch, as the task `key`; return an Answer."""
     from distributed import get_worker
 
     worker = get_worker()
     work = asyncio.ensure_future(
-        _answer(worker.address, job, msgspec.json.decode(batch, type=Batch))
+        _answer(worker.address, job, msgspec.json.decode(batch, type=Batch), luggage)
     )
     try:
         while not work.done():
@@ -229,13 +238,13 @@ async def run_batch(key: str, job: bytes, batch: bytes) -> bytes:
         work.cancel()
 
 
-async def _answer(worker: str, job: bytes, batch: Batch) -> bytes:
+async def _answer(worker: str, job: bytes, batch: Batch, luggage: bytes) -> bytes:
     begun, found, files = time.monotonic(), list[Found](), b""
     died = refused = ""
     pool = _pools[msgspec.json.decode(job, type=Job).id]
     facts = NOTHING
     try:
-        runner = await pool.take(job)
+        runner = await pool.take(job, luggage)
         try:
             files = await runner.run(msgspec.json.encode(batch), found)
         except BaseException:

@@ -161,10 +161,11 @@ def digests(folder: Path) -> dict[str, str]:
             if path.is_symlink():
                 found[name] = f"-> {path.readlink()}"
             elif path.is_file() and name != RECORD:
-                found[name] = _digest(path)
+                found[name] = digest_of(path)
     return dict(sorted(found.items()))
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()

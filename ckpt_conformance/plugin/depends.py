@@ -67,6 +67,7 @@ class Inputs:
     options: CheckOptions
     tree: SourceTree
     machine: Mapping[str, Any]
+    around: tuple[str, ...] = AROUND  # modules that run whatever is checked
 
     def of(self, item: CheckItem) -> dict[str, Any]:
         """Return all that the outcome of one check on one adapter depends on."""
@@ -85,9 +86,13 @@ class Inputs:
         """Return all that an adapter's description of itself depends on."""
         return {"facts": True, **self._common(name)}
 
+    def of_other(self, adapter: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all that something else depends on that is found out with an adapter."""
+        return {**values, **self._common(adapter)}
+
     def modules_of(self, adapter: str, *modules: str) -> frozenset[str]:
         """Name the modules whose text decides what modules find out about an adapter."""
-        roots = (*AROUND, *adapter_modules(adapter), *modules)
+        roots = (*self.around, *adapter_modules(adapter), *modules)
         return frozenset[str]().union(*(self._closure(root) for root in roots))
 
     def _common(self, adapter: str, *modules: str) -> dict[str, Any]:
@@ -136,12 +141,12 @@ class Inputs:
         return self._closures[root]
 
 
-def inputs(options: CheckOptions, scratch: str) -> Inputs:
+def inputs(options: CheckOptions, scratch: str, around: tuple[str, ...] = AROUND) -> Inputs:
     """Read the sources and the machine; `scratch` names the file system of the checkpoints."""
     tree = SourceTree.of_packages(our_packages())
     injectors = frozenset(name for name in tree.sources if name.startswith(f"{INJECTORS}."))
     tree.linked[INJECTORS] = injectors  # a fault is asked for by name
-    return Inputs(options, tree, machine(scratch))
+    return Inputs(options, tree, machine(scratch), around)
 
 
 def adapter_modules(name: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from ckpt_conformance import __version__
 from ckpt_conformance.work.sources import PACKAGE, SourceTree, our_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 # With those that adapters of this suite, and what it judges, are made of.
 DISTRIBUTIONS = (
@@ -79,10 +79,16 @@ SUITE = "the suite"
 
 
 def identity(
-    commit: str | None, more: Mapping[str, str], files: dict[str, str] | None = None
+    commit: str | None,
+    more: Mapping[str, str],
+    files: dict[str, str] | None = None,
+    distributions: Sequence[str] = DISTRIBUTIONS,
 ) -> Identity:
-    """Return the identity of this process; `more` are what a command adds, such as adapters."""
-    versions = {name: _version(name) for name in DISTRIBUTIONS}
+    """Return the identity of this process; `more` are what a command adds, such as adapters.
+
+    `distributions` are what the command's results depend on.
+    """
+    versions = {name: _version(name) for name in distributions}
     suite = f"{__version__}, sources {_sources()}"
     values = {"Python": platform.python_version(), SUITE: suite, **versions}
     return Identity(values | dict(more), commit, files)

@@ -160,9 +160,14 @@ def code_outside() -> str:
     installations. What a program imports by a name that it makes up is no name in its text, so all
     of it counts. Where that is too much to read the digest is never the same twice.
     """
+    return code_in(_places_outside())
+
+
+def code_in(places: Iterable[Path]) -> str:
+    """Return one digest of all code below some folders; never the same twice if it is too much."""
     found = hashlib.blake2b(digest_size=16)
     count = 0
-    for place in _places_outside():
+    for place in places:
         for path in sorted(_code(place)):
             count += 1
             if count > MOST_FILES:
@@ -173,25 +178,39 @@ def code_outside() -> str:
     return found.hexdigest()
 
 
-def code_beside(modules: Sequence[str]) -> dict[str, str]:
+def code_beside(modules: Sequence[str], first: Path | None = None) -> dict[str, str]:
     """Return a short digest of each file of code of the user's own that modules may import.
 
     That is all below the folders from which they, and the modules that they name, are imported; the
     path is relative to that folder, which has another place on each machine. What a program imports
     by a name that it makes up is no name in its text. Where that is too much to read, the modules
-    that are named have to do.
+    that are named have to do. Modules are looked for in `first`, too, before all other places.
     """
     named = SourceTree({})
-    reached = named.closure(modules)
-    wanted = {*modules, *(name for module in reached for name in named.sources[module].names)}
-    tops = {name.partition(".")[0] for name in wanted}
-    places = {place for top in tops if (place := _place_of(top)) is not None}
+    with _looking_first_in(first):
+        reached = named.closure(modules)
+        wanted = {*modules, *(name for module in reached for name in named.sources[module].names)}
+        tops = {name.partition(".")[0] for name in wanted}
+        places = {place for top in tops if (place := _place_of(top)) is not None}
     return digests_below(places) or _joined(
         (source.path.relative_to(place), source.path)
         for place in places
         for source in named.sources.values()
         if source.path.is_relative_to(place)
     )
+
+
+@contextlib.contextmanager
+def _looking_first_in(folder: Path | None) -> Iterator[None]:
+    """Let modules be found in a folder, as in the working directory of `python -m`."""
+    before = list(sys.path)
+    if folder is not None:
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def digests_below(places: Iterable[Path]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
@@ -10,53 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from explorations import IN_PLACE, REFERENCE, ckpt, result_of
 
-from ckpt_conformance.cli import explore, main, scripts
-from ckpt_conformance.crash.explore import engine
+from ckpt_conformance.cli import scripts
 from ckpt_conformance.crash.script.command import Script
-from ckpt_conformance.subject.subject import Subject
 from ckpt_conformance.work import lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
-IN_PLACE = "torch-save-inplace"  # loses everything; what it writes is the same each time
-REFERENCE = "reference"  # loses nothing; the names that it writes to are new each time
+__all__ = ["ckpt"]
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "in_place.py"
 SHARDS = 3
-
-
-@pytest.fixture
-def ckpt(
-    new_subject: Callable[..., Subject],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Callable[..., tuple[int, str]]:
-    """Run a command line here; explorations use the fork server that all tests share."""
-    count = iter(range(1000))
-
-    @contextlib.contextmanager
-    def subject_of(adapter: str, seed: int, budget: str = "full") -> Generator[Subject]:
-        folder = tmp_path / f"ckc-explore-{next(count)}"
-        shared = new_subject(adapter)
-        try:
-            yield Subject(shared.info, shared.client, folder, seed=seed, budget=budget)
-        finally:
-            shutil.rmtree(folder)
-
-    monkeypatch.setattr(explore, "subject_of", subject_of)
-    monkeypatch.setattr(engine, "CHUNK", 8)  # so that few states fill several batches
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["ckpt-conformance", *words])
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        out = capsys.readouterr()
-        return int(end.value.code or 0), out.out + out.err
-
-    return run
 
 
 def shards(ckpt: Callable[..., tuple[int, str]], *words: str, count: int = SHARDS) -> list[str]:
@@ -69,20 +33,6 @@ def shards(ckpt: Callable[..., tuple[int, str]], *words: str, count: int = SHARD
         assert f"shard {number}/{count}: " in text
         assert "all shards: ckpt-conformance combine FILE..." in text
     return names
-
-
-def result_of(folder: str) -> dict[str, Any]:
-    """Read a report, without what differs from run to run, and the records of its bundles."""
-    text = (Path(folder) / "result.json").read_text().replace(f"{folder}/", "")
-    content: dict[str, Any] = json.loads(text)
-    del content["created"]
-    for exploration in content["explorations"]:
-        del exploration["seconds"]
-    content["bundles"] = {
-        path.parent.name: json.loads(path.read_text())
-        for path in sorted(Path(folder).glob("bundles/*/violation.json"))
-    }
-    return content
 
 
 @pytest.mark.parametrize(("adapter", "verdict"), [(IN_PLACE, 1), (REFERENCE, 0)])
@@ -247,6 +197,26 @@ def test_a_configuration_that_a_command_names_counts(tmp_path: Path) -> None:
     files = scripts.identity_of(Script(command=words, root="", cwd=str(tmp_path))).files
     assert files is not None
     assert files.keys() == {"train.py", "model.py", "job.yaml"}
+
+
+def test_a_module_that_a_command_runs_is_that_of_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever this process looks for modules first: a worker runs in another folder."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        folder.mkdir()
+        (folder / "run_as_module.py").write_text(f"x = '{folder}'\n")
+    (mine / "beside.py").write_text("x = 1\n")
+    words = ("python", "-m", "run_as_module", "{out}")
+    script = Script(command=words, root="", cwd=str(mine))
+    files = scripts.identity_of(script).files
+    monkeypatch.syspath_prepend(other)
+    path = list(sys.path)
+    assert scripts.identity_of(script).files == files
+    assert sys.path == path
+    assert files is not None
+    assert files.keys() == {"run_as_module.py", "beside.py"}
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +23,7 @@ import msgspec
 import pytest
 from stopped import wait
 
-from ckpt_conformance.cli import remote
+from ckpt_conformance.cli.remote import checks as remote
 from ckpt_conformance.cluster import client
 from ckpt_conformance.cluster.place import Place, Tls
 from ckpt_conformance.contract.requests import RequestError
@@ -111,6 +113,31 @@ def test_every_item_is_run_once_and_the_cluster_goes_on(cluster: Running) -> Non
     assert {json.loads(result.content)[0] for result in results.values()} == set(names)
     assert len(pids(results)) == 2  # one runner on each worker, for all batches
     assert len(cluster.workers()) == 2
+
+
+def test_luggage_is_with_each_runner_and_with_those_that_come_later(cluster: Running) -> None:
+    names = [f"show {number}" for number in range(40)]
+    results: list[client.Result] = []
+    with (
+        client.opened(cluster.place) as opened,
+        client.ready(opened, OBEY, b"{}", cluster_jobs.here(), luggage(b"the files")) as connected,
+    ):
+        for result in connected.run(cluster_jobs.items(names)):
+            results.append(result)
+            if len(results) == 5:
+                os.kill(cluster.workers()[0], signal.SIGKILL)
+    shown = {json.loads(result.content)[0] for result in results}
+    assert shown == {f"{name} the files" for name in names}
+    wait(lambda: cluster.runners() == [])
+
+
+def luggage(content: bytes) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as packed:
+        info = tarfile.TarInfo("it")
+        info.size = len(content)
+        packed.addfile(info, io.BytesIO(content))
+    return archive.getvalue()
 
 
 def test_what_a_batch_leaves_comes_with_its_results(cluster: Running) -> None:
@@ -294,7 +321,6 @@ CLIENT = """
 import sys
 import cluster_jobs
 from pathlib import Path
-from ckpt_conformance.cli import remote
 from ckpt_conformance.cluster import client
 from ckpt_conformance.cluster.place import Place, Tls
 address, pem, key = sys.argv[1:]

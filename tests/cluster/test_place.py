@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance.cli.sessions import Where
+from ckpt_conformance.cli.options import Where
 from ckpt_conformance.cluster.place import Place, Tls
 from ckpt_conformance.contract.requests import RequestError
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
+import sys
 import tarfile
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 
 from ckpt_conformance.cluster import runner, worker
-from ckpt_conformance.cluster.messages import Batch, Done, Found, Job, Ready, Refused, Said
+from ckpt_conformance.cluster.messages import ADVICE, Batch, Done, Found, Job, Ready, Refused, Said
 from ckpt_conformance.work.identity import SUITE, Identity
 
 if TYPE_CHECKING:
@@ -52,6 +54,30 @@ def test_a_batch_is_over_when_all_of_it_was_said(
     assert [m.item for m in messages if isinstance(m, Found)] == ["a", "b", "c"]
 
 
+WINDS_UP = """
+import os, pathlib, signal, sys, time
+from ckpt_conformance.cluster import runner
+def wind_up(feed):
+    try:
+        for _ in feed:
+            pass
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)  # as the keeper does where it is told of the end
+        pathlib.Path(os.environ["CKC_MARK"]).touch()
+runner.run = wind_up
+runner.main()
+"""
+
+
+def test_what_winds_up_is_not_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CKC_MARK", str(tmp_path / "mark"))
+    line = msgspec.json.encode(job("unused:unused")) + b"\n"
+    done = subprocess.run([sys.executable, "-c", WINDS_UP], input=line, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "mark").exists()
+
+
 def test_files_go_with_the_batch_that_left_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +94,7 @@ def test_files_go_with_the_batch_that_left_them(
     ("function", "reason"),
     [
         ("cluster_jobs:refuse", "this machine has no wheels"),
-        ("no_such_module:run", "No module named 'no_such_module'"),
+        ("no_such_module:run", f"No module named 'no_such_module'; {ADVICE}"),
     ],
 )
 def test_what_is_impossible_here_is_said(function: str, reason: str) -> None:
@@ -101,7 +127,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
     """Return the runners that pools have started."""
     found: list[Waiting] = []
 
-    async def start(_: bytes) -> Waiting:
+    async def start(*_: bytes) -> Waiting:
         found.append(Waiting())
         await asyncio.sleep(0)
         return found[-1]
@@ -118,7 +144,7 @@ def test_a_runner_without_work_is_ended_and_its_job_forgotten(
 
     async def work() -> None:
         pool = worker._pools["a job"]
-        pool.give_back(await pool.take(b""))
+        pool.give_back(await pool.take(b"", b""))
         await started[0].closed.wait()
 
     asyncio.run(work())
@@ -135,7 +161,7 @@ def test_no_runner_is_left_of_a_job_that_ended_while_it_started(
         ending = worker.end("a job")
         if begins == "after":
             await ending
-        taking = asyncio.ensure_future(worker._pools["a job"].take(b""))
+        taking = asyncio.ensure_future(worker._pools["a job"].take(b"", b""))
         await asyncio.sleep(0)
         if begins == "before":
             await ending

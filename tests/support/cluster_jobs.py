@@ -39,7 +39,8 @@ def obey(feed: Feed) -> None:
         for raw in batch.items:
             name = msgspec.json.decode(raw, type=Item).id
             _do(name.partition(" ")[0], feed)
-            feed.put(name, json.dumps([name, os.getpid()]).encode(), 0.01)
+            shown = f"{name} {_luggage(feed)}" if name.startswith("show") else name
+            feed.put(name, json.dumps([shown, os.getpid()]).encode(), 0.01)
 
 
 def obey_until_closed(feed: Feed) -> None:
@@ -47,6 +48,10 @@ def obey_until_closed(feed: Feed) -> None:
     if closed().exists():
         raise RequestError("this machine came too late")
     obey(feed)
+
+
+def _luggage(feed: Feed) -> str:
+    return (feed.luggage / "it").read_text()
 
 
 def closed() -> Path:

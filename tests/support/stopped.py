@@ -36,10 +36,11 @@ class Place:
     folder: Path
     token: str
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    def start(self, *words: str, path: Path | None = None) -> subprocess.Popen[str]:
+        first = [str(path)] if path else []
+        paths = os.pathsep.join([*first, str(Path(__file__).parent), *filter(None, sys.path)])
         own = {"CKC_TOKEN": self.token, "CKC_MARK": str(self.folder / "mark"), "PYTHONPATH": paths}
-        (self.folder / "tmp").mkdir()
+        (self.folder / "tmp").mkdir(exist_ok=True)
         (self.folder / "hanging.py").write_text(HANGS)
         with (self.folder / "err").open("w") as errors:
             return subprocess.Popen(

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -22,7 +23,7 @@ from ckpt_conformance.crash.explore.judging import Recovery, Version
 from ckpt_conformance.trace.operations import Recording
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.crash.model.states import State
 
@@ -156,10 +157,35 @@ def batches_of(contents: Sequence[str], chunk: int, count: int) -> list[list[str
     return batches
 
 
+def adopt(explorer: BaseExplorer, evidence: Evidence) -> None:
+    """Take recoveries that were made elsewhere, as if they had been made here; not the doubts."""
+    result = explorer.result
+    for content, recovery in evidence.recoveries.items():
+        result.recoveries[content] = recovery
+        result.recovered += content not in evidence.free
+    result.used |= evidence.used
+    result.seconds += evidence.seconds
+    result.batch_seconds += evidence.batch_seconds
+
+
+class Batches(Protocol):
+    """Where evidence of batches may come from, beside here; without an entry it is found here.
+
+    Takes the basis and the contents of batches by id; gives evidence of some of them, in any order.
+    """
+
+    def __call__(
+        self, basis: Basis, batches: Mapping[str, Sequence[str]]
+    ) -> Iterable[tuple[str, Evidence]]:
+        """Find what is known, or can be found out, elsewhere."""
+        ...
+
+
 class Notebook:
     """Takes an exploration's share of the states, and writes down what comes of each batch.
 
     `mine` are the ids of its batches by their number, of `count`; `write` takes evidence by id.
+    `elsewhere` gives evidence that needs no recovery here, `on_found` takes what was found here.
     """
 
     def __init__(
@@ -173,12 +199,15 @@ class Notebook:
         self.explorer, self.mine, self.count, self.write = explorer, mine, count, write
         self.on_basis: Callable[[Basis], None] = nothing
         self.complete: Callable[[Basis], Basis] = lambda basis: basis
+        self.elsewhere: Batches = _nowhere
+        self.on_found: Callable[[Basis, Sequence[str], Evidence], None] = nothing
         self.basis = ""
         self.free: set[str] = set()
         self._left: dict[str, set[str]] = {}  # contents by id, of batches that are not done
         self._batches: dict[str, list[str]] = {}
         self._written: set[str] = set()
-        self._doubts = 0
+        self._basis: Basis | None = None  # once recoveries may begin here
+        self._doubts = self._doubts_before = 0
         self._seconds = self._batch_seconds = 0.0
 
     def share(self, cases: Sequence[Case]) -> list[Case]:
@@ -189,10 +218,35 @@ class Notebook:
         batches = batches_of(basis.chosen_contents, self.explorer.chunk, self.count)
         self._batches = {name: batches[number] for number, name in self.mine.items()}
         self._left = {name: set(contents) for name, contents in self._batches.items()}
-        self.explorer.on_recovered = self._take
         self._take(())  # what is empty is done
-        mine = {content for contents in self._batches.values() for content in contents}
+        self._take_from_elsewhere(basis)
+        self._basis = basis
+        self._doubts_before = len(self.explorer.result.doubts)
+        self.explorer.on_recovered = self._take
+        mine = {content for contents in self._left.values() for content in contents}
         return [case for case in cases if case.content in mine]
+
+    def _take_from_elsewhere(self, basis: Basis) -> None:
+        """Take evidence that others have; doubts in the order of batches, whoever was first."""
+        waiting = {name: self._batches[name] for name in self._left}
+        total = sum(map(len, waiting.values()))
+        begun, done = time.monotonic(), 0
+        doubts: dict[str, tuple[Doubt, ...]] = {}
+        try:
+            for name, evidence in self.elsewhere(basis, waiting):
+                adopt(self.explorer, evidence)
+                self.write(name, evidence)
+                doubts[name] = evidence.doubts
+                self._written.update(self._left.pop(name))
+                done += len(waiting[name])
+                self.explorer.on_progress(done, total, time.monotonic() - begun)
+        finally:
+            for name in waiting:
+                for doubt in doubts.get(name, ()):
+                    self.explorer.unknown(doubt.unknown)
+            result = self.explorer.result
+            self._doubts = len(result.doubts)
+            self._seconds, self._batch_seconds = result.seconds, result.batch_seconds
 
     def _take(self, cases: Sequence[Case]) -> None:
         """Note that some contents were tried, and write the batches that are done now."""
@@ -201,7 +255,10 @@ class Notebook:
             self._left[name] -= contents
             if not self._left[name]:
                 del self._left[name]
-                self.write(name, self._evidence(self._batches[name]))
+                evidence = self._evidence(self._batches[name])
+                self.write(name, evidence)
+                if self._basis and len(self.explorer.result.doubts) == self._doubts_before:
+                    self.on_found(self._basis, self._batches[name], evidence)
 
     def finish(self, name: str) -> None:
         """Write what came after the batches: shrinking, confirming, and what was interrupted."""
@@ -234,6 +291,32 @@ class Notebook:
             seconds=seconds[0],
             batch_seconds=seconds[1],
         )
+
+
+def _nowhere(basis: Basis, batches: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, Evidence]]:
+    del basis, batches
+    return ()
+
+
+def evidence_of(
+    explorer: BaseExplorer, basis: str, cases: Sequence[Case], free: Container[str] = ()
+) -> Evidence:
+    """Recover from a batch with an explorer that has done nothing yet; return what came of it.
+
+    `free` are contents that cost no visit of their own.
+    """
+    explorer.recover(cases)
+    result = explorer.result
+    contents = dict.fromkeys(case.content for case in cases)
+    return Evidence(
+        basis=basis,
+        recoveries={c: result.recoveries[c] for c in contents if c in result.recoveries},
+        used={c: result.used[c] for c in contents if c in result.used},
+        free=tuple(content for content in contents if content in free),
+        doubts=tuple(map(Doubt.of, result.doubts)),
+        seconds=result.seconds,
+        batch_seconds=result.batch_seconds,
+    )
 
 
 class Known(BaseExplorer):

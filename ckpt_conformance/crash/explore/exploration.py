@@ -375,6 +375,16 @@ class BaseExplorer:
         self.cases[name] = cases
         return cases
 
+    def listed(self, models: Sequence[str]) -> list[Case]:
+        """List the states of some models, and return those that are chosen."""
+        return [case for name in models for case in self.choose(self.enumerate(name))]
+
+    def share_listing(self, other: BaseExplorer) -> None:
+        """Take the states that another explorer of the same recording has listed."""
+        self.cases = other.cases
+        self._cases_by_content = dict(other.by_content())
+        self._cases_counted = other._cases_counted
+
     def content_of(self, state: State) -> str:
         """Return the digest of a state's actual content."""
         return digest(self.recording, state)
@@ -531,7 +541,7 @@ def run(
     if explorer.recording.unsupported:
         return result  # states of other bytes than those that were written say nothing
     try:
-        chosen = [case for name in models for case in explorer.choose(explorer.enumerate(name))]
+        chosen = explorer.listed(models)
         chosen += [case for name in real for case in observed.enumerate_states(explorer, name)]
         explorer.chosen = frozenset(case.content for case in chosen)
         explorer.recover(share(chosen) if share else chosen)

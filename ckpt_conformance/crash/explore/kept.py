@@ -48,6 +48,7 @@ class KeptWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     before: tuple[Step, ...] = ()
     not_applicable: str = ""
     failed: str = ""
+    operations: int = 0  # how many were recorded
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -117,7 +118,8 @@ def keep(recorded: Recorded, folder: Path) -> KeptWorkload:
         name = f"before/{number}-step-{step}"
         trees.copy(tree, folder / name)
         before.append(Step(step, name))
-    return KeptWorkload(recorded.options, tuple(before))
+    count = len(recorded.recording.operations)
+    return KeptWorkload(recorded.options, tuple(before), operations=count)
 
 
 def reason(error: NotApplicable | Unknown) -> KeptWorkload:

@@ -144,6 +144,7 @@ class ScriptExplorer(BaseExplorer):
         )
         for number, run in runs:
             violation = violations[number]
+            self.outputs.setdefault(violation.case.content, run.output)  # found elsewhere
             state = violation.case.state
             again = judge(
                 self.recovery_of(run, violation.recovery.older), self.result.facts(state.point)

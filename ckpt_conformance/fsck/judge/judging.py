@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -63,6 +64,13 @@ class Job:
     slice: Slice = Slice()
 
 
+class Unjudged(StrEnum):
+    """Why nothing was read of a checkpoint that was listed: it was gone, or whoever read it was."""
+
+    GONE = "gone"
+    LOST = "lost"
+
+
 class SharedFile(NamedTuple):
     """A file with several names: another checkpoint may have the same bytes.
 
@@ -85,6 +93,7 @@ class Judgement:
         shared: its files that have several names on the disk.
         sums: of a slice: what its payload says.
         division: of a slice: how the payload was cut; other slices must have been cut so, too.
+        unjudged: why nothing was read; the report says so in words.
 
     """
 
@@ -93,6 +102,7 @@ class Judgement:
     shared: list[SharedFile] = field(default_factory=list[SharedFile])
     sums: Sums = field(default_factory=Sums)
     division: str = ""
+    unjudged: Unjudged | None = None
 
 
 @dataclass
@@ -155,13 +165,8 @@ class Judging:
 
     def _gone(self, opened: _Opened, why: str) -> _Opened:
         """Report what was listed and is gone, as by a rotation: it was not judged."""
-        found = opened.job.found
-        path = self.top if found.name == "." else self.top / found.name
-        report = Report(path, "unknown", found.step)
         what = f"it was listed, and {why}: was it removed meanwhile?"
-        report.say(Kind.UNKNOWN, "", what)
-        age = (found.step is not None, found.step or 0, found.changed or 0.0)
-        opened.judgement = Judgement(age, report)
+        opened.judgement = unjudged(self.top, opened.job.found, Unjudged.GONE, what)
         return opened
 
     def _shared(self, candidate: Candidate, folder: Folder) -> Iterator[SharedFile]:
@@ -206,6 +211,24 @@ class Judging:
         report.not_finite = finite.count(
             opened.folder, opened.candidate, report, self.options, self.progress
         )
+
+
+def unjudged(top: Where, found: Found, why: Unjudged, what: str) -> Judgement:
+    """Return the judgement of a checkpoint of which nothing was read; `what` says why."""
+    path = top if found.name == "." else top / found.name
+    report = Report(path, "unknown", found.step)
+    report.say(Kind.UNKNOWN, "", what)
+    age = (found.step is not None, found.step or 0, found.changed or 0.0)
+    return Judgement(age, report, unjudged=why)
+
+
+def is_there(top: Where, found: Found) -> bool:
+    """Return whether something that was listed can be found where it was; its content is unread."""
+    try:
+        candidate = next(iter(resolved(top, found).candidates), None)
+        return candidate is not None and not _is_gone(found, candidate, folder_of(candidate, top))
+    except (OSError, Malformed):
+        return False
 
 
 def _device_of(top: Where) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from ckpt_conformance.fsck.judge.judging import Job, Judgement, SharedFile, Slice
+from ckpt_conformance.fsck.judge.judging import Job, Judgement, SharedFile, Slice, Unjudged
 from ckpt_conformance.fsck.layouts.listing import Found, Sort, Weight
 from ckpt_conformance.fsck.source.findings import Finding, Kind, NotFinite, Report, ordered
 from ckpt_conformance.fsck.source.places import named
@@ -144,6 +144,7 @@ class ResultJson(TypedDict):
     shared: list[list[Any]]
     sums: SumsJson | None
     division: str
+    unjudged: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def result_json(job: Job, judgement: Judgement | None) -> ResultJson:
     """Return plain types."""
     is_slice = judgement is not None and job.slice.count > 1
     sums = judgement.sums if judgement and is_slice else None
-    return {
+    plain: ResultJson = {
         "number": job.number,
         "slice": [job.slice.number, job.slice.count],
         "age": list(judgement.age) if judgement else [],
@@ -168,6 +169,9 @@ def result_json(job: Job, judgement: Judgement | None) -> ResultJson:
         "sums": _sums_json(sums) if sums else None,
         "division": judgement.division if judgement else "",
     }
+    if judgement and judgement.unjudged:
+        plain["unjudged"] = str(judgement.unjudged)
+    return plain
 
 
 def _sums_json(sums: Sums) -> SumsJson:
@@ -193,6 +197,7 @@ def result_of(plain: ResultJson) -> Result:
         [SharedFile(*one) for one in plain["shared"]],
         Sums() if sums is None else _sums_of(sums),
         plain["division"],
+        Unjudged(plain["unjudged"]) if "unjudged" in plain else None,
     )
     return Result(plain["number"], part, judgement)
 
@@ -239,13 +244,18 @@ def joined(results: Sequence[Result]) -> Judgement | None:
     Where slices are missing, or where it changed while they were judged, it is unknown.
     """
     first = results[0].judgement
-    known = [one.judgement for one in results if one.judgement is not None]
     if first is None or results[0].slice.count == 1:
         return first
+    judged = [one for one in results if not _is_lost(one)]
+    known = [one.judgement for one in judged if one.judgement is not None]
+    first = known[0] if known else first
     report = first.report
-    differs = len(known) < len(results) or any(not _is_same(first, one) for one in known)
+    differs = len(known) < len(judged) or any(not _is_same(first, one) for one in known)
     for one in known:
         report.add(one.sums)
+    for result in results:
+        if result.judgement is not None and result.judgement is not first and _is_lost(result):
+            report.findings += result.judgement.report.findings
     if differs:
         what = "it changed while its slices were judged: judge it again"
         report.say(Kind.UNKNOWN, "", what)
@@ -257,6 +267,10 @@ def joined(results: Sequence[Result]) -> Judgement | None:
         report.say(Kind.UNKNOWN, "", what)
     report.findings = ordered(report.findings)
     return first
+
+
+def _is_lost(result: Result) -> bool:
+    return result.judgement is not None and result.judgement.unjudged is Unjudged.LOST
 
 
 def _is_same(first: Judgement, other: Judgement) -> bool:

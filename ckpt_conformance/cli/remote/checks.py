@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.client import Server
 
 Environment = dict[str, str | int | None]
-FUNCTION = "ckpt_conformance.cli.remote:run_checks"
+FUNCTION = "ckpt_conformance.cli.remote.checks:run_checks"
 
 
 class Request(Struct, frozen=True):
@@ -53,13 +53,15 @@ class Facts(Struct, frozen=True):
 
 def identity_of(adapters: Sequence[str]) -> Identity:
     """Return what results depend on: the suite, versions, and the code of each adapter."""
-    commit = environment.suite_commit()
-    return identity(commit, _versions(adapters), depends.own_code(adapters))
+    own = own_identity_of(adapters)
+    return identity(environment.suite_commit(), own.values, own.files)
 
 
-def _versions(adapters: Sequence[str]) -> dict[str, str]:
+def own_identity_of(adapters: Sequence[str]) -> Identity:
+    """Return the part of it that is of the adapters: those that are not of this suite."""
     versions = {f"adapter {name}": depends.adapter_version(name) for name in adapters}
-    return {name: version for name, version in versions.items() if version}
+    named = {name: version for name, version in versions.items() if version}
+    return Identity(named, files=depends.own_code(adapters))
 
 
 def run_checks(feed: Feed) -> None:
@@ -73,8 +75,7 @@ def run_checks(feed: Feed) -> None:
         registry.check_name(name)
     with Server(options.adapters) as server:
         facts = _facts(server, request, options)  # what cannot be imported is told first
-        own = depends.own_code(options.adapters)
-        feed.require(Identity(_versions(options.adapters), files=own))
+        feed.require(own_identity_of(options.adapters))
         plan.checks()  # imports the suites now, and not in the first batch
         feed.ready(facts)
         given = {name: getattr(options, name) for name in CheckOptions.__dataclass_fields__}

@@ -1,0 +1,234 @@
+"""`explore --cache`: what has not changed is not recovered again, and the report is the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from explorations import IN_PLACE, REFERENCE, ckpt, result_of
+
+from ckpt_conformance.cli import explore
+from ckpt_conformance.crash.explore import engine, recovering
+from ckpt_conformance.crash.explore.recovering import Answers
+from ckpt_conformance.work import lines
+from ckpt_conformance.work.sources import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_conformance.crash.explore.messages import Task
+
+    Run = Callable[..., tuple[int, str]]
+
+__all__ = ["ckpt"]
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "in_place.py"
+WORDS = ("--workload", "second", "--model", "kill", "--model", "ext4", "--cache", "cache")
+
+
+class Tasks:
+    """The tasks that children did; those in `fail` are answered with a failure of the harness."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.fail = 0, set[int]()
+        self._recover = recovering.recover
+        monkeypatch.setattr(recovering, "recover", self.recover)
+
+    def recover(self, subject: object, task: Task, options: object) -> Answers:
+        self.count += 1
+        if self.count in self.fail:
+            return Answers([], failure="the machine burns")
+        return self._recover(subject, task, options)  # type: ignore[arg-type]
+
+    def take(self) -> int:
+        """Return how many there were since the last time."""
+        count, self.count = self.count, 0
+        return count
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    return Tasks(monkeypatch)
+
+
+def batches() -> int:
+    """Count the batches with states: of these the report says that they were recovered from."""
+    written = lines.read(Path("all.jsonl")).results.values()
+    contents = [json.loads(bytes(line.result)).get("recoveries", {}) for line in written]
+    return sum(map(bool, contents))
+
+
+def test_what_has_not_changed_is_not_recovered_again(ckpt: Run, tasks: Tasks) -> None:
+    status, text = ckpt("explore", REFERENCE, *WORDS, "--out", "first", "--results", "all.jsonl")
+    assert status == 0, text
+    count = batches()
+    assert tasks.take() == count > 3
+    assert "from the cache" not in text
+    status, text = ckpt("explore", REFERENCE, *WORDS, "--out", "again", "--results", "all.jsonl")
+    assert (status, tasks.take()) == (0, 0), text
+    assert f"batches of states from the cache: {count}" in text
+    assert result_of("again") == result_of("first")
+    origins = [line.origin for line in lines.read(Path("all.jsonl")).results.values()]
+    assert origins.count("cache") == count
+    status, text = ckpt("explore", REFERENCE, *WORDS, "--seed", "7", "--out", "other")
+    assert (status, tasks.take()) == (0, count), text
+
+
+def test_a_violation_is_shrunk_and_kept_all_the_same(ckpt: Run, tasks: Tasks) -> None:
+    assert ckpt("explore", IN_PLACE, *WORDS, "--out", "first")[0] == 1
+    first = tasks.take()
+    status, text = ckpt("explore", IN_PLACE, *WORDS, "--out", "again")
+    assert status == 1, text
+    assert tasks.take() < first
+    assert result_of("again") == result_of("first")
+    kept = result_of("again")["bundles"]
+    assert kept
+    assert ckpt("replay", f"again/bundles/{next(iter(kept))}")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "matters"),
+    [
+        ("ckpt_conformance.crash.explore.recovery", True),
+        ("ckpt_conformance.crash.model.kill", True),
+        ("ckpt_conformance.harness.child", True),
+        ("ckpt_conformance.reference_impl.manager", True),
+        ("ckpt_conformance.fsck.judge.judging", False),
+        ("ckpt_conformance.plugin.outcomes", False),
+        ("ckpt_conformance.suites.test_smoke", False),
+        ("ckpt_conformance.report.exploration", False),
+        ("ckpt_conformance.adapters.lightning", False),
+    ],
+)
+def test_an_edit_of_what_matters_runs_again(
+    ckpt: Run, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, module: str, *, matters: bool
+) -> None:
+    words = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
+    assert ckpt("explore", *words)[0] == 0
+    count = tasks.take()
+    digest = Source.digest
+    names = set[str]()
+
+    def edited(source: Source) -> str:
+        names.add(source.name)
+        return "edited" if source.name == module else digest.func(source)
+
+    monkeypatch.setattr(Source, "digest", property(edited))
+    assert ckpt("explore", *words)[0] == 0
+    assert module in names, "the edit was seen: the whole suite is a value of what is depended on"
+    assert tasks.take() == (count if matters else 0)
+
+
+def test_code_beside_an_adapter_counts(
+    ckpt: Run, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = explore.subject_of  # whose server knows no adapter of a test
+    monkeypatch.setattr(explore, "subject_of", lambda _, *given: shared(REFERENCE, *given))
+    text = "from ckpt_conformance.adapters.reference import make\n"
+    (tmp_path / "mine_to_explore.py").write_text(text)
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    (tmp_path / "notes.txt").write_text("a\n")
+    words = ("--workload", "second", "--model", "kill", "--cache", "cache")
+    name = "mine_to_explore:make"
+    assert ckpt("explore", name, *words)[0] == 0
+    count = tasks.take()
+    (tmp_path / "notes.txt").write_text("b\n")
+    assert ckpt("explore", name, *words)[0] == 0
+    assert tasks.take() == 0 < count
+    (tmp_path / "helper.py").write_text("x = 2\n")
+    assert ckpt("explore", name, *words)[0] == 0
+    assert tasks.take() == count
+
+
+def test_what_is_unknown_is_not_kept(ckpt: Run, tasks: Tasks) -> None:
+    assert ckpt("explore", REFERENCE, *WORDS, "--out", "whole")[0] == 0
+    count = tasks.take()
+    words = (REFERENCE, *WORDS[:-1], "other", "--jobs", "1")
+    tasks.fail = {3}
+    status, text = ckpt("explore", *words, "--out", "failed")
+    assert (status, tasks.take()) == (3, count), text
+    assert "the machine burns" in text
+    tasks.fail = set()
+    status, text = ckpt("explore", *words, "--out", "again")
+    assert status == 0, text
+    assert tasks.take() == count - 2  # what came before the doubt is kept, and nothing after it
+    assert result_of("again")["unknown"] == []
+    assert ckpt("explore", *words, "--out", "again")[0] == 0
+    assert tasks.take() == 0
+
+
+def test_a_cache_and_its_recording_say_what_they_depend_on(ckpt: Run) -> None:
+    """So what was found with a cache is combined with nothing that other code has found."""
+    words = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
+    assert ckpt("explore", *words, "--results", "all.jsonl")[0] == 0
+    header = lines.read(Path("all.jsonl")).header
+    (file,) = Path("cache/recordings").glob("*/recorded.json")
+    depends = json.loads(file.read_text())["depends"]
+    assert depends == msgspec.to_builtins(header.depends)
+    assert depends["values"]["torch"]
+
+
+def test_a_damaged_recording_is_made_again(ckpt: Run, tasks: Tasks) -> None:
+    words = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
+    assert ckpt("explore", *words)[0] == 0
+    count = tasks.take()
+    (folder,) = Path("cache/recordings").iterdir()
+    with (folder / "second" / "recording" / "recording.json").open("a") as file:
+        file.write(" ")
+    assert ckpt("explore", *words)[0] == 0
+    assert tasks.take() == count
+    assert len(list(Path("cache/recordings").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--ranks 2 --cache x", "--ranks 2 and --cache: the recoveries of several ranks"),
+        ("--record x --cache y", "--cache does not go with --record"),
+        ("--cache full", "--cache full: the folder holds other files"),
+        ("--ranks 2 --on local:2", "--ranks 2 and --on: the recoveries of several ranks"),
+        ("--record x --on local:2", "--on does not go with --record"),
+        ("--on nowhere", "--on 'nowhere' is no cluster; it may be dask://HOST:PORT"),
+        ("--on local:2 --jobs 3", "--jobs 3 is a number of processes here, and --on local:2"),
+    ],
+)
+def test_what_can_not_be_done_is_refused(ckpt: Run, words: str, told: str) -> None:
+    Path("full").mkdir()
+    Path("full/thesis.txt").write_text("")
+    status, text = ckpt("explore", IN_PLACE, *words.split())
+    assert status == 2, text
+    assert told in " ".join(text.split())
+    assert [path.name for path in Path().iterdir()] == ["full"]
+
+
+@pytest.mark.slow
+def test_a_script_is_recorded_and_resumed_once(
+    ckpt: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ckpt_conformance.crash.script.explore import ScriptExplorer
+
+    runs = list[str]()
+    take = ScriptExplorer._take
+
+    def count(explorer: ScriptExplorer, run: object, case: engine.Case) -> None:
+        runs.append(case.content)
+        take(explorer, run, case)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ScriptExplorer, "_take", count)
+    shutil.copytree(SCRIPT.parent, tmp_path / "scripts")
+    words = ("--model", "kill", "--jobs", "2", "--cache", "cache")
+    command = ("--", sys.executable, "scripts/in_place.py", "--out", "{out}")
+    assert ckpt("explore", *words, "--out", "first", *command)[0] == 1
+    first = len(runs)
+    assert ckpt("explore", *words, "--out", "again", *command)[0] == 1
+    assert len(runs) - first < first / 2  # what shrinks is run again
+    assert result_of("again") == result_of("first")
+    beside = tmp_path / "scripts" / "training.py"
+    beside.write_text(f"{beside.read_text()}\n# edited\n")
+    runs.clear()
+    assert ckpt("explore", *words, "--out", "edited", *command)[0] == 1
+    assert len(runs) == first
