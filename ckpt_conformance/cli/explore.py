@@ -170,36 +170,19 @@ def explore(  # noqa: PLR0913  one parameter for each option
     _check(model or (), workload or (), real or ())
     models = list(model or (OF_RANKS if ranks > 1 else DEFAULT_MODELS))
     _check_ranks(ranks, models, real or (), "" if len(what) == 1 else " ".join(what))
-    where = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs)
     _check_parts(results, cache, on, ranks, real or ())
     recordings.check(
-        *(record, recording),
-        keep=keep,
-        results=results,
-        real=real,
-        ranks=ranks,
-        on=on,
-        cache=cache,
+        *(record, recording), keep=keep, results=results, real=real, ranks=ranks, on=on, cache=cache
     )
-    work = work_of(shard, results, cache, where)
+    work = work_of(shard, results, cache, Where(on, Tls(tls_ca, tls_cert, tls_key), jobs))
     script = scripts.script_of(what, with_command, workload, out)
-    refused = {
-        **{"an adapter": not script, "--results": results, "--record": record},
-        **{"--cache": cache, "--on": on},
-    }
+    refused: dict[str, object] = {"an adapter": not script, "--record": record}
+    refused |= {"--results": results, "--cache": cache, "--on": on}
     signals = scripts.signals_of(preempt, grace, kill_rank or (), refused)
     chosen = [] if script else _workloads(workload or (), every=is_full)
-    order = Order(
-        what=what,
-        script=script,
-        options=with_command,
-        asked=exploration.Asked(seed, str(budget), models, chosen, list(real or ())),
-        limits=_limits(jobs, every=is_full),
-        ranks=ranks,
-        out=out,
-        keep=keep,
-        signals=signals,
-    )
+    asked = exploration.Asked(seed, str(budget), models, chosen, list(real or ()))
+    limits = _limits(jobs, every=is_full)
+    order = Order(what, script, with_command, asked, limits, ranks, out, keep, signals)
     raise typer.Exit(_record(order, record) if record else _explore(order, work, recording))
 
 
