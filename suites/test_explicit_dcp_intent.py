@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation, control_failed
+from ckpt_conformance.contract.verdicts import Unknown, Violation, control_failed
 from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.harness.messages import (
     Call,
@@ -67,22 +67,6 @@ def _refused(result: ProcessResult) -> bool:
 
 
 # -- an explicit step ----------------------------------------------------------------------------
-
-
-@check("CKC-INTN-001")
-def test_an_explicit_step_is_served_whole(subject: Subject) -> None:
-    """A request for a step gives every component of that step, although a newer one is there.
-
-    Why: one inner part that reads the pointer instead of the request gives the weights of another
-    step (R09); a flag that is declared and never read resumes from anywhere (R06).
-    How: save two steps, load the older one by its number, compare with what it gave when alone.
-    """
-    golden = subject.golden()
-    wanted = subject.loaded(golden, 2)
-    subject.materialize(golden)
-    result = subject.resume(2)
-    message = "step 2 was asked for, step 4 is there too"
-    subject.judge(result, {2: wanted}, {Outcome.NEW}, message, newest=2, acknowledged=[2])
 
 
 @check("CKC-INTN-002")

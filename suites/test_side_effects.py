@@ -28,6 +28,7 @@ from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
+from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
 from ckpt_conformance.suites.controls import test_sigkill_truncation as kills
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
@@ -237,8 +238,8 @@ def test_an_acknowledged_step_stays_as_it_was_saved(subject: Subject) -> None:
 def _is_kept_by_saves(subject: Subject, state: Leaves) -> None:
     """Raise Violation unless step 2 loads by its number after the save of step 4, and after kills.
 
-    Raises Unknown where a step that is asked for by its number is not served at all, and where
-    nothing loads after a kill, by its number or not: CKC-ATOM-001 tells of that.
+    Raises Unknown where a number is not what decides which step is served, and where nothing loads
+    after a kill, by its number or not: CKC-SMOK-003, CKC-INTN-001 and CKC-ATOM-001 tell of that.
     """
     newest = subject.golden().snapshot(4)
     crashes = kills.crashes(subject, SaveKind.NEW)
@@ -251,6 +252,7 @@ def _is_kept_by_saves(subject: Subject, state: Leaves) -> None:
     for (folder, what), resumed in zip(left, results, strict=True):
         if not _gives(subject, resumed, state):
             controls.require(smoke.test_each_declared_capability_works, subject)
+            controls.require(explicit_step.test_an_explicit_step_is_served_whole, subject)
             if folder != newest:
                 controls.require(kills.test_a_kill_during_a_save_costs_at_most_that_step, subject)
             trees.materialize(folder, subject.root)  # where a bundle takes it from
