@@ -99,9 +99,9 @@ def test_a_violation_is_shrunk_and_kept_all_the_same(ckpt: Run, tasks: Tasks) ->
         ("ckpt_conformance.reference_impl.manager", True),
         ("ckpt_conformance.fsck.judge.judging", False),
         ("ckpt_conformance.plugin.outcomes", False),
-        ("ckpt_conformance.suites.test_smoke", False),
+        ("ckpt_conformance.suites.test_side_effects", False),
         ("ckpt_conformance.report.exploration", False),
-        ("ckpt_conformance.adapters.lightning", False),
+        ("ckpt_conformance.adapters.lightning_checkpoint", False),
     ],
 )
 def test_an_edit_of_what_matters_runs_again(
