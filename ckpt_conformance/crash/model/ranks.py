@@ -96,7 +96,7 @@ class CutWalk(Walk):
         """Return the greatest useful bound: just behind a rank's last operation before `bound`."""
         lane = self.lanes[rank]
         below = bisect_left(lane, bound)
-        while below < len(lane) and self.recording.operations[lane[below]].joined:
+        while 0 < below < len(lane) and self.recording.operations[lane[below]].joined:
             below -= 1
         return lane[below - 1] + 1 if below else 0
 
