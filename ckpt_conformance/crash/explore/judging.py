@@ -136,8 +136,11 @@ class Recovery(msgspec.Struct, frozen=True):
         return f"step {self.step}" if self.step else "no checkpoint: it began anew"
 
     def agrees_with(self, other: Recovery) -> bool:
-        """Whether both came to the same: what was recovered before must not change that."""
-        ends = [(r.exit_kind, r.step, r.versions, r.error is None) for r in (self, other)]
+        """Whether both came to the same: what was recovered before must not change that.
+
+        Nor with which error: one of another class is of what an earlier recovery has left.
+        """
+        ends = [(r.exit_kind, r.step, r.versions, r.error and r.error.type) for r in (self, other)]
         return ends[0] == ends[1]
 
 
