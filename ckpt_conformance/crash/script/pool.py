@@ -88,9 +88,8 @@ class WorkerProcess:
         """
         self.end()
         self.process.wait()
-        if (
-            not self.others or orphans.children() - self.others
-        ):  # all of /proc is read: once is enough
+        # All of /proc is read for that: by the last one to end, and where something is left.
+        if not self.others or orphans.children() - self.others:
             orphans.reap(self.others, kill=True)
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
