@@ -46,10 +46,6 @@ class Stopped(BaseException):
     """Ends a framework's loop from inside a loss call; no framework catches it as its own."""
 
 
-class OptionNotImplementedError(NotImplementedError):
-    """The adapter says of an option, when it opens, that its manager has no such thing."""
-
-
 class Child:
     """The state of a running child, and its operations: each method `op_<name>` is one."""
 
@@ -93,14 +89,19 @@ class Child:
             except NotImplementedError as error:
                 if wanted == messages.Options():
                     raise  # nothing was asked for
-                raise OptionNotImplementedError(f"{wanted.to_text()}: {error}") from error
+                raise messages.OptionNotImplementedError(f"{wanted.to_text()}: {error}") from error
         return self._opened
 
     def prepare(self) -> None:
         """Let the manager wrap the job, once, where the adapter says that it does."""
-        if getattr(self.adapter, "prepares", False) and self._prepared is not self.job:
+        if self.adapter_prepares and self._prepared is not self.job:
             self.opened.prepare(self.job)
             self._prepared = self.job
+
+    @property
+    def adapter_prepares(self) -> bool:
+        """Whether managers of the adapter wrap a job before it trains."""
+        return bool(getattr(self.adapter, "prepares", False))
 
     def run(self) -> tuple[AnyResult, ...]:
         """Run every operation until one raises that does not say `go_on`."""
@@ -126,7 +127,6 @@ class Child:
 
     def describe(self, error: BaseException) -> Error:
         """Describe an exception in plain values."""
-        kind = type(error)
         refusals: tuple[type[BaseException], ...] = getattr(self.adapter, "refusals", ())
         typed = isinstance(error, tuple(refusals))
         memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
@@ -136,7 +136,7 @@ class Child:
         message = lines[0][:250] + (f" ... {lines[-1][-240:]}" if len(lines) > 1 else "")
         number = getattr(error, "errno", None)
         return messages.Error(
-            type=f"{kind.__module__}.{kind.__qualname__}",
+            type=messages.name_of(type(error)),
             message=message,
             typed=typed,
             memory=memory,
@@ -180,7 +180,8 @@ class Child:
         several = world is not None and world.size > 1
         if several:
             ranks().together()  # acknowledged is what every rank has acknowledged
-        self.payload_samples.setdefault(step, self.job.payload_samples())  # else when it began
+        if step not in self.payload_samples:  # else they were taken when the save began
+            self.payload_samples[step] = self.job.payload_samples()
         if world is None or world.rank == 0:
             trees.copy(self.root, Path(self.program.snapshots) / str(step))
         if several:

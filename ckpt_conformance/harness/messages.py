@@ -246,6 +246,9 @@ def named(op: AnyOp) -> list[str]:
 # ---- results ---------------------------------------------------------------------------------
 
 
+ExceptionClass = type[BaseException]  # `Error` has a field named type
+
+
 class Error(Message, frozen=True):
     """An exception that an operation raised, in plain values.
 
@@ -260,6 +263,15 @@ class Error(Message, frozen=True):
     disk: bool = False
     where: tuple[str, ...] = ()
     errno: int | None = None
+
+    def is_a(self, kind: ExceptionClass) -> bool:
+        """Return whether it was of exactly this class."""
+        return self.type == name_of(kind)
+
+
+def name_of(kind: ExceptionClass) -> str:
+    """Return the name of a class with its module, as `Error.type` has it."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Result(Message, frozen=True, tag_field="op", omit_defaults=True):
@@ -418,6 +430,10 @@ class Options(Message, frozen=True, omit_defaults=True):
         """Return what is asked for, in words: `keep_last=1`."""
         asked = {name: value for name, value in structs.asdict(self).items() if value is not None}
         return ", ".join(f"{name}={value!r}" for name, value in asked.items())
+
+
+class OptionNotImplementedError(NotImplementedError):
+    """The adapter says of an option, when it opens, that its manager has no such thing."""
 
 
 class World(Message, frozen=True):

@@ -88,12 +88,12 @@ def two_managers(child: Any, other: str, kind: str) -> dict[str, Any]:  # noqa: 
     """Save two jobs in turn through two live managers; give each job's state at its last save."""
     options = OpenOptions()
     here, there = child.adapter.open(child.root, options), child.adapter.open(Path(other), options)
-    if getattr(child.adapter, "prepares", False):
+    if child.adapter_prepares:
         here.prepare(child.job)
     child.job.train(2)
     pending_saves.save(here, child.job, 2)
     second = child.new_job(JobSpec(kind=kind, seed=OTHER_SEED))
-    if getattr(child.adapter, "prepares", False):
+    if child.adapter_prepares:
         there.prepare(second)
     second.train(3)
     pending_saves.save(there, second, 3)

@@ -19,7 +19,7 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.harness.messages import Close, RunResult, TrainResult
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
-from ckpt_conformance.subject.subject import NOT_IMPLEMENTED, OTHER_SEED, SAVES, Slot
+from ckpt_conformance.subject.subject import OTHER_SEED, SAVES, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +133,7 @@ def loads_in_a_new_process(subject: Subject) -> None:
 def _arrive(subject: Subject, kind: str) -> tuple[Leaves, Leaves]:
     golden = subject.golden(kind=kind)
     result = resumed(subject, golden)
-    if result.error and result.error.type == NOT_IMPLEMENTED:
+    if result.error and result.error.is_a(NotImplementedError):
         raise NotApplicable(f"the adapter takes no job of kind {kind}: {subject.tell(result)}")
     step, state = oracle.arrival(result)
     if step != SAVES[-1]:

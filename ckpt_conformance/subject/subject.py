@@ -22,6 +22,7 @@ from ckpt_conformance.harness.messages import (
     Close,
     ExitKind,
     JobSpec,
+    OptionNotImplementedError,
     PayloadSamplesResult,
     Program,
     ReadPayloadSamples,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SAVES = (2, 4)  # the golden run's steps: both in the middle of the first epoch of five batches
 JOB_SEED, OTHER_SEED = 11, 97
-NOT_IMPLEMENTED = "builtins.NotImplementedError"  # an adapter that takes no such job raises it
-OPTION_NOT_IMPLEMENTED = "ckpt_conformance.harness.child.OptionNotImplementedError"
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +236,7 @@ class Subject:
         results = self.client.run_together(programs)
         self.left += [left for result in results for left in result.left]
         for result in results:
-            if result.error and result.error.type == OPTION_NOT_IMPLEMENTED:
+            if result.error and result.error.is_a(OptionNotImplementedError):
                 raise NotApplicable(f"the adapter does not implement {result.error.message}")
         return results
 
@@ -301,7 +300,7 @@ class Subject:
             then=[ReadPayloadSamples(), Close()],
             **given,
         )
-        if result.error and result.error.type == NOT_IMPLEMENTED:
+        if result.error and result.error.is_a(NotImplementedError):  # it takes no such job
             raise NotApplicable(f"the adapter takes no job of kind {kind}: {self.tell(result)}")
         if not result.went_well:
             raise control_failed(f"a run without faults does not end well: {self.tell(result)}")

@@ -82,11 +82,11 @@ def _use(subject: Subject, capability: str, plainly: Callable[[Subject], None]) 
 
 @check("CKC-SMOK-004")
 def test_a_save_that_returned_is_there(subject: Subject) -> None:
-    """When save has returned, another process can load the step, although nobody called close.
+    """Once a save is acknowledged another process can load the step, although nobody called close.
 
     Why: a job ends without ceremony: it is preempted, or its script is over. What a background
     thread, a buffer or close() would still have written is then not there (A08, B17).
-    How: copy the directory at the moment the save returned; resume from the copy.
+    How: copy the directory when the save is acknowledged; resume from the copy.
     """
     controls.require(test_a_new_process_loads_what_was_saved, subject)
     result = resumption.resumed(subject, subject.golden())
