@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,13 +43,9 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "in_place.py"
 
 
 @pytest.fixture
-def scratch(ckpt: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a temporary directory whose name is short: sockets lie below it."""
-    del ckpt  # which is made first, in the usual one
-    with tempfile.TemporaryDirectory(prefix="t") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
+def scratch(ckpt: Run, scratch: Path) -> Path:
+    del ckpt  # which is made first, in the usual directory
+    return scratch
 
 
 @pytest.fixture

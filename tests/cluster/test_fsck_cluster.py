@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,15 +47,6 @@ __all__ = ["large", "place", "run"]
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.filterwarnings("ignore")]
 
 ON = ("--on", "local:2")
-
-
-@pytest.fixture
-def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a temporary directory whose name is short: sockets lie below it."""
-    with tempfile.TemporaryDirectory(prefix="t") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
 
 
 # -- the report ------------------------------------------------------------------------------------

@@ -7,11 +7,9 @@ import os
 import random
 import re
 import signal
-import tempfile
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cluster_jobs
 import pytest
@@ -24,9 +22,6 @@ from ckpt_conformance.plugin.options import SessionOptions
 from ckpt_conformance.processes import keeper
 from ckpt_conformance.work import lines
 from ckpt_conformance.work.items import Shard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 pytest.importorskip("cryptography", reason="the extra cluster is not installed")
@@ -50,15 +45,6 @@ VICTIMS = {
     "runner": "-m ckpt_conformance.cluster.runner",
     "fork server": "-m ckpt_conformance.harness.server",
 }
-
-
-@pytest.fixture
-def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a temporary directory whose name is short: sockets lie below it."""
-    with tempfile.TemporaryDirectory(prefix="t") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
 
 
 def matrix(work: Work) -> str:

@@ -225,6 +225,13 @@ def test_ranks_of_torchrun_that_save_in_place_lose_everything(tmp_path: Path) ->
         (("--resume-cmd", "a"), ("reference",), "--resume-cmd goes with a command"),
         (("--resume-cmd", "'a"), ("python", "{out}"), "No closing quotation"),
         (("--result-file", "a", "--result-cmd", "b"), ("python", "{out}"), "not both"),
+        (("--grace", "5"), ("python", "{out}"), "--grace 5 is the time from SIGTERM to SIGKILL"),
+        (("--preempt",), ("reference",), "--preempt does not go with an adapter"),
+        (("--kill-rank", "1"), ("reference",), "--kill-rank does not go with an adapter"),
+        (("--preempt", "--results", "r"), ("python", "{out}"), "does not go with --results"),
+        (("--preempt", "--record", "r"), ("python", "{out}"), "does not go with --record"),
+        (("--preempt", "--cache", "c"), ("python", "{out}"), "does not go with --cache"),
+        (("--kill-rank", "-1"), ("python", "{out}"), "--kill-rank"),
     ],
 )
 def test_a_wrong_call_says_what_to_change(

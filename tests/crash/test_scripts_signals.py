@@ -243,23 +243,3 @@ def test_a_rank_that_is_not_there_is_unknown(tmp_path: Path) -> None:
     told = run(tmp_path / "out", "--model", "kill", "--kill-rank", "3", command=command)
     assert told.code == 3, told.text
     assert "--kill-rank 3: no process of the job was that rank (seen: none)" in told.text
-
-
-@pytest.mark.parametrize(
-    ("options", "command", "reason"),
-    [
-        (("--grace", "5"), ("python", "{out}"), "--grace 5 is the time from SIGTERM to SIGKILL"),
-        (("--preempt",), ("reference",), "--preempt does not go with an adapter"),
-        (("--kill-rank", "1"), ("reference",), "--kill-rank does not go with an adapter"),
-        (("--preempt", "--results", "r"), ("python", "{out}"), "does not go with --results"),
-        (("--preempt", "--record", "r"), ("python", "{out}"), "does not go with --record"),
-        (("--kill-rank", "-1"), ("python", "{out}"), "--kill-rank"),
-    ],
-)
-def test_a_wrong_call_says_what_to_change(
-    options: tuple[str, ...], command: tuple[str, ...], reason: str, tmp_path: Path
-) -> None:
-    told = run(tmp_path / "out", *options, command=command, cwd=tmp_path)
-    assert told.code == 2, told.text
-    assert reason in told.text
-    assert not (tmp_path / "out").exists()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from databases import packed, unpack
+from databases import packed
+from step_files import StepFiles, sync
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability, FutureSave
 
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckpt_conformance.contract import OpenOptions, TrainingJob
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def publish(final: Path, content: bytes) -> None:
@@ -37,28 +29,13 @@ def publish(final: Path, content: bytes) -> None:
 
 
 @dataclass
-class ThreadManager:
+class ThreadManager(StepFiles):
     """A file for each step, written by one thread from a copy of the state."""
 
-    root: Path
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-
-    def path(self, step: int) -> Path:
-        return self.root / f"step-{step:08d}"
 
     def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401  a PendingSave, mostly
         return FutureSave(self.executor.submit(publish, self.path(step), packed(job)))
-
-    def load(self, job: TrainingJob, step: int | None = None) -> int:
-        there = self.steps()
-        wanted = step if step is not None else (there or [None])[-1]
-        if wanted is None or wanted not in there:
-            raise FileNotFoundError(f"step {wanted} is not in {self.root}")
-        unpack(job, self.path(wanted).read_bytes())
-        return wanted
-
-    def steps(self) -> list[int]:
-        return sorted(int(path.name.rpartition("-")[2]) for path in self.root.glob("step-*"))
 
     def close(self) -> None:
         self.executor.shutdown()

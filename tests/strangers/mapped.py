@@ -6,13 +6,13 @@ LMDB is asked for its settings: https://lmdb.readthedocs.io/en/release/#environm
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from databases import DamagedError, digest_of, packed, unpack
+from step_files import StepFiles, sync
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 
@@ -38,23 +38,11 @@ def unseal(job: TrainingJob, step: int, kept: bytes) -> int:
     return step
 
 
-def sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-@dataclass(frozen=True)
-class MemmapManager:
+@dataclass
+class MemmapManager(StepFiles):
     """A file for each step: mapped, filled, and renamed; with `syncs` made durable before that."""
 
-    root: Path
     syncs: bool
-
-    def path(self, step: int) -> Path:
-        return self.root / f"step-{step:08d}.bin"
 
     def save(self, job: TrainingJob, step: int) -> None:
         content = np.frombuffer(sealed(job, step), dtype=np.uint8)
@@ -70,20 +58,11 @@ class MemmapManager:
             sync(self.root)
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
-        there = self.steps()
-        wanted = step if step is not None else (there or [None])[-1]
-        if wanted is None or wanted not in there:
-            raise FileNotFoundError(f"step {wanted} is not in {self.root}")
+        wanted = self.wanted(step)
         if not self.path(wanted).stat().st_size:
             raise DamagedError(f"step {wanted} is empty")
         kept = np.memmap(self.path(wanted), dtype=np.uint8, mode="r")
         return unseal(job, wanted, kept.tobytes())
-
-    def steps(self) -> list[int]:
-        return sorted(int(path.stem.rpartition("-")[2]) for path in self.root.glob("step-*"))
-
-    def close(self) -> None:
-        """Nothing stays open."""
 
 
 @dataclass(frozen=True)

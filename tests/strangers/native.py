@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from databases import packed, unpack
+from databases import packed
+from step_files import StepFiles
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 
@@ -43,15 +44,11 @@ def write(path: Path, content: bytes) -> None:
     require(closed == 0)
 
 
-@dataclass(frozen=True)
-class NativeManager:
+@dataclass
+class NativeManager(StepFiles):
     """A file for each step, `in_place` or renamed when it is whole."""
 
-    root: Path
     in_place: bool
-
-    def path(self, step: int) -> Path:
-        return self.root / f"step-{step:08d}"
 
     def save(self, job: TrainingJob, step: int) -> None:
         final = self.path(step)
@@ -59,20 +56,6 @@ class NativeManager:
         write(draft, packed(job))
         if not self.in_place:
             require(LIBC.rename(os.fsencode(draft), os.fsencode(final)) == 0)
-
-    def load(self, job: TrainingJob, step: int | None = None) -> int:
-        there = self.steps()
-        wanted = step if step is not None else (there or [None])[-1]
-        if wanted is None or wanted not in there:
-            raise FileNotFoundError(f"step {wanted} is not in {self.root}")
-        unpack(job, self.path(wanted).read_bytes())
-        return wanted
-
-    def steps(self) -> list[int]:
-        return sorted(int(path.name.rpartition("-")[2]) for path in self.root.glob("step-*"))
-
-    def close(self) -> None:
-        """Nothing stays open."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,52 @@
+"""What managers with a file for each step share: their names, and which one is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from databases import unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckpt_conformance.contract import TrainingJob
+
+
+def sync(path: Path) -> None:
+    """Sync a file or a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class StepFiles:
+    """A file for each step in one directory."""
+
+    root: Path
+
+    def path(self, step: int) -> Path:
+        return self.root / f"step-{step:08d}"
+
+    def wanted(self, step: int | None) -> int:
+        """Return the step to load; raises FileNotFoundError where there is none."""
+        there = self.steps()
+        wanted = step if step is not None else (there or [None])[-1]
+        if wanted is None or wanted not in there:
+            raise FileNotFoundError(f"step {wanted} is not in {self.root}")
+        return wanted
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        wanted = self.wanted(step)
+        unpack(job, self.path(wanted).read_bytes())
+        return wanted
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.rpartition("-")[2]) for path in self.root.glob("step-*"))
+
+    def close(self) -> None:
+        """Nothing stays open."""
