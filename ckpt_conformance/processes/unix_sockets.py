@@ -1,7 +1,8 @@
 """Unix sockets with a path of any length.
 
 The kernel takes 107 bytes (unix(7), sun_path), and the temporary folder of a cluster's job may be
-longer than that. Such a socket is reached through its folder, which is opened for it.
+longer than that. Such a socket is reached through its folder, which is opened for it; its own name
+may have 80 bytes.
 """
 
 from __future__ import annotations

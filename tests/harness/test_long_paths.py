@@ -24,8 +24,8 @@ def path_of(length: int, above: Path) -> Path:
 @pytest.mark.parametrize("length", [unix_sockets.LONGEST, unix_sockets.LONGEST + 1, 400])
 def test_a_socket_is_reached_at_a_path_of_any_length(length: int) -> None:
     with tempfile.TemporaryDirectory(prefix="ckc-", dir="/tmp") as short:  # not tmp_path: too long
-        path = path_of(length, Path(short))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = path_of(length - len("/socket"), Path(short)) / "socket"
+        path.parent.mkdir(parents=True)
         assert len(os.fsencode(path)) == length
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
