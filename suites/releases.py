@@ -11,7 +11,7 @@ import importlib.metadata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import trees, written
+from ckpt_conformance.contract import DEFAULT_KIND, trees, written
 from ckpt_conformance.contract.verdicts import Cause, NotApplicable, Remarks, Unknown, Violation
 from ckpt_conformance.fault_injectors import spec
 from ckpt_conformance.subject import oracle, resumption, worlds, writing
@@ -136,6 +136,7 @@ def _others(subject: Subject) -> list[WrittenFolder]:
         others = [one for one in mine if one.record.release != here]
         for one in others:
             written.check_files(one)
+            _check_features(subject, one)
     except written.WrittenError as error:
         raise Unknown(str(error), cause=Cause.MACHINE) from error
     if not every:
@@ -150,6 +151,17 @@ def _others(subject: Subject) -> list[WrittenFolder]:
     return others
 
 
+def _check_features(subject: Subject, folder: WrittenFolder) -> None:
+    """Raise Unknown where the adapter declared other features then: its jobs are others now."""
+    here, there = sorted(subject.info.cannot_hold), sorted(folder.record.without)
+    if here != there:
+        raise Unknown(
+            f"{folder.path} was written where the adapter declared cannot_hold={there}, and it "
+            f"declares {here} now: its jobs differ; write it again",
+            cause=Cause.ADAPTER,
+        )
+
+
 def comes_back(subject: Subject, kind: str) -> bool:
     """Return whether a job of a kind comes back under the installed release.
 
@@ -158,7 +170,7 @@ def comes_back(subject: Subject, kind: str) -> bool:
     try:
         resumption.arrive(subject, kind)
     except (NotApplicable, Unknown):
-        if kind == writing.PLAIN:
+        if kind == DEFAULT_KIND:
             raise
         return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import DEFAULT_KIND, trees
 from ckpt_conformance.contract.kept_trees import fingerprint
 from ckpt_conformance.contract.verdicts import NotApplicable, Violation, control_failed
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
@@ -85,7 +85,7 @@ def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
     How: train the same job with and without saves, the first save inside an accumulation; compare
     each step's record, every component at the end, and what surrounds them.
     """
-    kind = "accumulate" if "gradients" in subject.holds else "mixed"
+    kind = "accumulate" if "gradients" in subject.holds else DEFAULT_KIND
     around = _probe("surroundings")
     plain = subject.run(7, (), kind=kind, final=True, then=[around])
     _ended(subject, plain, "a run without saves")
@@ -362,7 +362,7 @@ def test_two_managers_in_one_process_do_not_mix(subject: Subject) -> None:
 
 def _control_of_two(subject: Subject) -> None:
     """Verify that the model comes back, in both kinds of job, when there is one manager only."""
-    for kind in ("mixed", "conv"):
+    for kind in (DEFAULT_KIND, "conv"):
         golden = subject.golden(kind=kind)
         if subject.loaded(golden, 4)["model"] != golden.at[4]["model"]:
             raise bit_exact.model_trouble(subject)

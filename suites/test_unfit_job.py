@@ -159,7 +159,7 @@ def test_an_entry_that_the_job_lacks_is_refused_or_reported(subject: Subject) ->
     How: load into a model with a buffer less, and with a parameter less; look for the entry's name
     in what the process printed.
     """
-    for variant, entry in (("unexpected-buffer", "constant"), ("unexpected", "lazy")):
+    for variant, entry in (("unexpected-buffer", "constant"), ("unexpected", "twin.bias")):
         result = _misfit(subject, variant)
         if not _refused(result) and entry not in result.output:
             raise Violation(

@@ -34,6 +34,24 @@ class Capability(StrEnum):
     PLANT = "plant"  # plant(step): a step without payload that discovery names, by Python only
 
 
+class Feature(StrEnum):
+    """What a model may have that some managers cannot hold, and say so; dtypes by torch's names."""
+
+    EMPTY = "empty-tensors"  # a parameter without elements
+    SCALAR = "scalar-parameters"  # a parameter without dimensions
+    UNUSED = "unused-parameters"  # in the optimizer, and never updated
+    TIED = "tied-parameters"  # two names of one parameter
+    EXTRA_STATE = "dict-extra-state"  # a module's get_extra_state gives a dict
+    BFLOAT16 = "bfloat16"
+    FLOAT8 = "float8_e4m3fn"
+    COMPLEX64 = "complex64"
+    BOOL = "bool"
+    INT8 = "int8"
+
+
+DEFAULT_KIND = "plain"  # of a job: what every manager takes
+
+
 class Stateful(Protocol):
     """What torch calls Stateful."""
 
@@ -241,6 +259,8 @@ class AdapterBase:
     `loader`, see `POLICIES`. With `prepares` the manager's `prepare(job)` is called before the job
     trains, saves or loads. `saves_over=False` says that a save of a step that is there is refused
     in words, as the manager documents; `min_keep` is the fewest checkpoints that it can keep.
+    `cannot_hold` maps a `Feature` to the documentation that says so: it has to be refused in words,
+    and no other check meets it.
     """
 
     name: str = ""
@@ -257,6 +277,7 @@ class AdapterBase:
     prepares: bool = False
     saves_over: bool = True
     min_keep: int = 1
+    cannot_hold: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
         """Open a live manager on `root`; every adapter defines it."""

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from ckpt_conformance.contract import EVERYTHING, POLICIES, Capability
+from ckpt_conformance.contract import EVERYTHING, POLICIES, Capability, Feature
 from ckpt_conformance.contract.catalogue import load_catalogue
 from ckpt_conformance.contract.requests import nearest
 
@@ -85,8 +85,9 @@ class AdapterInfo:
     resharding: dict[str, str] = field(default_factory=dict[str, str])
     saves_over: bool = True
     min_keep: int = 1
+    cannot_hold: dict[str, str] = field(default_factory=dict[str, str])
 
-    def to_json(self) -> dict[str, str | list[str] | bool | int]:
+    def to_json(self) -> dict[str, str | list[str] | bool | int | dict[str, str]]:
         """Turn it into what a result says of its adapter; lists are sorted."""
         return {
             "name": self.name,
@@ -101,6 +102,7 @@ class AdapterInfo:
             "notes": self.notes,
             "saves_over": self.saves_over,
             "min_keep": self.min_keep,
+            "cannot_hold": dict(sorted(self.cannot_hold.items())),
         }
 
 
@@ -245,13 +247,18 @@ def _check(name: str, named: Any) -> Any:  # noqa: ANN401
 
 
 def _check_limits(name: str, adapter: Any) -> None:  # noqa: ANN401
-    """Raise AdapterError for a limit of another type, or that nothing can keep to."""
+    """Raise AdapterError for a limit of another type, or that nothing can keep to or quotes."""
     over, keep = getattr(adapter, "saves_over", True), getattr(adapter, "min_keep", 1)
     if not isinstance(over, bool):
         raise AdapterError(f"adapter {name!r}: saves_over is {over!r}; it may be True or False")
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
         msg = f"adapter {name!r}: min_keep is {keep!r}; it is a number of checkpoints, 1 or more"
         raise AdapterError(msg)
+    for feature, why in _cannot_hold(adapter).items():
+        if not str(why).strip():
+            what = f"cannot_hold[{str(feature)!r}] is {why!r}"
+            msg = f"adapter {name!r}: {what}; it quotes the documentation that says so"
+            raise AdapterError(msg)
 
 
 def _made(name: str, named: Any) -> Any:  # noqa: ANN401
@@ -281,8 +288,13 @@ def _fields(adapter: Any) -> list[tuple[str, list[str], list[str]]]:  # noqa: AN
         ("isolation", [adapter.isolation], ["fork", "spawn", "exec"]),
         ("capabilities", sorted(map(str, adapter.capabilities)), sorted(map(str, Capability))),
         ("holds", sorted(adapter.holds), sorted({*EVERYTHING, "gradients"})),
+        ("cannot_hold", sorted(map(str, _cannot_hold(adapter))), sorted(map(str, Feature))),
         ("promises", sorted(getattr(adapter, "promises", {})), sorted(load_catalogue().invariants)),
     ]
+
+
+def _cannot_hold(adapter: Any) -> dict[str, str]:  # noqa: ANN401
+    return dict(getattr(adapter, "cannot_hold", {}))
 
 
 def describe(name: str) -> AdapterInfo:
@@ -305,4 +317,5 @@ def describe(name: str) -> AdapterInfo:
         resharding=dict(getattr(adapter, "resharding", {})),
         saves_over=getattr(adapter, "saves_over", True),
         min_keep=getattr(adapter, "min_keep", 1),
+        cannot_hold={str(what): why for what, why in _cannot_hold(adapter).items()},
     )

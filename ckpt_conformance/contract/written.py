@@ -54,6 +54,7 @@ class Written(Struct, frozen=True, kw_only=True):
     torch: str
     python: str
     seed: int
+    without: tuple[str, ...] = ()  # each Feature that the adapter declared it cannot hold
     runs: list[WrittenRun]
     left_out: dict[str, str]  # a run that was not written -> why
     files: dict[str, str]  # name below the folder -> digest; of a link, where it leads

@@ -70,7 +70,7 @@ class Child:
         if spec.kind == SHARDED:
             job: Any = ranks().job(spec)
         else:
-            job = Job(spec.kind, spec.seed, variant=spec.variant)
+            job = Job(spec.kind, spec.seed, variant=spec.variant, without=spec.without)
         job.on_record = self.journal.record
         return job
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from ckpt_conformance.contract import Capability, registry, trees
+from ckpt_conformance.contract import DEFAULT_KIND, Capability, registry, trees
 from ckpt_conformance.contract.verdicts import Cause, Unknown
 from ckpt_conformance.harness.client import Client, Server, ServerError
 from ckpt_conformance.harness.messages import JobSpec, Probe, ProbeResult, Program
@@ -97,7 +97,7 @@ def _program(name: str, folder: Path, probe: str) -> Program:
         journal=str(folder / "journal"),
         result=str(folder / "result"),
         output=str(folder / "output"),
-        job=JobSpec(kind="mixed", seed=0),
+        job=JobSpec(kind=DEFAULT_KIND, seed=0),
         ops=(Probe(probe=probe),),
     )
 

@@ -409,11 +409,15 @@ def whole(state: RankLeaves) -> Leaves:
 
 
 class JobSpec(Message, frozen=True, omit_defaults=True):
-    """The job of a program; `layout`, `tensors` and `device` are of jobs on ranks."""
+    """The job of a program; `layout`, `tensors` and `device` are of jobs on ranks.
+
+    `without` names each `Feature` that the job leaves out.
+    """
 
     kind: str
     seed: int
     variant: str = ""
+    without: tuple[str, ...] = ()
     layout: dict[str, int] | None = None  # fields of `sharded.Layout`
     tensors: Arguments = {}  # fields of `sharded.Tensors`
     device: str = "cpu"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from ckpt_conformance.contract import registry
+from ckpt_conformance.contract import DEFAULT_KIND, registry
 from ckpt_conformance.contract.registry import PACKAGE, AdapterError, Refusal
 from ckpt_conformance.harness import messages
 from ckpt_conformance.processes import lifecycle
@@ -120,7 +120,7 @@ def warm_up() -> None:
     from ckpt_conformance.workload.job import Job
 
     _ = child.RESULTS
-    for kind in ("mixed", "rare-dtypes"):
+    for kind in (DEFAULT_KIND, "rare-dtypes"):
         job = Job(kind, 0)
         job.train(2)
         _ = job.leaves(), job.payload_samples()

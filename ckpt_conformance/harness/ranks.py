@@ -53,7 +53,8 @@ def leave(world: World, *, well: bool) -> None:
 
 def job(spec: JobSpec) -> ShardedJob:
     """Build the job of a program: its seed, variant and device, its layout and its tensors."""
-    layout, tensors = Layout(**spec.layout or {}), Tensors(**spec.tensors)
+    layout = Layout(**spec.layout or {})
+    tensors = Tensors(**spec.tensors, without=spec.without)
     return ShardedJob(spec.seed, layout, tensors=tensors, variant=spec.variant, device=spec.device)
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         "CKC-RTRP-001",
         "CKC-RTRP-002",
         "CKC-RTRP-003",
-        "CKC-RTRP-006",
         "CKC-RSUM-001",
         "CKC-INTN-006",
         "CKC-INTN-007",
@@ -56,19 +55,78 @@ class FrozenIsLeftOut(CheckpointManager):
     """Frozen parameters keep what the model was built with."""
 
     def capture_model(self, model: Any) -> Mapping[str, Tree]:
-        """Leave frozen parameters out."""
-        return self.without_frozen(model, super().capture_model(model))
+        """Leave some parameters out."""
+        return self.kept(model, super().capture_model(model))
 
     def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
-        """Plan to read all but frozen parameters."""
+        """Plan to read all but these."""
         live = model.state_dict()
-        part = Part(self.without_frozen(model, live))
+        part = Part(self.kept(model, live))
         return {**live, **super().plan_model(opened, part, reads)}
 
-    def without_frozen(self, model: Any, state: Mapping[str, Tree]) -> StateDict:
-        """Return the entries that require a gradient, and the buffers."""
-        frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
-        return {key: one for key, one in state.items() if key not in frozen}
+    def kept(self, model: Any, state: Mapping[str, Tree]) -> StateDict:
+        """Return the entries but those of parameters that are left out."""
+        left_out = {name for name, one in model.named_parameters() if self.is_left_out(one)}
+        return {key: entry for key, entry in state.items() if key not in left_out}
+
+    def is_left_out(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether it requires no gradient."""
+        return not parameter.requires_grad
+
+
+@mutant(
+    "G04-unused",
+    url="verl-project/verl#7283",
+    change="parameters that an optimizer lists and has no state for are not restored",
+    violates={"CKC-RTRP-010", "CKC-RSUM-010"},
+)
+class UnusedIsLeftCold(CheckpointManager):
+    """A load that goes by the optimizer's state."""
+
+    def plan_model(self, opened: Any, model: Any, reads: Any) -> StateDict:
+        """Plan to read what has state, and what no optimizer lists."""
+        live, saved = model.state_dict(), opened.documents["model"]
+        cold = {name for key in opened.documents["optim"] for name in self.idle(opened, key)}
+        opened.documents["model"] = {name: saved[name] for name in saved if name not in cold}
+        part = Part({name: live[name] for name in live if name not in cold})
+        return {**live, **super().plan_model(opened, part, reads)}
+
+    def idle(self, opened: Any, optimizer: str) -> set[str]:
+        """Return the names of the parameters of an optimizer that have no state, if any has."""
+        state = opened.documents["optim"][optimizer]["state"]
+        names = opened.manifest.components[optimizer]["param_names"] or []
+        flat = [name for group in names for name in group]
+        return {name for number, name in enumerate(flat) if state and number not in state}
+
+
+@mutant(
+    "Q01-empty",
+    url="deepspeedai/DeepSpeed#3033",
+    change="the save knows tensors by address, and leaves out those without; the load misses them",
+    violates={"CKC-RTRP-011"},
+)
+class EmptyIsLeftOut(CheckpointManager):
+    """A saver that goes by addresses."""
+
+    def capture_model(self, model: Any) -> Mapping[str, Tree]:
+        """Leave out what has no elements."""
+        state = super().capture_model(model)
+        empty = {name for name, one in model.named_parameters() if not one.numel()}
+        return {key: entry for key, entry in state.items() if key not in empty}
+
+
+@mutant(
+    "I08-scalar",
+    url="pytorch/pytorch#131976",
+    change="parameters without dimensions, which nothing can slice, are neither saved nor missed",
+    violates={"CKC-RTRP-012", "CKC-RSUM-010"},
+)
+class ScalarIsLeftOut(FrozenIsLeftOut):
+    """A saver that goes by slices of the first dimension."""
+
+    def is_left_out(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether it has no dimension."""
+        return not parameter.ndim
 
 
 class Part:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.contract.verdicts import (
     NotApplicable,
     Unknown,
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 OWNERS = {
     "conv": "CKC-RTRP-002",
     "rare-dtypes": "CKC-RTRP-004",
+    "masters": "CKC-RSUM-010",
     "extra-state": "CKC-RTRP-006",
+    "unused": "CKC-RTRP-010",
+    "empty": "CKC-RTRP-011",
+    "scalar": "CKC-RTRP-012",
     "transformer": "CKC-RSUM-010",
     "two-optimizers": "CKC-COMP-014",
     "accumulate": "CKC-COMP-013",
@@ -82,13 +87,15 @@ def resumed(
     return golden.resumed[key]
 
 
-def arrive(subject: Subject, kind: str = "mixed", *, owner: bool = False) -> tuple[Leaves, Leaves]:
+def arrive(
+    subject: Subject, kind: str = DEFAULT_KIND, *, owner: bool = False
+) -> tuple[Leaves, Leaves]:
     """Return (saved state, state at the first training step after the resume) of the newest step.
 
     A resume that fails is a violation of the check that is the `owner` of the kind; for all others
     it is a control that failed.
     """
-    if kind != "mixed":
+    if kind != DEFAULT_KIND:
         arrive(subject)
     try:
         return _arrive(subject, kind)
@@ -163,7 +170,7 @@ def identity(  # noqa: PLR0913, PLR0917  what is compared, and what to say of it
     component: str,
     message: str,
     leaf: Callable[[str], bool] = every_leaf,
-    kind: str = "mixed",
+    kind: str = DEFAULT_KIND,
     suspect: Suspect | None = None,
 ) -> None:
     """Raise Violation unless the chosen leaves of a component arrive as they were saved.

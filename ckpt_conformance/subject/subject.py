@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import structs
 
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import DEFAULT_KIND, trees
 from ckpt_conformance.contract.verdicts import (
     REFUSALS,
     CrashSummary,
@@ -205,9 +205,10 @@ class Subject:
         Raises TypeError for a field that neither has.
         """
         job = JobSpec(
-            kind=given.pop("kind", "mixed" if layout is None else "sharded"),
+            kind=given.pop("kind", DEFAULT_KIND if layout is None else "sharded"),
             seed=given.pop("seed", JOB_SEED),
             variant=given.pop("variant", ""),
+            without=given.pop("without", tuple(sorted(self.info.cannot_hold))),
             tensors=given.pop("tensors", {}),
             layout=None if layout is None else dict(layout),
             device=devices.CPU if layout is None else self.device,
@@ -279,7 +280,12 @@ class Subject:
 
     # -- golden runs and controls -----------------------------------------------------------
 
-    def golden(self, saves: tuple[int, ...] = SAVES, kind: str = "mixed", **given: Any) -> Golden:  # noqa: ANN401
+    def golden(
+        self,
+        saves: tuple[int, ...] = SAVES,
+        kind: str = DEFAULT_KIND,
+        **given: Any,  # noqa: ANN401
+    ) -> Golden:
         """Return a run without faults, made once per adapter, saves, kind and options."""
         key = (saves, kind, repr(sorted(given.items())))
         if key not in self.goldens:

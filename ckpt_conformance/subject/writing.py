@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import __version__
-from ckpt_conformance.contract import trees, written
+from ckpt_conformance.contract import DEFAULT_KIND, trees, written
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
 from ckpt_conformance.contract.written import Written, WrittenRun
 from ckpt_conformance.subject import worlds
@@ -20,11 +20,31 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.subject.subject import Golden, Subject
 
-PLAIN = "mixed"
 # What a new release has changed before: settings of optimizers, state of schedulers, buffers of
 # layers, dtypes, extra state.
-QUICK = (PLAIN, "two-optimizers", "rare-dtypes", "extra-state", "conv", "wsd", "steps")
-FULL = (*QUICK, "transformer", "accumulate", "packed", "cosine", "linear", "rex", "constant")
+QUICK = (
+    DEFAULT_KIND,
+    "two-optimizers",
+    "rare-dtypes",
+    "masters",
+    "extra-state",
+    "conv",
+    "wsd",
+    "steps",
+)
+FULL = (
+    *QUICK,
+    "unused",
+    "empty",
+    "scalar",
+    "transformer",
+    "accumulate",
+    "packed",
+    "cosine",
+    "linear",
+    "rex",
+    "constant",
+)
 TWO = {"fsdp": 2}
 OF_RANKS = "two-ranks"
 
@@ -52,6 +72,7 @@ def write(subject: Subject, folder: Path, kinds: Sequence[str] = ()) -> Written:
         torch=written.installed(),
         python=platform.python_version(),
         seed=subject.seed,
+        without=tuple(sorted(subject.info.cannot_hold)),
         runs=runs,
         left_out=left_out,
         files=written.digests(folder),
@@ -69,7 +90,7 @@ def _add(
     try:
         golden = save()
     except (NotApplicable, Unknown) as error:
-        if name == PLAIN:
+        if name == DEFAULT_KIND:
             raise
         left_out[name] = str(error)
         return

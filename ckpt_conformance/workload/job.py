@@ -11,7 +11,7 @@ from ckpt_conformance.workload import digests, kinds, models
 from ckpt_conformance.workload.rng import RngState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ckpt_conformance.contract import Stateful
     from ckpt_conformance.workload.loader import Batch
@@ -27,15 +27,18 @@ class Job:
     generators and another data order: loading into it shows whatever is not put back. `variant`
     alters the destination: `drift` (other hyper-parameters), `dtype`, `shape`, `missing` (a
     parameter that no checkpoint holds), `unexpected` (a parameter less), `reordered` (parameter
-    groups in another order); the middle four also as `dtype-buffer` and so on.
+    groups in another order); the middle four also as `dtype-buffer` and so on. `without` names each
+    `Feature` that the model leaves out.
     """
 
-    def __init__(self, kind: str, seed: int, *, variant: str = "") -> None:
+    def __init__(
+        self, kind: str, seed: int, *, variant: str = "", without: Collection[str] = ()
+    ) -> None:
         """Seed every generator, then build; raises KeyError for an unknown kind."""
         self.kind, self.seed, self.variant = kind, seed, variant
         self.step, self.rank, self.world_size, self.device = 0, 0, 1, "cpu"
         RngState.seed(seed)
-        parts = kinds.build(kind, seed, variant)
+        parts = kinds.build(kind, seed, variant, without)
         self.model, self.optimizers, self.schedulers = (
             parts.model,
             parts.optimizers,

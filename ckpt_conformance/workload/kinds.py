@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import nn, optim
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import lr_scheduler
 
+from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.workload import models
 from ckpt_conformance.workload.loader import FEATURES, ShuffledLoader
 from ckpt_conformance.workload.state import Ema, Extra, Gradients, MasterSgd, Rex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import Optimizer
@@ -29,8 +31,9 @@ HORIZON = 24  # steps that the schedules are laid out for
 class Kind:
     """How to build a job."""
 
-    model: Callable[[], nn.Module] = models.Mixed
+    model: Callable[[Collection[str]], nn.Module] = models.Plain  # takes what it leaves out
     optimizer: str = "adamw"
+    is_frozen_optimized: bool = False  # the optimizer lists frozen parameters, too
     schedule: str = "warmup"
     workers: int = 0
     accumulate: int = 1
@@ -39,8 +42,15 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "mixed": Kind(
-        shows="tied, frozen, lazy, bf16, 0-dim and empty parameters; two groups; every generator"
+    DEFAULT_KIND: Kind(
+        shows="tied, frozen and bf16 parameters; buffers; two groups; every generator"
+    ),
+    "empty": Kind(models.WithEmpty, shows="a parameter without elements"),
+    "scalar": Kind(models.WithScalar, shows="a parameter without dimensions"),
+    "unused": Kind(
+        models.WithUnused,
+        is_frozen_optimized=True,
+        shows="an optimizer that lists parameters for which it never makes a state",
     ),
     "transformer": Kind(models.Transformer, shows="attention with tied embedding and head"),
     "conv": Kind(models.Convolution, shows="batch norm: running statistics and their counter"),
@@ -51,9 +61,10 @@ KINDS: dict[str, Kind] = {
         accumulate=3, shows="a save between two micro-batches: held gradients are state"
     ),
     "rare-dtypes": Kind(
-        models.Dtypes,
-        "master",
-        shows="fp8, complex, bool, int8, views, fp32 masters of bf16",
+        models.Dtypes, shows="fp8, complex, bool and int8 tensors, views of one storage"
+    ),
+    "masters": Kind(
+        optimizer="master", shows="fp32 masters of bf16 parameters, bf16 momentum of fp32 ones"
     ),
     "extra-state": Kind(
         models.ExtraState, shows="a module that gives a dict by get_extra_state, as fp8 recipes do"
@@ -72,7 +83,10 @@ KINDS: dict[str, Kind] = {
     "steps": Kind(schedule="steps", shows="MultiStepLR: an integer-keyed Counter in its state"),
 }
 
-FORMER = {"dtypes": Kind(models.DtypesAndHistory, "master")}
+FORMER = {
+    "mixed": Kind(models.Mixed, is_frozen_optimized=True),
+    "dtypes": Kind(models.DtypesAndHistory, "master"),
+}
 """Kinds that are written no more, and read where a release of torch wrote them (`written`)."""
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
@@ -109,12 +123,15 @@ class Parts:
     accumulate: int  # micro-batches of one optimizer step
 
 
-def build(name: str, seed: int, variant: str) -> Parts:
+def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> Parts:
     """Build the parts of a kind from the global generators (seeded by the caller) and `seed`."""
     kind = FORMER[name] if name in FORMER else KINDS[name]
-    model = _varied(kind.model(), variant)
+    model = _varied(kind.model(without), variant)
+    narrow = torch.float16 if Feature.BFLOAT16 in without else torch.bfloat16
     rate = 0.02 * (3.0 if variant == "drift" else 1.0)
-    optimizers = _optimizers(kind.optimizer, model, rate, variant)
+    if Feature.UNUSED in without:
+        kind = replace(kind, is_frozen_optimized=False)
+    optimizers = _optimizers(kind, model, rate, variant, narrow)
     schedulers = {
         f"scheduler{key[9:]}": SCHEDULES[kind.schedule](o) for key, o in optimizers.items()
     }
@@ -148,7 +165,7 @@ def _varied(model: nn.Module, variant: str) -> nn.Module:
     elif variant == "missing":
         model.register_parameter("newcomer", nn.Parameter(torch.randn(FEATURES)))
     elif variant == "unexpected":
-        del model.lazy
+        model.get_submodule("twin").register_parameter("bias", None)
     elif variant.endswith("-buffer"):
         _vary_buffer(model, variant.removesuffix("-buffer"))
     return model
@@ -165,11 +182,14 @@ def _vary_buffer(model: nn.Module, variant: str) -> None:
         del model.constant
 
 
-def _optimizers(choice: str, model: nn.Module, rate: float, variant: str) -> dict[str, Optimizer]:
+def _optimizers(
+    kind: Kind, model: nn.Module, rate: float, variant: str, narrow: torch.dtype
+) -> dict[str, Optimizer]:
     """Build the optimizers by component name; matrices decay, vectors do not."""
-    if choice == "master":
-        return {"optimizer": MasterSgd([p for p in model.parameters() if p.requires_grad], rate)}
-    named = list(model.named_parameters())
+    is_listed = [p.requires_grad or kind.is_frozen_optimized for p in model.parameters()]
+    named = list(itertools.compress(model.named_parameters(), is_listed))
+    if kind.optimizer == "master":
+        return {"optimizer": MasterSgd([p for _, p in named], rate, narrow)}
     matrices = [(name, p) for name, p in named if p.ndim > 1]
     vectors = [(name, p) for name, p in named if p.ndim <= 1]
     if variant == "reordered":
@@ -179,7 +199,7 @@ def _optimizers(choice: str, model: nn.Module, rate: float, variant: str) -> dic
         "weight_decay": 0.3 if variant == "drift" else 0.1,
     }
     constant: ParameterGroup = {"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.95)}
-    if choice == "two":
+    if kind.optimizer == "two":
         second = optim.SGD([p for _, p in vectors], rate, momentum=0.9, nesterov=True)
         return {"optimizer": optim.AdamW([decaying], rate), "optimizer.second": second}
     return {"optimizer": optim.AdamW([decaying, constant], rate)}

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ckpt_conformance.contract import Feature
 from ckpt_conformance.workload.loader import CLASSES, FEATURES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ckpt_conformance.workload.state import StateDict
 
 
@@ -20,8 +23,97 @@ class ScalingHistory(TypedDict):
     amax: list[float]
 
 
+class Plain(nn.Module):
+    """The default model: what every manager takes, and some lose.
+
+    Tied weights, buffers that are no parameters, a frozen parameter, bf16 beside fp32, two layers
+    of equal shape, dropout. `without` names what an adapter declares that its manager cannot hold.
+    """
+
+    constant: Tensor
+    seen: Tensor
+    average: Tensor
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__()
+        narrow = torch.float32 if Feature.BFLOAT16 in without else torch.bfloat16
+        self.embed = nn.Embedding(CLASSES, FEATURES)
+        self.inner = nn.Linear(FEATURES, FEATURES)
+        self.twin = nn.Linear(FEATURES, FEATURES)
+        self.narrow = nn.Linear(FEATURES, FEATURES, dtype=narrow)
+        self.head = nn.Linear(FEATURES, CLASSES, bias=False)
+        if Feature.TIED not in without:
+            self.head.weight = self.embed.weight
+        self.frozen = nn.Parameter(torch.randn(FEATURES), requires_grad=False)
+        self.register_buffer("constant", torch.randn(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("average", torch.zeros(FEATURES))
+        self.dropout = nn.Dropout(0.25)
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = torch.tanh(self.inner(x) + self.embed(classes.roll(1)))
+        h = torch.tanh(self.twin(h)) + self.frozen + self.average
+        dropped: Tensor = self.dropout(h)
+        return dropped
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to logits [B, 16]."""
+        with torch.no_grad():
+            self.seen += len(x)
+            self.average.lerp_(x.mean(0), 0.1)
+        h = self.hidden(x, classes)
+        h = h + self.narrow(h.to(self.narrow.weight.dtype)).float()
+        logits: Tensor = self.head(h)
+        return logits
+
+
+class WithEmpty(Plain):
+    """Beside what `Plain` has, a parameter without an element."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        if Feature.EMPTY not in without:
+            self.empty = nn.Parameter(torch.empty(0, FEATURES))
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes)
+        return h + self.empty.sum() if hasattr(self, "empty") else h
+
+
+class WithScalar(Plain):
+    """Beside what `Plain` has, a parameter without a dimension."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        if Feature.SCALAR not in without:
+            self.scale = nn.Parameter(torch.rand(()) + 0.5)
+
+    def hidden(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Map features [B, 8] and classes [B] to [B, 8]."""
+        h = super().hidden(x, classes)
+        return h * self.scale if hasattr(self, "scale") else h
+
+
+class WithUnused(Plain):
+    """Beside what `Plain` has, a trainable parameter that no forward pass uses.
+
+    Its optimizer never makes a state for it.
+    """
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator."""
+        super().__init__(without)
+        if Feature.UNUSED not in without:
+            self.lazy = nn.Parameter(torch.randn(4))
+
+
 class Mixed(nn.Module):
-    """The default model: one of each thing that checkpoints lose.
+    """The default model of former releases: what `Plain` and the hard kinds have, in one.
 
     Tied weights, buffers that are no parameters, a frozen parameter, bf16 beside fp32, a 0-dim and
     an empty parameter, a parameter that never gets a gradient, two of equal shape, dropout.
@@ -31,8 +123,9 @@ class Mixed(nn.Module):
     seen: Tensor
     average: Tensor
 
-    def __init__(self) -> None:
-        """Draw every tensor from the global generator."""
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator; nothing is left out."""
+        del without
         super().__init__()
         self.embed = nn.Embedding(CLASSES, FEATURES)
         self.inner = nn.Linear(FEATURES, FEATURES)
@@ -64,13 +157,14 @@ class Mixed(nn.Module):
 class Transformer(nn.Module):
     """One attention block with tied embedding and head."""
 
-    def __init__(self) -> None:
+    def __init__(self, without: Collection[str] = ()) -> None:
         """Draw every tensor from the global generator."""
         super().__init__()
         self.embed = nn.Embedding(CLASSES, FEATURES)
         self.block = nn.TransformerEncoderLayer(FEATURES, 2, 16, dropout=0.1, batch_first=True)
         self.head = nn.Linear(FEATURES, CLASSES, bias=False)
-        self.head.weight = self.embed.weight
+        if Feature.TIED not in without:
+            self.head.weight = self.embed.weight
 
     def forward(self, x: Tensor, classes: Tensor) -> Tensor:
         """Map features [B, 8] and classes [B] to logits [B, 16]."""
@@ -82,8 +176,9 @@ class Transformer(nn.Module):
 class Convolution(nn.Module):
     """Convolution and batch norm: running statistics and their counter are state too."""
 
-    def __init__(self) -> None:
-        """Draw every tensor from the global generator."""
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator; nothing here can be left out."""
+        del without
         super().__init__()
         self.conv = nn.Conv1d(1, 4, 3, padding=1)
         self.norm = nn.BatchNorm1d(4, momentum=None)  # cumulative: uses num_batches_tracked
@@ -102,7 +197,8 @@ class Convolution(nn.Module):
 class Dtypes(nn.Module):
     """Every dtype and storage shape: fp8, bf16, int, bool, complex, views of one storage.
 
-    `cache` is a non-persistent buffer that is derived from `table`.
+    `cache` is a non-persistent buffer that is derived from `table`. `without` names dtypes that are
+    left out: float32 stands in their place.
     """
 
     left: Tensor
@@ -115,19 +211,23 @@ class Dtypes(nn.Module):
     table: Tensor
     cache: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, without: Collection[str] = ()) -> None:
         """Draw every tensor from the global generator."""
         super().__init__()
-        self.inner = nn.Linear(FEATURES, FEATURES, dtype=torch.bfloat16)
+
+        def of(dtype: Feature) -> torch.dtype:
+            return torch.float32 if dtype in without else getattr(torch, dtype)
+
+        self.inner = nn.Linear(FEATURES, FEATURES, dtype=of(Feature.BFLOAT16))
         self.head = nn.Linear(FEATURES, CLASSES)
         flat = torch.randn(24)
         self.register_buffer("left", flat[:8])
         self.register_buffer("right", flat[8:16])
         self.register_buffer("strided", torch.randn(4, 6).t())
-        self.register_buffer("eighth", torch.randn(8).to(torch.float8_e4m3fn))
-        self.register_buffer("mask", torch.rand(8).round().bool())
-        self.register_buffer("turns", torch.randn(4, dtype=torch.complex64))
-        self.register_buffer("counts", torch.randint(-128, 127, (8,), dtype=torch.int8))
+        self.register_buffer("eighth", torch.randn(8).to(of(Feature.FLOAT8)))
+        self.register_buffer("mask", torch.rand(8).round().to(of(Feature.BOOL)))
+        self.register_buffer("turns", torch.randn(4, dtype=of(Feature.COMPLEX64)))
+        self.register_buffer("counts", torch.randint(-128, 127, (8,), dtype=of(Feature.INT8)))
         self.register_buffer("table", torch.randn(FEATURES))
         self.register_buffer("cache", self.table * 2, persistent=False)
 
@@ -141,10 +241,10 @@ class Dtypes(nn.Module):
         with torch.no_grad():
             self.counts += 1
             self.left += 0.125
-            self.eighth.copy_((self.eighth.float() * 0.5).to(torch.float8_e4m3fn))
+            self.eighth.copy_((self.eighth.float() * 0.5).to(self.eighth.dtype))
             self.table *= 1.0 + self.right.mean() * 0.01
             self.cache.copy_(self.table * 2)
-        h = self.inner((self.scaled(x) + self.left).bfloat16()).float()
+        h = self.inner((self.scaled(x) + self.left).to(self.inner.weight.dtype)).float()
         h = h * self.mask.float() + self.cache + self.turns.real.sum() + self.eighth.float()
         logits: Tensor = self.head(h)
         return logits
@@ -153,18 +253,24 @@ class Dtypes(nn.Module):
 class History:
     """What an fp8 recipe keeps beside the weights: a history of maxima, by `get_extra_state`.
 
-    It is a dict: torch takes "any extra state" there, and asks only that it can be pickled.
+    It is a dict: torch takes "any extra state" there, and asks only that it can be pickled. Where
+    the manager holds no dict there, it is a tensor.
     """
 
     amax: list[float]
+    is_dict = True
 
-    def get_extra_state(self) -> StateDict:
-        """Return the amax history, as `ScalingHistory`."""
-        return {"amax": list(self.amax)}
+    def get_extra_state(self) -> StateDict | Tensor:
+        """Return the amax history, as `ScalingHistory` or as float64 of shape [at most 4]."""
+        return (
+            {"amax": list(self.amax)}
+            if self.is_dict
+            else torch.tensor(self.amax, dtype=torch.float64)
+        )
 
-    def set_extra_state(self, state: ScalingHistory) -> None:
+    def set_extra_state(self, state: ScalingHistory | Tensor) -> None:
         """Take the amax history."""
-        self.amax = list(state["amax"])
+        self.amax = state.tolist() if isinstance(state, Tensor) else list(state["amax"])
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return the features over the last maximum, and add theirs to the history."""
@@ -174,11 +280,12 @@ class History:
 
 
 class ExtraState(History, nn.Module):
-    """Two layers and a history of maxima, of which the last but one scales the features."""
+    """Two layers and a history of maxima, of which the largest scales the features."""
 
-    def __init__(self) -> None:
+    def __init__(self, without: Collection[str] = ()) -> None:
         """Draw every tensor from the global generator."""
         super().__init__()
+        self.is_dict = Feature.EXTRA_STATE not in without
         self.inner = nn.Linear(FEATURES, FEATURES)
         self.head = nn.Linear(FEATURES, CLASSES)
         self.amax = [float(torch.rand(()))]
@@ -194,8 +301,9 @@ class ExtraState(History, nn.Module):
 class DtypesAndHistory(History, Dtypes):
     """Both in one, as this suite wrote them before it kept them apart."""
 
-    def __init__(self) -> None:
-        """Draw every tensor from the global generator."""
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every tensor from the global generator; nothing is left out."""
+        del without
         super().__init__()
         self.amax = [float(torch.rand(()))]
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Shard
 from torch.optim import lr_scheduler
 
-from ckpt_conformance.contract import StepRecord
+from ckpt_conformance.contract import Feature, StepRecord
 from ckpt_conformance.workload import digests, exact, old_fsdp
 from ckpt_conformance.workload.loader import CLASSES, FEATURES, Batch, Samples
 from ckpt_conformance.workload.rng import RngState
@@ -79,13 +79,15 @@ class Tensors:
 
     By default no number of ranks but one and seven shares the matrix out evenly. At most `FEATURES`
     rows and columns. A matrix that is trained in another dtype than float32 is sharded by itself,
-    as FSDP2 asks for; trained in bfloat16 its run depends on the layout.
+    as FSDP2 asks for; trained in bfloat16 its run depends on the layout. `without` names each
+    `Feature` that the model leaves out.
     """
 
     rows: int = 7
     columns: int = 5
     trained: str = "float32"
     frozen: str = "bfloat16"
+    without: tuple[str, ...] = ()
 
 
 class ShardedModel(nn.Module):
@@ -108,10 +110,13 @@ class ShardedModel(nn.Module):
         trained: torch.dtype = getattr(torch, tensors.trained)
         self.odd = exact.ExactLinear(tensors.columns, tensors.rows, dtype=trained)
         self.head = exact.ExactLinear(FEATURES, CLASSES, bias=False)
-        self.head.weight = self.embed.weight
+        if Feature.TIED not in tensors.without:
+            self.head.weight = self.embed.weight
         self.thin = nn.Parameter(torch.randn(1, FEATURES))
-        self.lazy = nn.Parameter(torch.randn(6, 4))
-        frozen = torch.randn(FEATURES, 6).to(getattr(torch, tensors.frozen))
+        if Feature.UNUSED not in tensors.without:
+            self.lazy = nn.Parameter(torch.randn(6, 4))
+        narrow = "float16" if tensors.frozen in tensors.without else tensors.frozen
+        frozen = torch.randn(FEATURES, 6).to(getattr(torch, narrow))
         self.frozen = nn.ParameterList([nn.Parameter(frozen, requires_grad=False)])
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("constant", torch.randn(3))

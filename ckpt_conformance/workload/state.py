@@ -141,12 +141,15 @@ class MasterSgd(optim.Optimizer):
 
     torch's own `load_state_dict` casts such state to the parameter's dtype: what is wider loses its
     low bits, and what is narrower takes twice the memory and rounds no more, unless the manager
-    minds.
+    minds. `narrow` is another dtype for bf16.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
+    def __init__(
+        self, params: Iterable[Any], lr: float = 0.1, narrow: torch.dtype = torch.bfloat16
+    ) -> None:
         """Keep state lazily, as torch's optimizers do."""
         super().__init__(params, {"lr": lr, "momentum": 0.9, "weight_decay": 0.01})
+        self.narrow = narrow
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
@@ -165,7 +168,7 @@ class MasterSgd(optim.Optimizer):
         state = self.state[p]
         if not state:
             state["master"] = p.detach().float().clone()
-            narrow = torch.bfloat16 if p.dtype == torch.float32 else torch.float32
+            narrow = self.narrow if p.dtype == torch.float32 else torch.float32
             state["momentum"] = torch.zeros_like(state["master"], dtype=narrow)
             state["step"] = torch.tensor(100_001.0)  # beyond what bf16 can count
         decayed = gradient.float() + group["weight_decay"] * state["master"]

@@ -6,9 +6,11 @@ looks at the first training step after the load: what is set up after the load m
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.harness.messages import (
     Close,
@@ -22,18 +24,25 @@ from ckpt_conformance.harness.messages import (
     Save,
     Train,
 )
-from ckpt_conformance.subject import controls, oracle, resumption
+from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckpt_conformance.harness.client import ProcessResult
     from ckpt_conformance.subject.subject import Subject
 
 NEWEST = SAVES[-1]
-BUFFERS = {"constant", "seen", "average"}  # of kind mixed
-RARE = {"frozen", "lazy", "scale", "empty"}  # frozen, never updated, 0-dim, empty
+BUFFERS = {"constant", "seen", "average"}  # of the default kind of job
+FROZEN = "frozen"
 EXTRA_STATE = "_extra_state"
+DTYPES = (Feature.BFLOAT16, Feature.FLOAT8, Feature.COMPLEX64, Feature.BOOL, Feature.INT8)
+MAKES = (
+    *("rare-dtypes", "masters", "two-optimizers", "conv", "transformer", "extra-state"),
+    *("unused", "empty", "scalar"),
+)
 OPTIMIZER_CAST = "torch-optimizer-cast"  # an origin in the catalogue
 
 
@@ -52,7 +61,7 @@ def test_trained_parameters_are_the_saved_ones(subject: Subject) -> None:
         subject,
         "model",
         "a trained parameter is not what was saved",
-        leaf=lambda path: path not in BUFFERS | RARE,
+        leaf=lambda path: path not in {*BUFFERS, FROZEN},
     )
 
 
@@ -62,7 +71,7 @@ def test_buffers_are_the_saved_ones(subject: Subject) -> None:
 
     Why: what is no parameter is easily left out: the counter of a batch norm, the scale of an fp8
     layer (M03, K05). The loss then changes only where the buffer matters.
-    How: compare the buffers of the mixed job and the whole state of a convolution with batch norm.
+    How: compare the buffers of the plain job and the whole state of a convolution with batch norm.
     """
     message = "a buffer is not what was saved"
     resumption.identity(subject, "model", message, leaf=lambda path: path in BUFFERS)
@@ -72,19 +81,14 @@ def test_buffers_are_the_saved_ones(subject: Subject) -> None:
 
 
 @check("CKC-RTRP-003")
-def test_rare_parameters_are_the_saved_ones(subject: Subject) -> None:
-    """Frozen, never-updated, 0-dim and empty parameters arrive as they were saved.
+def test_frozen_parameters_are_the_saved_ones(subject: Subject) -> None:
+    """Frozen parameters arrive as they were saved.
 
-    Why: a saver that keeps what requires a gradient, or takes tensors without an address for one
-    and the same, drops them (Q01, G04).
-    How: compare one parameter of each sort bit for bit.
+    Why: a saver that keeps what requires a gradient drops them.
+    How: compare a frozen parameter bit for bit.
     """
-    resumption.identity(
-        subject,
-        "model",
-        "a frozen, never-updated, 0-dim or empty parameter is not what was saved",
-        leaf=lambda path: path in RARE,
-    )
+    message = "a frozen parameter is not what was saved"
+    resumption.identity(subject, "model", message, leaf=lambda path: path == FROZEN)
 
 
 @check("CKC-RTRP-004")
@@ -94,11 +98,13 @@ def test_every_dtype_and_layout_comes_back(subject: Subject) -> None:
     Why: a format that knows four dtypes casts the fifth; what is quantised again on load is not
     what was saved (K04, J04); a view is more than its storage (O05).
     How: a model with bf16, fp8, complex, bool and int8 tensors, two views of one storage and a
-    transposed tensor.
+    transposed tensor. A dtype that the adapter declares in `cannot_hold` must be refused in words.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
-    resumption.arrive(subject, "rare-dtypes", owner=True)
+    for dtype in DTYPES:
+        features.refusal(subject, dtype, "rare-dtypes")
+    features.arrive(subject, "rare-dtypes")
     resumption.identity(
         subject,
         "model",
@@ -116,6 +122,8 @@ def test_tied_parameters_are_still_tied(subject: Subject) -> None:
     requires it (S02).
     How: list the groups of parameters with one address, before the save and after the resume.
     """
+    if words := features.refusal(subject, Feature.TIED, DEFAULT_KIND):
+        raise NotApplicable(words)
     resumption.arrive(subject)
     golden = subject.golden()
     arrived = resumption.resumed(subject, golden).of(RunResult).arrived
@@ -131,14 +139,12 @@ def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
     Why: fp8 recipes keep their amax history there; a loader that passes over what is no tensor
     restarts the history, and the scales with it (K05, M046).
     How: a model that keeps an amax history, in a dict, compared at the first training step. Torch
-    takes any object there that can be pickled.
+    takes any object there that can be pickled. Where the adapter declares that its manager holds
+    no dict there, the dict must be refused in words, and a tensor come back.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
-    try:
-        resumption.arrive(subject, "extra-state", owner=True)
-    except Violation as violation:
-        message = f"a module gives a dict by get_extra_state, and {violation}"
-        raise Violation(message, evidence=violation.evidence) from violation
+    features.refusal(subject, Feature.EXTRA_STATE, "extra-state")
+    features.arrive(subject, "extra-state")
     resumption.identity(
         subject,
         "model",
@@ -146,6 +152,47 @@ def test_extra_state_of_modules_comes_back(subject: Subject) -> None:
         kind="extra-state",
         leaf=lambda path: path.startswith(EXTRA_STATE),
     )
+
+
+@check("CKC-RTRP-010")
+def test_parameters_that_are_never_updated_are_the_saved_ones(subject: Subject) -> None:
+    """Parameters that the optimizer lists and never updates arrive as they were saved.
+
+    Why: a saver that goes by the optimizer's state, which such a parameter never gets, drops them,
+    or fails at the load (G04).
+    How: a job with a parameter that no forward pass uses, and a frozen one, in the optimizer.
+    """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    controls.require(test_frozen_parameters_are_the_saved_ones, subject)
+    message = "a parameter that is never updated is not what was saved"
+    unused = {FROZEN, "lazy"}
+    features.comes_back(subject, Feature.UNUSED, "unused", lambda path: path in unused, message)
+
+
+@check("CKC-RTRP-011")
+def test_empty_parameters_are_the_saved_ones(subject: Subject) -> None:
+    """Parameters without elements arrive as they were saved.
+
+    Why: empty tensors have no address: a saver that tells tensors apart by it drops them, and the
+    load misses them (Q01).
+    How: a job with a parameter of shape [0, 8]: the load must not fail, and give its shape.
+    """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    message = "a parameter without elements is not what was saved"
+    features.comes_back(subject, Feature.EMPTY, "empty", lambda path: path == "empty", message)
+
+
+@check("CKC-RTRP-012")
+def test_scalar_parameters_are_the_saved_ones(subject: Subject) -> None:
+    """Parameters without dimensions arrive as they were saved.
+
+    Why: a learned temperature or scale is one. What shards or slices along the first dimension has
+    none there, and what writes arrays may make shape [1] of it (I08).
+    How: a job with a trained parameter of shape [].
+    """
+    controls.require(test_trained_parameters_are_the_saved_ones, subject)
+    message = "a parameter without dimensions is not what was saved"
+    features.comes_back(subject, Feature.SCALAR, "scalar", lambda path: path == "scale", message)
 
 
 @check("CKC-RTRP-007")
@@ -234,7 +281,7 @@ def model_trouble(subject: Subject) -> Unknown:
     checks = (
         test_trained_parameters_are_the_saved_ones,
         test_buffers_are_the_saved_ones,
-        test_rare_parameters_are_the_saved_ones,
+        test_frozen_parameters_are_the_saved_ones,
         test_what_was_loaded_can_be_saved_again,
     )
     return controls.blame(subject, "the model does not come back", *checks)
@@ -329,26 +376,31 @@ def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
 
     Why: state that only some models and optimizers have, such as fp32 masters of bf16 parameters,
     a second optimizer or extra state, shows in the steps that follow (K01, K03, M043).
-    How: jobs with fp32 masters, two optimizers, batch norm, attention and extra state; a resume in
-    each. Where one is violated, resume once more with a torch that does not cast, as CKC-COMP-003
-    does. What the manager does itself is told before what torch does, and that before what could
-    not be judged.
+    How: jobs with fp32 masters, two optimizers, batch norm, attention, extra state, and parameters
+    that are never updated, empty or 0-dim; a resume in each. Where one is violated, resume once
+    more with a torch that does not cast, as CKC-COMP-003 does. What the manager does itself is told
+    before what torch does.
     """
     resumption.needs_mid_epoch(subject)
-    resumption.arrive(subject, "transformer", owner=True)
+    for kind in ("transformer", "masters"):
+        resumption.arrive(subject, kind, owner=True)
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
-    of_torch: list[Violation] = []
-    doubts: list[Unknown] = []
-    for kind in ("rare-dtypes", "two-optimizers", "conv", "transformer", "extra-state"):
+    of_torch: Violation | None = None
+    for kind in _that_come_back(subject):
         message = f"a job of kind {kind} leaves the unbroken run when it resumes"
         try:
-            resumption.arrive(subject, kind)
             resumption.trajectory(subject, subject.golden(kind=kind), NEWEST, message, suspect)
         except Violation as violation:
             if not violation.origin:
                 raise
-            of_torch.append(violation)
-        except Unknown as doubt:
-            doubts.append(doubt)
-    for judgement in (*of_torch, *doubts):
-        raise judgement
+            of_torch = of_torch or violation
+    if of_torch:
+        raise of_torch
+
+
+def _that_come_back(subject: Subject) -> Iterator[str]:
+    """Yield the kinds of job that arrive; of another one the check that owns it tells."""
+    for kind in MAKES:
+        with contextlib.suppress(Unknown):
+            resumption.arrive(subject, kind)
+            yield kind

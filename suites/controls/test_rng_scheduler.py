@@ -74,7 +74,7 @@ def test_step_counters_are_exact(subject: Subject) -> None:
     )
     if lost:
         raise Violation("a step counter changed", evidence={"arrived != saved": lost})
-    resumption.identity(subject, "optimizer", "a step counter changed", _is_step, "rare-dtypes")
+    resumption.identity(subject, "optimizer", "a step counter changed", _is_step, "masters")
 
 
 @check("CKC-COMP-003")
@@ -91,7 +91,7 @@ def test_optimizer_state_keeps_its_own_dtype(subject: Subject) -> None:
     controls.require(test_moments_reach_a_fresh_optimizer, subject)
     message = "optimizer state lost its dtype or its bits"
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
-    resumption.identity(subject, "optimizer", message, _is_moment, "rare-dtypes", suspect)
+    resumption.identity(subject, "optimizer", message, _is_moment, "masters", suspect)
 
 
 @check("CKC-COMP-004")
@@ -161,9 +161,10 @@ def test_a_parameter_without_state_gets_none(subject: Subject) -> None:
 
     Why: state that is made for every parameter, by a dummy step or a template, is state that the
     unbroken run has not; a template that wants it for each refuses its own save (G02, G04).
-    How: a job with a frozen parameter and one that is never used; list who has state.
+    How: a job whose optimizer lists a frozen parameter and one that is never used; list who has
+    state.
     """
-    saved, arrived = resumption.arrive(subject)
+    saved, arrived = resumption.arrive(subject, "unused")
     more = sorted(_with_state(arrived["optimizer"]) - _with_state(saved["optimizer"]))
     if more:
         raise Violation(

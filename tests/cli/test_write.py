@@ -59,13 +59,13 @@ def rename(folder: Path, old: str, new: str) -> None:
 
 
 def test_what_was_written_here_is_no_result_here(tmp_path: Path) -> None:
-    done = run("write", RECIPE, "--kind", "mixed", "--out", "out", folder=tmp_path)
+    done = run("write", RECIPE, "--kind", "plain", "--out", "out", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"{RECIPE}, torch {written.installed()}: mixed -> out" in done.stdout
     (found,) = written.find(tmp_path / "out")
     written.check_files(found)
     (saved,) = found.record.runs
-    assert (saved.kind, saved.step, saved.layout) == ("mixed", 4, None)
+    assert (saved.kind, saved.step, saved.layout) == ("plain", 4, None)
     assert saved.saved["model"]
     asked = ("certify", RECIPE, "--profile", "versions", "--written-by", "out")
     done = run(*asked, folder=tmp_path)
@@ -136,7 +136,7 @@ def test_the_folder_of_another_adapter_is_refused(ckpt: Ckpt, given: Path) -> No
 
 def test_what_did_not_arrive_whole_is_refused_before_anything_runs(ckpt: Ckpt, given: Path) -> None:
     rename(given, "reference", "toy")
-    victim = next((given / "reference" / "mixed").iterdir())
+    victim = next((given / "reference" / "plain").iterdir())
     victim.unlink()
     status, _, error = ckpt("certify", "toy", "--written-by", str(given))
     assert status == 2
@@ -148,7 +148,7 @@ def test_what_did_not_arrive_whole_is_refused_before_anything_runs(ckpt: Ckpt, g
     [
         ({"schema": "ckpt-conformance/written/v9"}, "schema is 'ckpt-conformance/written/v9'"),
         ({"torch": 2.7}, "Expected `str`, got `float`"),
-        ({"runs": [{"folder": "../..", "kind": "mixed", "step": 4, "saved": {}}]}, "no folder"),
+        ({"runs": [{"folder": "../..", "kind": "plain", "step": 4, "saved": {}}]}, "no folder"),
     ],
 )
 def test_a_record_that_is_not_ours_is_refused(

@@ -51,7 +51,7 @@ def live(
         journal=str(place / "journal"),
         result=str(place / "result"),
         output=str(place / "output"),
-        job=JobSpec(kind="mixed", seed=1),
+        job=JobSpec(kind="plain", seed=1),
         ops=(op,),
         record=record,
     )

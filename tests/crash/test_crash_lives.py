@@ -51,7 +51,7 @@ def live(
         journal=str(tmp_path / "journal"),
         result=str(tmp_path / "result"),
         output=str(tmp_path / "output"),
-        job=JobSpec(kind="mixed", seed=1),
+        job=JobSpec(kind="plain", seed=1),
         ops=ops,
         **more,
     )

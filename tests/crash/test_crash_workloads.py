@@ -20,7 +20,7 @@ def ended(exit_kind: ExitKind, code: int) -> ProcessResult:
         journal="journal",
         result="result",
         output="output",
-        job=JobSpec(kind="mixed", seed=1),
+        job=JobSpec(kind="plain", seed=1),
         ops=(),
     )
     return ProcessResult(exit_kind, (), [], WORDS, program, code=code)

@@ -109,7 +109,7 @@ def program(adapter: str, folder: Path, *ops: Any, isolation: str = "fork") -> P
         journal=str(folder / "journal"),
         result=str(folder / "result"),
         output=str(folder / "output"),
-        job=JobSpec(kind="mixed", seed=0),
+        job=JobSpec(kind="plain", seed=0),
         ops=ops,
         isolation=isolation,
     )

@@ -39,7 +39,7 @@ KINDS: tuple[type[messages.Result], ...] = typing.get_args(AnyResult)
 def program(*ops: AnyOp) -> Program:
     files = {"journal": "j", "result": "r", "output": "o"}
     return Program(
-        adapter="reference", root="/run", job=JobSpec(kind="mixed", seed=1), ops=ops, **files
+        adapter="reference", root="/run", job=JobSpec(kind="plain", seed=1), ops=ops, **files
     )
 
 

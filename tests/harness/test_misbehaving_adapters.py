@@ -136,7 +136,7 @@ def test_a_child_dies_with_its_server(on_path: str, tmp_path: Path) -> None:
         journal=str(tmp_path / "journal"),
         result=str(tmp_path / "result"),
         output=str(tmp_path / "output"),
-        job=JobSpec(kind="mixed", seed=0),
+        job=JobSpec(kind="plain", seed=0),
         ops=(Save(),),
     )
     with client.Server(("misbehaving:hangs_in_save",)) as server:

@@ -33,6 +33,15 @@ OF_TORCH = {"CKC-RSUM-010", "CKC-SIDE-005"}
 GOOD = {Verdict.PASS, Verdict.NOT_APPLICABLE}
 LOST = tuple(f"CKC-DURA-00{number}" for number in range(1, 5))
 MAPPED = ("memmap", "memmap_unsynced", *(f"lmdb_{how}" for how in ("default", "writemap")))
+UNDECLARED = {
+    "empty_undeclared": {"CKC-RTRP-011"},
+    "scalar_undeclared": {"CKC-RTRP-012"},
+    "unused_undeclared": {"CKC-RTRP-010", "CKC-COMP-015"},  # the second stands on the first
+    "extra_undeclared": {"CKC-RTRP-006"},
+    "float8_undeclared": {"CKC-RTRP-004"},
+}
+DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain")
+LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
 ADAPTERS = (
     *(f"databases:{name}" for name in ("extra", "truncate", "wal", "wal_open", "wal_normal")),
     *(f"native:{name}" for name in ("in_place", "renamed")),
@@ -41,6 +50,10 @@ ADAPTERS = (
         for name in ("thread", "aliasing", "forgetful", "unwrapped", "wrapping", "not_rotating")
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
+    *(
+        f"limited:{name}"
+        for name in (*UNDECLARED, "nothing", "everything", "scalar_lost", "declared_in_vain")
+    ),
 )
 
 
@@ -193,3 +206,45 @@ def test_an_environment_that_is_made_in_place_is_blocked_by_a_kill(strangers: Se
     found = verdicts("mapped:lmdb_in_place", strangers, "CKC-ATOM-003")
     outcome = next(one for one in found["CKC-ATOM-003"] if one.verdict is Verdict.VIOLATION)
     assert "MDB_INVALID" in outcome.reason
+
+
+@pytest.fixture(scope="module")
+def unlimited(strangers: Server) -> dict[str, str]:
+    """Return what is said of the same manager where it refuses nothing."""
+    return others(verdicts("limited:nothing", strangers, *ids(*LIMITS)))
+
+
+@pytest.mark.parametrize("adapter", UNDECLARED)
+def test_what_a_manager_refuses_costs_one_check(
+    adapter: str, strangers: Server, unlimited: dict[str, str]
+) -> None:
+    refused = others(verdicts(f"limited:{adapter}", strangers, *ids(*LIMITS)))
+    assert refused.keys() - unlimited.keys() == UNDECLARED[adapter]
+    assert "declare it in cannot_hold" in refused[max(UNDECLARED[adapter])]
+
+
+def test_what_an_adapter_declares_is_no_violation_and_left_out(
+    strangers: Server, unlimited: dict[str, str]
+) -> None:
+    """One that holds nothing hard has a verdict in every other check."""
+    found = verdicts("limited:everything", strangers, *ids(*LIMITS))
+    assert others(found).keys() == unlimited.keys()
+    for invariant in ("CKC-RTRP-010", "CKC-RTRP-011", "CKC-RTRP-012", "CKC-RTRP-005"):
+        (outcome,) = found[invariant]
+        assert outcome.verdict is Verdict.NOT_APPLICABLE
+        assert "'no place for it'; it is refused: builtins.ValueError" in outcome.reason
+    for invariant in ("CKC-RTRP-004", "CKC-RTRP-006", "CKC-COMP-015"):
+        assert {one.verdict for one in found[invariant]} == {Verdict.PASS}
+
+
+def test_what_is_declared_and_lost_in_silence_is_a_violation(strangers: Server) -> None:
+    """An empty tensor has no bits to lose: its absence shows where the load is strict."""
+    found = verdicts("limited:scalar_lost", strangers, "CKC-RTRP-012")
+    (outcome,) = found["CKC-RTRP-012"]
+    assert outcome.verdict is Verdict.VIOLATION
+    assert "but it is saved, and does not come back" in outcome.reason
+
+
+def test_what_is_declared_and_held_is_kept(strangers: Server) -> None:
+    found = verdicts("limited:declared_in_vain", strangers, "CKC-RTRP-011")
+    assert [one.verdict for one in found["CKC-RTRP-011"]] == [Verdict.PASS]

@@ -54,7 +54,7 @@ def work():
     with Server(("torch-save-atomic-per-step",)) as server:
         client = Client(server.socket)
         files = {n: str(base / n) for n in ("root", "journal", "result", "output", "record")}
-        job, ops = JobSpec(kind="mixed", seed=1), (Run(until=2, save_at=(2,)),)
+        job, ops = JobSpec(kind="plain", seed=1), (Run(until=2, save_at=(2,)),)
         program = Program(adapter="torch-save-atomic-per-step", job=job, ops=ops, **files)
         result = client.run(program)
         fault = Fault(injector=HIT, args={"at": 1, "error": "EIO"})

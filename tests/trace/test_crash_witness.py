@@ -22,7 +22,7 @@ from ckpt_conformance.contract import OpenOptions
 from ckpt_conformance.workload.job import Job
 from ckpt_conformance.contract.journal import ChildJournal
 
-root, adapter, job = Path(sys.argv[1]), registry.get({name!r}), Job("mixed", 11)
+root, adapter, job = Path(sys.argv[1]), registry.get({name!r}), Job("plain", 11)
 keep = 1 if "retention" in adapter.capabilities else None
 opened = adapter.open(root, OpenOptions(keep_last=keep))
 if adapter.shape == "trainer":

@@ -16,21 +16,25 @@ from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
 from ckpt_conformance.workload.job import Job
 from ckpt_conformance.workload.kinds import KINDS
-from ckpt_conformance.workload.models import Mixed
+from ckpt_conformance.workload.models import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ckpt_conformance.contract import StepRecord
 
-# kind -> a mutant that shows on it; on no other, but for kind mixed, whose model most others share.
+# kind -> a mutant that shows on it; on no other, but for kind plain, whose model most others share.
 SHOWN_BY = {
-    "mixed": "M05-frozen",
+    "plain": "M05-frozen",
+    "unused": "G04-unused",
+    "empty": "Q01-empty",
+    "scalar": "I08-scalar",
     "transformer": "I01-fused",
     "conv": "M03-norm",
     "two-optimizers": "G18",
     "accumulate": "H08",
-    "rare-dtypes": "K01",
+    "rare-dtypes": "K04",
+    "masters": "K01",
     "extra-state": "J02-extra-state",
     "workers": "H09",
     "packed": "H15",
@@ -41,7 +45,7 @@ SHOWN_BY = {
     "constant": "F07-constant",
     "steps": "M01-json",
 }
-LIKE_MIXED = {name for name, kind in KINDS.items() if kind.model is Mixed}
+LIKE_PLAIN = {name for name, kind in KINDS.items() if issubclass(kind.model, Plain)}
 
 
 @pytest.fixture(autouse=True)
@@ -96,4 +100,4 @@ def shows(subject: Subject, kind: str) -> bool:
 def test_each_kind_shows_what_no_other_does(kind: str, new_subject: Callable[..., Subject]) -> None:
     subject = new_subject(f"mutant:{SHOWN_BY[kind]}")
     shown = {name for name in KINDS if shows(subject, name)}
-    assert shown == (LIKE_MIXED if kind == "mixed" else {kind})
+    assert shown == (LIKE_PLAIN if kind == "plain" else {kind})

@@ -1,0 +1,108 @@
+"""Managers that cannot hold all that torch takes; they refuse it in words, or lose it unsaid."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from step_files import StepFiles, sync
+
+from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability, Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ckpt_conformance.contract import OpenOptions, TrainingJob
+
+DTYPES = {Feature.BFLOAT16, Feature.FLOAT8, Feature.COMPLEX64, Feature.BOOL, Feature.INT8}
+
+
+def has(feature: str, job: TrainingJob) -> bool:
+    """Return whether the model of a job has a feature; an optimizer with unused parameters, too."""
+    state = job.model.state_dict()
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    parameters = list(job.model.named_parameters(remove_duplicate=False))
+    listed = [p for o in job.optimizers.values() for g in o.param_groups for p in g["params"]]
+    tests: Mapping[str, Callable[[], bool]] = {
+        Feature.EMPTY: lambda: any(not tensor.numel() for tensor in tensors),
+        Feature.SCALAR: lambda: any(not parameter.ndim for _, parameter in parameters),
+        Feature.UNUSED: lambda: (
+            job.step > 0 and any(p.grad is None and not _stepped(job, p) for p in listed)
+        ),
+        Feature.TIED: lambda: len({id(p) for _, p in parameters}) < len(parameters),
+        Feature.EXTRA_STATE: lambda: any(isinstance(value, dict) for value in state.values()),
+    }
+    if feature in DTYPES:
+        return any(str(tensor.dtype) == f"torch.{feature}" for tensor in tensors)
+    return tests[feature]()
+
+
+def _stepped(job: TrainingJob, parameter: torch.Tensor) -> bool:
+    return any(parameter in optimizer.state for optimizer in job.optimizers.values())
+
+
+@dataclass
+class Limited(StepFiles):
+    """A file for each step, in which some features have no place."""
+
+    limits: tuple[str, ...]
+    is_silent: bool
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        met = [limit for limit in self.limits if has(limit, job)]
+        if met and not self.is_silent:
+            raise ValueError(f"{', '.join(met)}: this format has no place for that")
+        states: dict[str, Any] = {name: part.state_dict() for name, part in job.components.items()}
+        if Feature.SCALAR in met:
+            states["model"].pop("scale")
+        file, draft = io.BytesIO(), self.root / "draft"
+        torch.save(states, file)
+        draft.write_bytes(file.getvalue())
+        sync(draft)
+        draft.replace(self.path(step))
+        sync(self.root)
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        if not self.is_silent:
+            return super().load(job, step)
+        wanted = self.wanted(step)
+        states = torch.load(self.path(wanted), weights_only=True)
+        job.model.load_state_dict(states.pop("model"), strict=False)
+        for name, state in states.items():
+            job.components[name].load_state_dict(state)
+        return wanted
+
+
+@dataclass(frozen=True)
+class Adapter(AdapterBase):
+    limits: tuple[str, ...] = ()
+    is_silent: bool = False
+
+    def open(self, root: Path, options: OpenOptions) -> Limited:
+        del options
+        return Limited(root, self.limits, self.is_silent)
+
+
+def make(*limits: str, is_declared: bool = True, is_silent: bool = False) -> Adapter:
+    return Adapter(
+        name=f"limited-{'-'.join(limits)}",
+        version="1",
+        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
+        holds=EVERYTHING | {"gradients"},
+        cannot_hold={str(limit): "no place for it" for limit in limits if is_declared},
+        limits=limits,
+        is_silent=is_silent,
+    )
+
+
+nothing, everything = make(), make(*Feature)
+empty_undeclared = make(Feature.EMPTY, is_declared=False)
+scalar_undeclared = make(Feature.SCALAR, is_declared=False)
+unused_undeclared = make(Feature.UNUSED, is_declared=False)
+extra_undeclared = make(Feature.EXTRA_STATE, is_declared=False)
+float8_undeclared = make(Feature.FLOAT8, is_declared=False)
+scalar_lost = make(Feature.SCALAR, is_silent=True)
+declared_in_vain = Adapter(**{**vars(make()), "cannot_hold": {Feature.EMPTY: "so it was once"}})
