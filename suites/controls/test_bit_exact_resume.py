@@ -382,8 +382,8 @@ def test_a_job_of_any_make_goes_on_as_if_unbroken(subject: Subject) -> None:
     before what torch does.
     """
     resumption.needs_mid_epoch(subject)
-    for kind in ("transformer", "masters"):
-        resumption.arrive(subject, kind, owner=True)
+    resumption.arrive(subject, "transformer", owner=True)
+    resumption.arrive(subject, "masters", owner=True)
     suspect = resumption.Suspect(OPTIMIZER_CAST, (fault_injectors.spec("torch-cast"),))
     of_torch: Violation | None = None
     for kind in _that_come_back(subject):

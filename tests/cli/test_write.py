@@ -61,7 +61,7 @@ def rename(folder: Path, old: str, new: str) -> None:
 def test_what_was_written_here_is_no_result_here(tmp_path: Path) -> None:
     done = run("write", RECIPE, "--kind", "plain", "--out", "out", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"{RECIPE}, torch {written.installed()}: mixed -> out" in done.stdout
+    assert f"{RECIPE}, torch {written.installed()}: plain -> out" in done.stdout
     (found,) = written.find(tmp_path / "out")
     written.check_files(found)
     (saved,) = found.record.runs
@@ -110,7 +110,7 @@ def test_a_run_that_is_stopped_leaves_no_folder(tmp_path: Path) -> None:
     ("words", "told"),
     [
         ("write nope --out new", "unknown adapter 'nope'"),
-        (f"write {RECIPE} --kind mixd --out new", "unknown kind 'mixd'; did you mean mixed?"),
+        (f"write {RECIPE} --kind plan --out new", "unknown kind 'plan'; did you mean plain?"),
         (f"write {RECIPE} --out full", "--out full is not empty, and nothing is overwritten"),
         (f"certify {RECIPE} --written-by nowhere", "--written-by nowhere: there is no such folder"),
         (f"certify {RECIPE} --written-by full", "no written.json is in it or below"),
@@ -136,7 +136,7 @@ def test_the_folder_of_another_adapter_is_refused(ckpt: Ckpt, given: Path) -> No
 
 def test_what_did_not_arrive_whole_is_refused_before_anything_runs(ckpt: Ckpt, given: Path) -> None:
     rename(given, "reference", "toy")
-    victim = next((given / "reference" / "plain").iterdir())
+    victim = next((given / "reference" / "mixed").iterdir())
     victim.unlink()
     status, _, error = ckpt("certify", "toy", "--written-by", str(given))
     assert status == 2
