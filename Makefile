@@ -113,8 +113,10 @@ certify-third-party: $(THIRD)/.stamp ## certify accelerate and lightning, in an 
 # ---- tests ---------------------------------------------------------------------------------------
 
 # One thread each: the processes are the parallelism. loadgroup keeps what shares a fixture together.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+# Hundreds of interpreters start in a run: their bytecode is kept in .cache, also where the environment
+# says that none is kept beside the sources.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode \
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: validate-models test test-all soak nightly mutants bench
 test: $(VENV)/.stamp-dev ## the project's own tests (under 10 minutes on 2 cores)

@@ -27,6 +27,20 @@ if TYPE_CHECKING:
 
 __all__ = ["ckpt"]
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "in_place.py"
+QUICK = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
+MATTERS = (
+    "ckpt_conformance.crash.explore.recovery",
+    "ckpt_conformance.crash.model.kill",
+    "ckpt_conformance.harness.child",
+    "ckpt_conformance.reference_impl.manager",
+)
+OTHERS = (
+    "ckpt_conformance.fsck.judge.judging",
+    "ckpt_conformance.plugin.outcomes",
+    "ckpt_conformance.suites.test_side_effects",
+    "ckpt_conformance.report.exploration",
+    "ckpt_conformance.adapters.lightning_checkpoint",
+)
 WORDS = ("--workload", "second", "--model", "kill", "--model", "ext4", "--cache", "cache")
 
 
@@ -90,37 +104,55 @@ def test_a_violation_is_shrunk_and_kept_all_the_same(ckpt: Run, tasks: Tasks) ->
     assert ckpt("replay", f"again/bundles/{next(iter(kept))}")[0] == 1
 
 
-@pytest.mark.parametrize(
-    ("module", "matters"),
-    [
-        ("ckpt_conformance.crash.explore.recovery", True),
-        ("ckpt_conformance.crash.model.kill", True),
-        ("ckpt_conformance.harness.child", True),
-        ("ckpt_conformance.reference_impl.manager", True),
-        ("ckpt_conformance.fsck.judge.judging", False),
-        ("ckpt_conformance.plugin.outcomes", False),
-        ("ckpt_conformance.suites.test_side_effects", False),
-        ("ckpt_conformance.report.exploration", False),
-        ("ckpt_conformance.adapters.lightning_checkpoint", False),
-    ],
-)
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept") / "cache"
+
+
+@pytest.fixture
+def filled(ckpt: Run, tasks: Tasks, kept: Path) -> None:
+    """Put a cache here that holds all of an exploration; the first test to ask makes it."""
+    if kept.exists():
+        shutil.copytree(kept, "cache")
+        return
+    assert ckpt("explore", *QUICK)[0] == 0
+    assert tasks.take() > 0
+    shutil.copytree("cache", kept)
+
+
+class Edited:
+    """Sources with other digests, and the names of those that were asked for theirs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+        self.names = set[str]()
+        usual = Source.digest
+
+        def digest(source: Source) -> str:
+            self.names.add(source.name)
+            return "edited" if source.name in modules else usual.func(source)
+
+        monkeypatch.setattr(Source, "digest", property(digest))
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("module", MATTERS)
 def test_an_edit_of_what_matters_runs_again(
-    ckpt: Run, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, module: str, *, matters: bool
+    ckpt: Run, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    words = (REFERENCE, "--workload", "second", "--model", "kill", "--cache", "cache")
-    assert ckpt("explore", *words)[0] == 0
-    count = tasks.take()
-    digest = Source.digest
-    names = set[str]()
+    edited = Edited(monkeypatch, module)
+    assert ckpt("explore", *QUICK)[0] == 0
+    assert module in edited.names
+    assert tasks.take() > 0
 
-    def edited(source: Source) -> str:
-        names.add(source.name)
-        return "edited" if source.name == module else digest.func(source)
 
-    monkeypatch.setattr(Source, "digest", property(edited))
-    assert ckpt("explore", *words)[0] == 0
-    assert module in names, "the edit was seen: the whole suite is a value of what is depended on"
-    assert tasks.take() == (count if matters else 0)
+@pytest.mark.usefixtures("filled")
+def test_an_edit_of_all_that_does_not_matter_runs_nothing_again(
+    ckpt: Run, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited = Edited(monkeypatch, *OTHERS)
+    assert ckpt("explore", *QUICK)[0] == 0
+    assert set(OTHERS) <= edited.names, "the whole suite is a value of what is depended on"
+    assert tasks.take() == 0
 
 
 def test_code_beside_an_adapter_counts(

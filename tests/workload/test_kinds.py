@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.mutants import all_mutants
 from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, SAVES, Subject
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 # kind -> a mutant that shows on it; on no other, but for kind plain, whose model most others share.
 SHOWN_BY = {
-    "plain": "M05-frozen",
+    DEFAULT_KIND: "M05-frozen",
     "unused": "G04-unused",
     "empty": "Q01-empty",
     "scalar": "I08-scalar",
@@ -96,8 +97,17 @@ def shows(subject: Subject, kind: str) -> bool:
     return len(records) != resumption.AFTER or bool(resumption.divergence(golden, records))
 
 
+@pytest.mark.parametrize("kind", sorted(SHOWN_BY.keys() - {DEFAULT_KIND}))
+def test_each_kind_shows_what_the_default_does_not(
+    kind: str, new_subject: Callable[..., Subject]
+) -> None:
+    subject = new_subject(f"mutant:{SHOWN_BY[kind]}")
+    assert [name for name in (DEFAULT_KIND, kind) if shows(subject, name)] == [kind]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHOWN_BY)
 def test_each_kind_shows_what_no_other_does(kind: str, new_subject: Callable[..., Subject]) -> None:
     subject = new_subject(f"mutant:{SHOWN_BY[kind]}")
     shown = {name for name in KINDS if shows(subject, name)}
-    assert shown == (LIKE_PLAIN if kind == "plain" else {kind})
+    assert shown == (LIKE_PLAIN if kind == DEFAULT_KIND else {kind})
