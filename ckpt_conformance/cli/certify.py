@@ -201,7 +201,7 @@ def deliver(
         files.write_certificate(result, folder)
     for result, folder in zip(results, folders, strict=True):
         files.show(
-            "result.txt.j2",
+            "result.txt.j2" if len(results) == 1 else "brief.txt.j2",
             result=result,
             known=old.known(result.adapter.name) if old else {},
             asides=baseline.asides(result, old),

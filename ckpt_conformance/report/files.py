@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from ckpt_conformance.contract.catalogue import FAMILIES
-from ckpt_conformance.contract.verdicts import Cause, Verdict
+from ckpt_conformance.contract.verdicts import Verdict
 from ckpt_conformance.report.certificate import (
     CERTIFIED,
     UNDECIDED,
@@ -29,6 +29,7 @@ from ckpt_conformance.report.certificate import (
     write_text,
 )
 from ckpt_conformance.report.environment import MARK
+from ckpt_conformance.report.findings import LINES, attention, briefly, findings
 from ckpt_conformance.report.incidents import incident
 from ckpt_conformance.report.result import encode
 from ckpt_conformance.report.terminal import WORDS, count, open_console, say, shown
@@ -46,6 +47,8 @@ __all__ = ["WORDS", "count", "open_console", "say", "shown"]  # of `terminal`, a
 CLIP = 4000
 ONE_LINE = 72
 BRIEF = 200  # characters of a reason in the list of what to look at first
+FOLD = 110  # characters of a line of which the rest is in the report
+BRIEFLY = 4  # findings of each of several adapters on a terminal
 
 
 def clip(text: str, limit: int = CLIP) -> str:
@@ -138,13 +141,6 @@ def families(result: Result) -> list[Family]:
         for code, members in groups.items()
         if members
     ]
-
-
-def attention(result: Result) -> list[tuple[str, InvariantResult]]:
-    """List what a reader must look at first: violations, then UNKNOWN that is no mere Ctrl-C."""
-    unknown = result.having(Verdict.UNKNOWN)
-    undecided = [pair for pair in unknown if pair[1].cause is not Cause.INTERRUPTED]
-    return [*result.having(Verdict.VIOLATION), *undecided]
 
 
 def profile_note(counts: Mapping[Verdict, int]) -> str:
@@ -246,7 +242,15 @@ def render_text(template: str, width: int, **values: object) -> str:
         return ("\n" + " " * indent).join(itertools.chain.from_iterable(lines))
 
     return _template(template, _show).render(
-        wrap=wrap, one_line=one_line, headline=headline, attention=attention, **values
+        wrap=wrap,
+        one_line=one_line,
+        headline=headline,
+        findings=findings,
+        lines=LINES,
+        briefly=briefly,
+        brief=BRIEFLY,
+        room=lambda name: max(min(width, FOLD) - len(name) - 6, 20),
+        **values,
     )
 
 
