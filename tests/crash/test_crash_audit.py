@@ -145,7 +145,23 @@ def test_the_old_goes_before_the_new_is_there(how: Kind) -> None:
 
 def test_rotation_is_no_early_removal() -> None:
     gone = (Kind.UNLINK, {"object": 9, "path": "latest.pt"})
-    assert rules(trace(*SAVE[:5], gone, ACK, initial=(OLD,))) == []
+    assert rules(trace(*SAVE[:5], gone, FOLDER_SYNC, ACK, initial=(OLD,))) == []
+
+
+def test_a_removal_that_is_not_synced() -> None:
+    """Whenever it comes: what rotation removes after the acknowledgement may come back, too."""
+    gone = (Kind.UNLINK, {"object": 9, "path": "latest.pt"})
+    assert rules(trace(*SAVE[:5], gone, ACK, initial=(OLD,))) == ["removal-not-synced"]
+    assert rules(trace(*SAVE, gone, initial=(OLD,))) == ["removal-not-synced"]
+    assert rules(trace(*SAVE, gone, (Kind.SYNC, {}), initial=(OLD,))) == []
+    folder = Entry(object=5, path="2", kind="dir", size=0)
+    inside = Entry(object=6, path="2/data", kind="file", size=9)
+    tree = [
+        (Kind.UNLINK, {"object": 6, "path": "2/data"}),
+        (Kind.RMDIR, {"object": 5, "path": "2"}),
+    ]
+    (found,) = audit(trace(*SAVE, *tree, initial=(folder, inside)))
+    assert (found.rule, found.path) == ("removal-not-synced", "2")
 
 
 def test_a_temporary_file_that_stays() -> None:

@@ -33,7 +33,20 @@ RULES = {
     "removed-before-replaced": "the old was removed or emptied before the new had its name",
     "left-behind": "a temporary file was still there when the save was acknowledged",
     "retried-fsync": "an fsync that had failed was tried again and believed",
+    "removal-not-synced": "removed, and the directory was not synced: the name may come back",
 }
+OF_DATA = frozenset({"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"})
+OF_REMOVAL = frozenset({"removal-not-synced"})
+OF_SYNCS = (
+    OF_DATA
+    | OF_REMOVAL
+    | {
+        "directory-not-synced",
+        "file-synced-for-directory",
+        "wrong-directory",
+    }
+)
+"""Rules about what a power loss takes: a process that is killed loses nothing of it."""
 TEMPORARY = re.compile(
     r"(?:^|[._~-])(?:te?mp|part(?:ial)?|incomplete|staging)(?:[._~-]|$)", re.IGNORECASE
 )
@@ -85,6 +98,8 @@ def audit(recording: Recording) -> list[Finding]:
         reader.read(operation)
     if not any(operation.kind is Kind.MARK for operation in recording.operations):
         reader.acknowledge()
+    for name, removal in reader.removals.items():
+        reader.report("removal-not-synced", removal, name)
     earliest = {(f.rule, f.source, f.path): f for f in reversed(reader.findings)}
     return sorted(earliest.values(), key=lambda finding: finding.operation)
 
@@ -98,6 +113,8 @@ class _Reader:
         self.names: dict[str, int] = {"": ROOT}
         self.pending: dict[str, Operation] = {}  # name -> what made it, not synced
         self.removed: dict[str, Operation] = {}  # committed names that were taken away
+        self.durable: set[str] = set()  # new names whose directory was synced
+        self.removals: dict[str, Operation] = {}  # of durable names, not synced yet
         self.idle_syncs: list[Operation] = []  # syncs that had nothing to do
         for entry in recording.initial:
             self.names[entry.path] = entry.object
@@ -162,7 +179,9 @@ class _Reader:
         if operation.kind is Kind.SYNC:
             for inode in self.inodes.values():
                 inode.unsynced.clear()
+            self.durable |= self.pending.keys()
             self.pending.clear()
+            self.removals.clear()
             return
         inode = self.inodes.setdefault(operation.object, _Inode())
         if operation.error:
@@ -174,8 +193,13 @@ class _Reader:
         if inode.folder:
             directory = self.path_of(operation)
             entries = [name for name in self.pending if dirname(name) == directory]
+            self.durable |= set(entries)
+            gone = [name for name in self.removals if dirname(name) == directory]
+            entries += gone
+            for name in gone:
+                del self.removals[name]
         for name in entries:
-            del self.pending[name]
+            self.pending.pop(name, None)
         if not entries and not inode.unsynced:
             self.idle_syncs.append(operation)
         inode.synced, inode.failed = operation, None
@@ -192,6 +216,7 @@ class _Reader:
 
     def name(self, operation: Operation, path: str) -> None:
         """Note a new name; it comes late where a committed file of this name was removed."""
+        self.removals.pop(path, None)
         old = self.removed.pop(path, None)
         if old is not None:
             self.report("removed-before-replaced", old, path, operation)
@@ -204,6 +229,10 @@ class _Reader:
         self.pending.pop(operation.path, None)
         if inode.committed:
             self.removed.setdefault(operation.path, operation)
+        if inode.committed or operation.path in self.durable:
+            below = f"{operation.path}/"
+            kept = {n: o for n, o in self.removals.items() if not n.startswith(below)}
+            self.removals = {**kept, operation.path: operation}
 
     def move(self, operation: Operation) -> None:
         """Rename, exchange or link; what gets a name should be synced by now."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import DEFAULT_KIND, trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.crash.explore import recovering, repro
 from ckpt_conformance.crash.explore.exploration import ViolationRecord
@@ -53,6 +53,8 @@ class Origin(msgspec.Struct, frozen=True):
     options: dict[str, int]
     layout: dict[str, int]
     seed: int
+    job: str = "mixed"  # the kind of job; bundles that name none are of a time when it was this one
+    without: tuple[str, ...] = ()  # each Feature that the job left out
 
 
 class LegalTree(msgspec.Struct, frozen=True):
@@ -217,6 +219,8 @@ def write(folder: Path, explorer: Explorer, violation: Violation) -> Path:
         options=explorer.recorded.options,
         layout=explorer.recorded.layout,
         seed=explorer.subject.seed,
+        job=DEFAULT_KIND,
+        without=tuple(sorted(info.cannot_hold)),
     )
     facts = explorer.result.facts(violation.case.state)
     promise = Promise(facts, tuple(_legal_trees(explorer, facts)))
@@ -272,6 +276,8 @@ def replay(folder: Path, subject: Subject) -> Replayed:
         legal=tuple(legal),
         items=(item,),
         holds=frozenset(subject.holds),
+        kind=origin.job,
+        without=origin.without,
         explicit="explicit_step" in subject.info.capabilities,
         fork=subject.info.isolation == "fork",
     )

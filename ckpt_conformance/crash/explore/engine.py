@@ -204,6 +204,7 @@ class Explorer(BaseExplorer):
             legal=tuple(legal),
             items=tuple(items),
             holds=frozenset(subject.holds),
+            without=tuple(sorted(subject.info.cannot_hold)),
             states=messages.pack(states),
             seed=subject.seed,
             explicit="explicit_step" in subject.info.capabilities,

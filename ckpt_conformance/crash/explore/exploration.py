@@ -237,6 +237,12 @@ class Exploration:
             return BY_MODEL
         return f"observed on {', '.join(filesystems)}, {real_fs.kernel()}"
 
+    def audit_of(self, models: Iterable[str]) -> list[Finding]:
+        """List the audit's findings that matter under some models: a kill needs no sync."""
+        if set(models) - {KILL, RANKS}:
+            return self.audit
+        return [finding for finding in self.audit if finding.rule not in audit.OF_SYNCS]
+
     @property
     def violations(self) -> list[Violation]:
         """List the worst violation of each class of each model, worst first."""
@@ -533,7 +539,7 @@ def run(
     too. `share` takes the chosen cases and returns those that are recovered from here. Raises
     Unknown where that does not work.
     """
-    from ckpt_conformance.crash.explore import observed, shrink
+    from ckpt_conformance.crash.explore import observed, relevance, shrink
 
     result = explorer.result
     result.audit = audit.audit(explorer.recording)
@@ -547,6 +553,7 @@ def run(
         explorer.recover(share(chosen) if share else chosen)
         explorer.tally()
         shrink.shrink_all(explorer)
+        relevance.sift(explorer)
     except KeyboardInterrupt:
         result.interrupted = True
         explorer.tally()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.crash.explore.judging import Recovery
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Task(msgspec.Struct, frozen=True):
     legal: tuple[Legal, ...]
     items: tuple[Item, ...]
     holds: frozenset[str]  # the components that the manager saves
+    kind: str = DEFAULT_KIND  # of the job, in one process
+    without: tuple[str, ...] = ()  # each Feature that the job leaves out
     states: bytes = b""
     out: str = ""  # file of the answers; each of several ranks appends its number
     seed: int = 0

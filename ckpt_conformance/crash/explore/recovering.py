@@ -78,6 +78,8 @@ def recover(subject: Subject, task: Task, options: Options) -> Answers:
         probe,
         root=task.root,
         seed=OTHER_SEED,
+        kind=task.kind,
+        without=task.without,
         deadline=deadline,
         options=OpenedWith(keep_last=options.get("keep_last")),
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from posixpath import dirname
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.crash.explore.audit import OF_DATA
 from ckpt_conformance.crash.explore.exploration import BY_MODEL, Case, Violation
 from ckpt_conformance.crash.explore.judging import is_fine, judge
 from ckpt_conformance.crash.model.models import MODELS
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Class = tuple[str, "Outcome"]  # a model, and how its states end
 ROUNDS = 3
-OF_DATA = {"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"}
 EARLIER = 24  # untried states before the violating one that a round tries
 
 
@@ -187,7 +187,7 @@ def _finding(explorer: BaseExplorer, violation: Violation) -> Finding | None:
     """Return the audit's finding about what the state lacks; else about the last operation."""
     state = violation.case.state
     names, files = missing(state, explorer.complete(state.point))
-    audit = explorer.result.audit
+    audit = explorer.result.audit_of([violation.case.model])
     of_files = [f for f in audit if f.object in files and f.rule in OF_DATA]
     of_names = [f for f in audit if f.path in names and f.rule not in OF_DATA]
     late = [f for f in audit if f.operation == state.point - 1]

@@ -160,7 +160,8 @@ def evidence(subject: Subject, explorer: Explorer, worst: FoundViolation) -> dic
     path.rename(subject.scratch / bundle.CRASH)  # `bundle.write` takes it along
     record = msgspec.to_builtins(worst.record())
     wanted = ("outcome", "model", "point", "why", "operation", "source", "blame", "grade", "told")
-    audit = [finding.summary for finding in explorer.result.audit[:8]]
+    found = explorer.result.audit_of([worst.case.model])
+    audit = [finding.summary for finding in found[:8]]
     fields = {key: record[key] for key in wanted if record[key]}
     return {**fields, "differs": record["differs"][:4], "audit": audit}
 
