@@ -260,7 +260,8 @@ class AdapterBase:
     trains, saves or loads. `saves_over=False` says that a save of a step that is there is refused
     in words, as the manager documents; `min_keep` is the fewest checkpoints that it can keep.
     `cannot_hold` maps a `Feature` to the documentation that says so: it has to be refused in words,
-    and no other check meets it.
+    and no other check meets it. With `skips` the position in the data is no state of the loader:
+    the manager takes the batches of the first steps from a loader of the same data seed again.
     """
 
     name: str = ""
@@ -278,6 +279,7 @@ class AdapterBase:
     saves_over: bool = True
     min_keep: int = 1
     cannot_hold: Mapping[str, str] = field(default_factory=dict[str, str])
+    skips: bool = False
 
     def open(self, root: Path, options: OpenOptions) -> Manager | Trainer:
         """Open a live manager on `root`; every adapter defines it."""

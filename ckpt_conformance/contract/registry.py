@@ -86,6 +86,7 @@ class AdapterInfo:
     saves_over: bool = True
     min_keep: int = 1
     cannot_hold: dict[str, str] = field(default_factory=dict[str, str])
+    skips: bool = False
 
     def to_json(self) -> dict[str, str | list[str] | bool | int | dict[str, str]]:
         """Turn it into what a result says of its adapter; lists are sorted."""
@@ -103,6 +104,7 @@ class AdapterInfo:
             "saves_over": self.saves_over,
             "min_keep": self.min_keep,
             "cannot_hold": dict(sorted(self.cannot_hold.items())),
+            "skips": self.skips,
         }
 
 
@@ -249,8 +251,9 @@ def _check(name: str, named: Any) -> Any:  # noqa: ANN401
 def _check_limits(name: str, adapter: Any) -> None:  # noqa: ANN401
     """Raise AdapterError for a limit of another type, or that nothing can keep to or quotes."""
     over, keep = getattr(adapter, "saves_over", True), getattr(adapter, "min_keep", 1)
-    if not isinstance(over, bool):
-        raise AdapterError(f"adapter {name!r}: saves_over is {over!r}; it may be True or False")
+    for given, value in (("saves_over", over), ("skips", getattr(adapter, "skips", False))):
+        if not isinstance(value, bool):
+            raise AdapterError(f"adapter {name!r}: {given} is {value!r}; it may be True or False")
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
         msg = f"adapter {name!r}: min_keep is {keep!r}; it is a number of checkpoints, 1 or more"
         raise AdapterError(msg)
@@ -317,5 +320,6 @@ def describe(name: str) -> AdapterInfo:
         resharding=dict(getattr(adapter, "resharding", {})),
         saves_over=getattr(adapter, "saves_over", True),
         min_keep=getattr(adapter, "min_keep", 1),
+        skips=getattr(adapter, "skips", False),
         cannot_hold={str(what): why for what, why in _cannot_hold(adapter).items()},
     )

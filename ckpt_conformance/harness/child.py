@@ -71,6 +71,8 @@ class Child:
             job: Any = ranks().job(spec)
         else:
             job = Job(spec.kind, spec.seed, variant=spec.variant, without=spec.without)
+        if spec.data_seed is not None:
+            job.loader.seed = spec.data_seed
         job.on_record = self.journal.record
         return job
 

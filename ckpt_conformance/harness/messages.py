@@ -411,13 +411,15 @@ def whole(state: RankLeaves) -> Leaves:
 class JobSpec(Message, frozen=True, omit_defaults=True):
     """The job of a program; `layout`, `tensors` and `device` are of jobs on ranks.
 
-    `without` names each `Feature` that the job leaves out.
+    `without` names each `Feature` that the job leaves out. `data_seed` gives the order of the data
+    where it is not the job's seed.
     """
 
     kind: str
     seed: int
     variant: str = ""
     without: tuple[str, ...] = ()
+    data_seed: int | None = None
     layout: dict[str, int] | None = None  # fields of `sharded.Layout`
     tensors: Arguments = {}  # fields of `sharded.Tensors`
     device: str = "cpu"

@@ -209,6 +209,7 @@ class Subject:
             seed=given.pop("seed", JOB_SEED),
             variant=given.pop("variant", ""),
             without=given.pop("without", tuple(sorted(self.info.cannot_hold))),
+            data_seed=JOB_SEED if self.info.skips else None,
             tensors=given.pop("tensors", {}),
             layout=None if layout is None else dict(layout),
             device=devices.CPU if layout is None else self.device,

@@ -100,6 +100,11 @@ class ShuffledLoader:
         )
         return iter(loader)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch anew, as torch's samplers do; a live iterator is stale from now on."""
+        self.epoch, self.position = epoch, 0
+        self.generation += 1
+
     def state_dict(self) -> StateDict:
         """Return the position of the consumer, as `LoaderState`."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}

@@ -50,10 +50,8 @@ ADAPTERS = (
         for name in ("thread", "aliasing", "forgetful", "unwrapped", "wrapping", "not_rotating")
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
-    *(
-        f"limited:{name}"
-        for name in (*UNDECLARED, "nothing", "everything", "scalar_lost", "declared_in_vain")
-    ),
+    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED)),
+    *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
 )
 
 
@@ -248,3 +246,18 @@ def test_what_is_declared_and_lost_in_silence_is_a_violation(strangers: Server) 
 def test_what_is_declared_and_held_is_kept(strangers: Server) -> None:
     found = verdicts("limited:declared_in_vain", strangers, "CKC-RTRP-011")
     assert [one.verdict for one in found["CKC-RTRP-011"]] == [Verdict.PASS]
+
+
+def test_a_position_that_is_found_by_skipping_is_a_position(
+    strangers: Server, unlimited: dict[str, str]
+) -> None:
+    """The order of the data is the script's own, as it is where a framework skips batches."""
+    found = verdicts("skipping:declared", strangers, *ids(*LIMITS))
+    assert others(found).keys() == unlimited.keys()
+    assert {one.verdict for one in found["CKC-COMP-011"]} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("adapter", ["skipping:undeclared", "skipping:one_too_few"])
+def test_a_position_that_is_not_found_is_a_violation(adapter: str, strangers: Server) -> None:
+    found = verdicts(adapter, strangers, "CKC-COMP-011", "CKC-RSUM-001")
+    assert {one.verdict for outcomes in found.values() for one in outcomes} == {Verdict.VIOLATION}
