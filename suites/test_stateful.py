@@ -48,7 +48,14 @@ if TYPE_CHECKING:
 
     Vocabulary = frozenset[type[Rule]]
 
-EVERYTHING = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "rng", "extra")
+STEERING = (
+    "model",
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "loader",
+    "rng",
+)  # what makes the next step
 BUDGETS = {"quick": (3, 5), "full": (40, 24)}  # scripts, rules in each
 SHORTEN = 24  # runs that a script may cost while it is made shorter
 SAVE, LOAD, RESTART, BEGIN = SaveStep(), LoadStep(), Restart(), BeginAnew()
@@ -179,7 +186,7 @@ def draw(
 
 def world_of(subject: Subject) -> World:
     """Return what scripts are judged by: two unbroken runs, which this manager resumes."""
-    missing = [part for part in EVERYTHING if part not in subject.holds]
+    missing = [part for part in STEERING if part not in subject.holds]
     if missing:
         raise NotApplicable(
             f"the manager does not save {', '.join(missing)}: runs cannot be resumed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,12 +50,17 @@ class Limited(StepFiles):
 
     limits: tuple[str, ...]
     is_silent: bool
+    left_out: frozenset[str] = frozenset()
 
     def save(self, job: TrainingJob, step: int) -> None:
         met = [limit for limit in self.limits if has(limit, job)]
         if met and not self.is_silent:
             raise ValueError(f"{', '.join(met)}: this format has no place for that")
-        states: dict[str, Any] = {name: part.state_dict() for name, part in job.components.items()}
+        states: dict[str, Any] = {
+            name: part.state_dict()
+            for name, part in job.components.items()
+            if name not in self.left_out
+        }
         if Feature.SCALAR in met:
             states["model"].pop("scale")
         file, draft = io.BytesIO(), self.root / "draft"
@@ -66,7 +71,7 @@ class Limited(StepFiles):
         sync(self.root)
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
-        if not self.is_silent:
+        if not self.is_silent and not self.left_out:
             return super().load(job, step)
         wanted = self.wanted(step)
         states = torch.load(self.path(wanted), weights_only=True)
@@ -83,7 +88,7 @@ class Adapter(AdapterBase):
 
     def open(self, root: Path, options: OpenOptions) -> Limited:
         del options
-        return Limited(root, self.limits, self.is_silent)
+        return Limited(root, self.limits, self.is_silent, EVERYTHING - self.holds)
 
 
 def make(*limits: str, is_declared: bool = True, is_silent: bool = False) -> Adapter:
@@ -104,5 +109,6 @@ scalar_undeclared = make(Feature.SCALAR, is_declared=False)
 unused_undeclared = make(Feature.UNUSED, is_declared=False)
 extra_undeclared = make(Feature.EXTRA_STATE, is_declared=False)
 float8_undeclared = make(Feature.FLOAT8, is_declared=False)
+without_extra = replace(make(), holds=EVERYTHING - {"extra", "ema"} | {"gradients"})
 scalar_lost = make(Feature.SCALAR, is_silent=True)
-declared_in_vain = Adapter(**{**vars(make()), "cannot_hold": {Feature.EMPTY: "so it was once"}})
+declared_in_vain = replace(make(), cannot_hold={str(Feature.EMPTY): "so it was once"})

@@ -40,7 +40,7 @@ UNDECLARED = {
     "extra_undeclared": {"CKC-RTRP-006"},
     "float8_undeclared": {"CKC-RTRP-004"},
 }
-DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain")
+DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
 ADAPTERS = (
     *(f"databases:{name}" for name in ("extra", "truncate", "wal", "wal_open", "wal_normal")),
@@ -261,3 +261,8 @@ def test_a_position_that_is_found_by_skipping_is_a_position(
 def test_a_position_that_is_not_found_is_a_violation(adapter: str, strangers: Server) -> None:
     found = verdicts(adapter, strangers, "CKC-COMP-011", "CKC-RSUM-001")
     assert {one.verdict for outcomes in found.values() for one in outcomes} == {Verdict.VIOLATION}
+
+
+def test_sequences_ask_for_what_steers_a_run_and_for_no_more(strangers: Server) -> None:
+    found = verdicts("limited:without_extra", strangers, "CKC-RTRP-020")
+    assert {one.verdict for one in found["CKC-RTRP-020"]} == {Verdict.PASS}
