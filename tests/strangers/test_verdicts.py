@@ -33,6 +33,7 @@ OF_TORCH = {"CKC-RSUM-010", "CKC-SIDE-005"}
 GOOD = {Verdict.PASS, Verdict.NOT_APPLICABLE}
 LOST = tuple(f"CKC-DURA-00{number}" for number in range(1, 5))
 MAPPED = ("memmap", "memmap_unsynced", *(f"lmdb_{how}" for how in ("default", "writemap")))
+DATABASES = ("extra", "full", "truncate", "wal", "wal_alone", "wal_open", "wal_normal", "off")
 UNDECLARED = {
     "empty_undeclared": {"CKC-RTRP-011"},
     "scalar_undeclared": {"CKC-RTRP-012"},
@@ -40,10 +41,11 @@ UNDECLARED = {
     "extra_undeclared": {"CKC-RTRP-006"},
     "float8_undeclared": {"CKC-RTRP-004"},
 }
+TRICKS = ("log", "linked", "synchronous", "data_synchronous")
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
 ADAPTERS = (
-    *(f"databases:{name}" for name in ("extra", "truncate", "wal", "wal_open", "wal_normal")),
+    *(f"databases:{name}" for name in DATABASES),
     *(f"native:{name}" for name in ("in_place", "renamed")),
     *(
         f"background:{name}"
@@ -51,6 +53,7 @@ ADAPTERS = (
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
     *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED)),
+    *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
 )
 
@@ -160,6 +163,7 @@ def needs_library(adapter: str) -> None:
         # https://www.sqlite.org/pragma.html#pragma_synchronous
         "databases:wal",
         "databases:wal_open",
+        "databases:wal_alone",
     ],
 )
 def test_what_is_stored_in_maps_and_synced_stands_all(adapter: str, strangers: Server) -> None:
@@ -180,6 +184,9 @@ def test_what_is_stored_in_maps_and_synced_stands_all(adapter: str, strangers: S
         # power loss": https://www.sqlite.org/pragma.html#pragma_synchronous
         # (a first save that is rolled back leaves a database without a step)
         ("databases:wal_normal", {"CKC-DURA-001", "CKC-DURA-004"}),
+        # "With synchronous OFF, SQLite continues without syncing ... the database might become
+        # corrupted if the operating system crashes or the computer loses power", same page
+        ("databases:off", {"CKC-DURA-001", "CKC-DURA-004"}),
     ],
 )
 def test_what_is_not_synced_stands_kills_and_no_power_loss(
@@ -266,3 +273,41 @@ def test_a_position_that_is_not_found_is_a_violation(adapter: str, strangers: Se
 def test_sequences_ask_for_what_steers_a_run_and_for_no_more(strangers: Server) -> None:
     found = verdicts("limited:without_extra", strangers, "CKC-RTRP-020")
     assert {one.verdict for one in found["CKC-RTRP-020"]} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_a_rare_way_that_is_right_stands_all(name: str, strangers: Server) -> None:
+    """open(2): with O_SYNC, and for the bytes O_DSYNC, a write is synced when it returns."""
+    found = verdicts(f"tricks:{name}", strangers, *KILLED, *LOST)
+    assert others(found) == {}
+    kept = ("CKC-ATOM-001", "CKC-DURA-001", "CKC-DURA-004")
+    assert {one.verdict for invariant in kept for one in found[invariant]} == {Verdict.PASS}
+
+
+def test_an_exchange_keeps_one_whole_step_at_any_moment(strangers: Server) -> None:
+    """renameat2(2): RENAME_EXCHANGE is atomic. It holds one step: what needs two does not apply."""
+    found = verdicts("tricks:exchange", strangers, *KILLED, *LOST)
+    assert others(found) == {}
+    assert {one.verdict for one in found["CKC-DURA-004"]} == {Verdict.PASS}
+
+
+def test_a_ring_is_named_where_it_can_not_be_followed(strangers: Server) -> None:
+    found = verdicts("tricks:ring", strangers, "CKC-DURA-001", "CKC-SMOK-001")
+    assert {one.verdict for one in found["CKC-SMOK-001"]} == {Verdict.PASS}
+    (outcome,) = found["CKC-DURA-001"]
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert "io_uring_enter" in outcome.reason
+
+
+def test_a_journal_whose_removal_is_not_synced_may_come_back(strangers: Server) -> None:
+    """And rolls the last transaction back: what `synchronous=EXTRA` is for, beside FULL.
+
+    "EXTRA synchronous is like FULL with the addition that the directory containing a rollback
+    journal is synced after that journal is unlinked to commit a transaction":
+    https://www.sqlite.org/pragma.html#pragma_synchronous
+    """
+    found = verdicts("databases:full", strangers, *KILLED, *LOST)
+    assert {one.verdict for name in KILLED for one in found[name]} <= GOOD
+    (lost,) = [one for one in found["CKC-DURA-004"] if one.verdict not in GOOD]
+    assert lost.verdict is Verdict.NOT_MET
+    assert str(lost.evidence["blame"]).startswith("removal-not-synced: steps.sqlite-journal: ")
