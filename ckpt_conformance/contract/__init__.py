@@ -254,7 +254,8 @@ class AdapterBase:
     """Fields most adapters share; subclassing it is a convenience, not a duty.
 
     `refusals` are the exceptions that the manager documents for a refused load. `library` and
-    `recipe` say what is certified; `promises` maps an invariant id to the quoted documentation.
+    `recipe` say what is certified, `owner` who must act on a violation; `promises` maps
+    an invariant id to the quoted documentation.
     `resharding` says what becomes of each rank's own state in another world size: of `rng` and of
     `loader`, see `POLICIES`. With `prepares` the manager's `prepare(job)` is called before the job
     trains, saves or loads. `saves_over=False` says that a save of a step that is there is refused
@@ -273,6 +274,7 @@ class AdapterBase:
     refusals: tuple[type[BaseException], ...] = ()
     library: str = ""
     recipe: str = ""
+    owner: str = ""
     promises: Mapping[str, str] = field(default_factory=dict[str, str])
     resharding: Mapping[str, str] = field(default_factory=dict[str, str])
     prepares: bool = False
