@@ -21,6 +21,7 @@ from ckpt_conformance.contract.verdicts import (
     Cause,
     NotApplicable,
     Outcome,
+    StoodInFor,
     Unknown,
     Violation,
     control_failed,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.messages import Fault, Leaves
     from ckpt_conformance.subject.subject import Subject
 
+ENTRY_POINTS = "entry points of Python alone; this machine can make no system call fail"
 ADVANCE = "ckpt_conformance.fault_injectors.advancing:advance"
 SAVES = ("save", "rotation")
 AGAIN = 2  # of how many trials one is followed by the same save, at the quick budget
@@ -413,14 +415,26 @@ def _shown(call: SeenCall) -> dict[str, object]:
 
 
 def require(
-    subject: Subject, whats: Sequence[str], is_wrong: Callable[[str, Trial], str]
+    subject: Subject,
+    whats: Sequence[str],
+    is_wrong: Callable[[str, Trial], str],
+    *,
+    is_stood_in_for: bool = False,
 ) -> list[str]:
     """Raise Violation for a trial that is wrong, made again alone; return what was judged.
 
     `is_wrong` gets an operation and a trial, and says what is wrong with it; empty if nothing is.
-    Raises Unknown for a trial that is wrong among others only.
+    Raises Unknown for a trial that is wrong among others only. Where this machine can make no
+    system call fail, and another check of the promise hits entry points of Python
+    (`is_stood_in_for`), that one says it: raises StoodInFor.
     """
-    judged = applicable(subject, whats)
+    try:
+        judged = applicable(subject, whats)
+    except Unknown as doubt:
+        if not is_stood_in_for or doubt.cause is not Cause.MACHINE:
+            raise
+        subject.remarks.io_points |= dict.fromkeys(whats[:1], ENTRY_POINTS)
+        raise StoodInFor(f"{doubt.detail}; entry points of Python are hit instead") from doubt
     for what in judged:
         tried = trials(subject, what)
         wrong = [trial for trial in tried if is_wrong(what, trial)]

@@ -42,7 +42,7 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
             return f"{trial.name} does not reach the caller"
         return not_new(subject, what, trial)
 
-    injected_calls.require(subject, injected_calls.SAVES, is_wrong)
+    injected_calls.require(subject, injected_calls.SAVES, is_wrong, is_stood_in_for=True)
 
 
 @check("CKC-IOER-002")
@@ -53,7 +53,7 @@ def test_an_error_of_any_system_call_destroys_nothing(subject: Subject) -> None:
     was truncated or removed (M018, M019, A14, O03).
     How: as CKC-IOER-001, with interrupted calls and short writes; resume from what is left.
     """
-    injected_calls.require(subject, ("save",), partial(not_whole, subject))
+    injected_calls.require(subject, ("save",), partial(not_whole, subject), is_stood_in_for=True)
 
 
 @check("CKC-IOER-003")
@@ -70,7 +70,9 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
         told = f"{error.type}: {error.message[:200]}" if error else ""
         return f"the save after {trial.name} fails too: {told}" if error else ""
 
-    for what in injected_calls.require(subject, injected_calls.SAVES, is_wrong):
+    for what in injected_calls.require(
+        subject, injected_calls.SAVES, is_wrong, is_stood_in_for=True
+    ):
         _require_loads(subject, what)
 
 

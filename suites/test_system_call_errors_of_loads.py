@@ -37,7 +37,7 @@ def test_an_error_of_any_system_call_of_a_load_is_no_empty_directory(subject: Su
             return f"{Outcome.COLD_START} after {trial.name}"
         return "" if known.get(step) == state else f"{Outcome.SILENT_WRONG} after {trial.name}"
 
-    injected_calls.require(subject, ("load",), is_wrong)
+    injected_calls.require(subject, ("load",), is_wrong, is_stood_in_for=True)
 
 
 @check("CKC-IOER-008")

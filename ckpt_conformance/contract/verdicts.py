@@ -85,6 +85,10 @@ class NotApplicable(Exception):  # noqa: N818
     """The manager does not declare what the check needs."""
 
 
+class StoodInFor(NotApplicable):
+    """Another check of the promise says it here, in a weaker way: the certificate remarks on it."""
+
+
 class Cause(StrEnum):
     """Why a verdict is UNKNOWN. The exit status depends on it, so it is never read from a text."""
 

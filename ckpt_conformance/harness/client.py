@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from msgspec import structs
 
 from ckpt_conformance.contract import journal
+from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import Ended, ExitKind, NotReady, Program, Ready, Report
 from ckpt_conformance.harness.reach import FunctionTable, Marks
@@ -145,14 +146,28 @@ class ProcessResult:
         return journal.has_fired(self.events)
 
 
+def _require_pidfd() -> None:
+    """Raise RequestError where no process can be waited for by a descriptor."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        raise RequestError(
+            f"this machine refuses pidfd_open(2) ({error.strerror}), by which the suite knows when "
+            "a process has ended: allow it in the container's policy (Docker's own allows it since "
+            "20.10), or run outside of the container"
+        ) from error
+
+
 class Server:
     """A running fork server; a context manager."""
 
     def __init__(self, adapters: tuple[str, ...] = (), *, reach: str = "") -> None:
         """Start it and wait until it is ready; raises ServerError with its reason.
 
-        `reach` is a package: which of its functions are entered is then seen in `marks`.
+        `reach` is a package: which of its functions are entered is then seen in `marks`. Raises
+        RequestError where the machine's policy keeps a process from waiting for another one.
         """
+        _require_pidfd()
         self._scratch = Scratch("server")
         self.folder = self._scratch.path
         self.marks = Marks(self.folder / "marks", FunctionTable.of(reach)) if reach else None

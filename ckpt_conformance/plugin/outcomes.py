@@ -18,6 +18,7 @@ from ckpt_conformance.contract.verdicts import (
     Evidence,
     NotApplicable,
     Remarks,
+    StoodInFor,
     Unknown,
     Verdict,
     Violation,
@@ -83,7 +84,8 @@ def _judgement(item: pytest.Item, invariant: str, error: BaseException) -> Judge
             told_by=_told_by(error, invariant),
         )
     if isinstance(error, NotApplicable):
-        return Judgement(Verdict.NOT_APPLICABLE, str(error), is_remarked=False)
+        is_remarked = isinstance(error, StoodInFor)
+        return Judgement(Verdict.NOT_APPLICABLE, str(error), is_remarked=is_remarked)
     if isinstance(error, Unknown):
         doubt = _referred(item, error)
         return Judgement(Verdict.UNKNOWN, str(doubt), cause=doubt.cause, see=doubt.see)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -257,6 +257,8 @@ def _transfer(function: str, thread: int, address: int, local: int, size: int) -
 
 
 LIBC.process_vm_readv.restype = ctypes.c_ssize_t
+_SHARED = ctypes.create_string_buffer(b"x")  # at the same address in a fork
+_NO_DESCRIPTOR = 1 << 30
 LIBC.process_vm_writev.restype = ctypes.c_ssize_t
 
 
@@ -289,6 +291,41 @@ def write_memory(thread: int, address: int, data: bytes) -> None:
     """Write bytes into a caller's memory."""
     buffer = ctypes.create_string_buffer(data, len(data))
     _transfer("process_vm_writev", thread, address, ctypes.addressof(buffer), len(data))
+
+
+def require_access(process: int) -> None:
+    """Raise NotAvailableError where this process may not look into a fork of itself.
+
+    It asks for a byte that both have at one address, as long as no other program runs there, and
+    for a descriptor that nobody has.
+    """
+    address = ctypes.addressof(_SHARED)
+    refused = _refused(lambda: write_memory(process, address, read_memory(process, address, 1)))
+    refused = refused or _refused(lambda: _take_none(process))
+    if refused:
+        raise NotAvailableError(
+            "system calls can't be recorded here: a process may not look into another one "
+            f"(pidfd_getfd, process_vm_readv, process_vm_writev: {refused}). Allow these calls in "
+            "the container's policy (docker: --cap-add SYS_PTRACE); kernel.yama.ptrace_scope must "
+            "be 0 or 1."
+        )
+
+
+def _refused(look: Callable[[], object]) -> str:
+    """Return why something is not allowed; "" if it is, whatever else comes of it."""
+    try:
+        look()
+    except OSError as error:
+        if error.errno in {errno.EPERM, errno.EACCES, errno.ENOSYS}:
+            return os.strerror(error.errno)
+    return ""
+
+
+def _take_none(process: int) -> None:
+    pidfd = os.pidfd_open(process)
+    got = syscall(_PIDFD_GETFD, pidfd, _NO_DESCRIPTOR, 0)
+    os.close(pidfd)
+    raise OSError(-got, os.strerror(-got))
 
 
 class Processes:

@@ -97,6 +97,11 @@ class Recorder:
         self.child.close()
         orphans.adopt()
         supervisor = self._listen()
+        try:
+            notify.require_access(pid)
+        except notify.NotAvailableError:
+            os.kill(pid, signal.SIGKILL)  # it waits in its first call, and has done nothing yet
+            raise
         prepare(supervisor)
         others = orphans.all_children() - {pid}
         end, watch = time.monotonic() + deadline, os.pidfd_open(pid)
@@ -199,5 +204,5 @@ def available() -> str:
         except (notify.NotAvailableError, OSError) as error:
             return str(error)
         if len(recording.operations) < 2:  # noqa: PLR2004  to create and to write
-            return f"system calls can't be recorded here: {LOCKED}: allow both system calls"
+            return f"system calls can't be recorded here: {LOCKED}"
     return ""
