@@ -409,7 +409,8 @@ class BaseExplorer:
     def choose(self, cases: Sequence[Case]) -> list[Case]:
         """Choose distinct contents: of each set of names one, then a second, and so on.
 
-        Those near changes of names, syncs and markers come first, the rest by the seed.
+        What lacks the most of a save that was acknowledged comes first: there a step can be lost.
+        Then those near changes of names, syncs and markers, and the rest by the seed.
         """
         rng = random.Random(self.seed)  # noqa: S311
         by_content: dict[str, Case] = {}
@@ -418,11 +419,28 @@ class BaseExplorer:
         distinct = list(by_content.values())
         if len(distinct) <= self.limits.recoveries:
             return distinct
+        first = {case.content for case in self._lacking(cases)[: self.limits.recoveries // 4]}
         near = _near(self.recording)
         rng.shuffle(distinct)
         distinct.sort(key=lambda case: _far(case.state, near))
-        chosen = _by_turns(distinct)[: self.limits.recoveries]
-        return sorted(chosen, key=lambda case: case.state.point)
+        ordered = _by_turns(distinct)
+        ordered.sort(key=lambda case: case.content not in first)
+        return sorted(ordered[: self.limits.recoveries], key=lambda case: case.state.point)
+
+    def _lacking(self, cases: Sequence[Case]) -> list[Case]:
+        """List contents just after acknowledgements that lack something, the most first."""
+        marks = (o for o in self.recording.operations if o.kind is Kind.MARK)
+        points = {mark.index + 1 for mark in marks if mark.mark == "acknowledged"}
+        lacks: dict[str, tuple[int, Case]] = {}
+        for case in cases:
+            if case.state.point in points:
+                whole = self.complete(case.state.point)
+                names = len(whole.names.items() - case.state.names.items())
+                files = len(whole.contents.items() - case.state.contents.items())
+                if names + files:
+                    lacks.setdefault(case.content, (names + files, case))
+        ordered = sorted(lacks.values(), key=lambda pair: -pair[0])
+        return [case for _, case in ordered]
 
     def complete(self, point: int) -> State:
         """Return the state in which all that had been issued at a point is kept."""
