@@ -19,7 +19,6 @@ from msgspec import structs
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint
-from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import (
     Arguments,
@@ -208,7 +207,7 @@ class Advancer:
         calls = [call for call in log if counting.counts(call.what, reads=call.reads)]
         alike: dict[tuple[str, str], list[int]] = {}
         for at, call in enumerate(calls, 1):
-            alike.setdefault((call.what, pattern(call.path)), []).append(at)
+            alike.setdefault((call.what, trees.pattern(call.path)), []).append(at)
         groups = list(alike.values())
         rng.shuffle(groups)
         for number, numbers_of_calls in enumerate(groups[:count]):
@@ -327,8 +326,8 @@ class Advancer:
 
 def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:
     """Return whether a file whose sync failed was written anew, and synced, by the same save."""
-    kind = pattern(call.path)
-    later = [seen for seen in log if seen.call > call.call and pattern(seen.path) == kind]
+    kind = trees.pattern(call.path)
+    later = [seen for seen in log if seen.call > call.call and trees.pattern(seen.path) == kind]
     written = [seen.call for seen in later if seen.what in WRITING]
     synced = [seen.call for seen in later if seen.what in SYNCING and not seen.injected]
     return bool(written and synced and written[0] < synced[-1])

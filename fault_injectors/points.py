@@ -11,7 +11,6 @@ is left".
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,11 +133,6 @@ def _mark(now: str | None, before: str | None, after: str | None) -> str:
     if now is None or now == after:
         return "gone" if now is None else "after"
     return f"other {now}"  # its digest: a torn file differs from one that is whole and new
-
-
-def pattern(path: str) -> str:
-    """Return a name without its numbers and unique parts, so that files of one kind are alike."""
-    return re.sub(r"[0-9a-f]{8,}|\d+", "#", path)
 
 
 def choose(candidates: Sequence[Point], rng: random.Random, quick: int) -> list[Point]:

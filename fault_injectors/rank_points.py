@@ -15,7 +15,7 @@ from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import Unknown, control_failed
 from ckpt_conformance.fault_injectors import slow_disk
-from ckpt_conformance.fault_injectors.points import WRITERS, pattern
+from ckpt_conformance.fault_injectors.points import WRITERS
 from ckpt_conformance.harness.messages import Fault, RunResult
 from ckpt_conformance.subject import worlds
 from ckpt_conformance.subject.subject import Slot
@@ -52,7 +52,7 @@ class RankPoint:
     @property
     def sort(self) -> tuple[int, str, str, str]:
         """What points of one sort have in common: rank, function, pattern of the path, moment."""
-        return self.rank, self.what, pattern(self.path), self.moment
+        return self.rank, self.what, trees.pattern(self.path), self.moment
 
     def spec(self, mode: str, **more: object) -> Fault:
         """Make the fault, for this rank alone."""

@@ -171,7 +171,7 @@ def chosen(subject: Subject, kind: SaveKind) -> list[Point]:
     picked = set(points.choose(usable, subject.rng, 4 if kind is SaveKind.NEW else 6))
     kinds: dict[str, dict[str, Point]] = {}
     for point in usable if kind is SaveKind.NEW else ():
-        kinds.setdefault(point.what, {}).setdefault(points.pattern(point.path), point)
+        kinds.setdefault(point.what, {}).setdefault(trees.pattern(point.path), point)
     for what, alike in kinds.items():
         picked.update(subject.sample(list(alike.values()), 2 if what in FLUSHES else 1))
     return sorted(picked, key=usable.index)
@@ -381,7 +381,7 @@ def failing_reads(subject: Subject) -> list[FailingRead]:
         injected_calls.trials(subject, "load")
         raise NotApplicable(NATIVE_READER)
     kinds = {
-        (name, call.what, points.pattern(call.path)): (name, call) for name, call in reversed(calls)
+        (name, call.what, trees.pattern(call.path)): (name, call) for name, call in reversed(calls)
     }
     picked = calls if subject.budget == "full" else subject.sample(list(kinds.values()), 4)
     return [

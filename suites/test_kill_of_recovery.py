@@ -10,7 +10,6 @@ from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import injected_calls, payload
-from ckpt_conformance.fault_injectors.points import pattern
 from ckpt_conformance.harness.messages import ExitKind, RunResult
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.checks import check
@@ -106,7 +105,7 @@ def is_lost_without_leftovers(subject: Subject, call: SeenCall, moment: str) -> 
 
 
 def _kind(call: SeenCall) -> tuple[str, str]:
-    return call.what, pattern(call.path)
+    return call.what, trees.pattern(call.path)
 
 
 def kill(at: int, moment: str = "before") -> Fault:

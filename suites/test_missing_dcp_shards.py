@@ -9,7 +9,7 @@ import msgspec
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown
-from ckpt_conformance.fault_injectors import at_rest, payload, points
+from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.fault_injectors.at_rest import Damage
 from ckpt_conformance.harness.messages import Probe, ProbeResult
 from ckpt_conformance.subject.batched_recovery import Case, alone, resume_each, steps_each
@@ -126,8 +126,8 @@ def test_a_dcp_directory_with_a_hole_or_a_stale_shard_is_refused(subject: Subjec
     trees.copy(subject.root, folder)
     made = [(f"half of a tensor is in no chunk of {metadata[0]}", done, Case(folder))]
     for name in subject.sample([name for name in files if name.endswith(".distcp")], 2):
-        kind = points.pattern(name)
-        older = [n for n in payload.names(golden.snapshot(OLDER)) if points.pattern(n) == kind]
+        kind = trees.pattern(name)
+        older = [n for n in payload.names(golden.snapshot(OLDER)) if trees.pattern(n) == kind]
         if len(older) == 1:
             folder = subject.scratch / f"stale {len(made)}"
             trees.materialize(golden.snapshot(NEWEST), folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -126,6 +127,11 @@ def files(root: Path) -> list[Path]:
     """List regular files below `root`, sorted; symlinks are not followed."""
     paths = (Path(base) / name for base, _, names in os.walk(root) for name in names)
     return sorted(path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def pattern(path: str) -> str:
+    """Return a name without its numbers and unique parts, so that files of one kind are alike."""
+    return re.sub(r"[0-9a-f]{8,}|\d+", "#", path)
 
 
 def listing(root: Path) -> dict[str, tuple[str, int, int]]:

@@ -30,7 +30,7 @@ from ckpt_conformance.workload import devices
 from ckpt_conformance.workload.job import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from ckpt_conformance.harness.messages import AnyOp, AnyResult, Error, FaultReport
 
@@ -275,7 +275,7 @@ class Child:
         self.journal.acknowledged(step)
 
     @contextlib.contextmanager
-    def _noting_failure(self, step: int) -> Iterator[None]:
+    def _noting_failure(self, step: int) -> Generator[None]:
         try:
             yield
         except BaseException as error:

@@ -94,7 +94,7 @@ class UnusedIsLeftCold(CheckpointManager):
     def idle(self, opened: Any, optimizer: str) -> set[str]:
         """Return the names of the parameters of an optimizer that have no state, if any has."""
         state = opened.documents["optim"][optimizer]["state"]
-        names = opened.manifest.components[optimizer]["param_names"] or []
+        names: list[list[str]] = opened.manifest.components[optimizer]["param_names"] or []
         flat = [name for group in names for name in group]
         return {name for number, name in enumerate(flat) if state and number not in state}
 

@@ -241,6 +241,10 @@ def render_text(template: str, width: int, **values: object) -> str:
         )
         return ("\n" + " " * indent).join(itertools.chain.from_iterable(lines))
 
+    def room(name: str) -> int:
+        """Return how many characters are left beside a name."""
+        return max(min(width, FOLD) - len(name) - 6, 20)
+
     return _template(template, _show).render(
         wrap=wrap,
         one_line=one_line,
@@ -249,7 +253,7 @@ def render_text(template: str, width: int, **values: object) -> str:
         lines=LINES,
         briefly=briefly,
         brief=BRIEFLY,
-        room=lambda name: max(min(width, FOLD) - len(name) - 6, 20),
+        room=room,
         **values,
     )
 

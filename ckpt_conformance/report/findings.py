@@ -6,13 +6,13 @@ Findings with one blame are one finding: the first tells it, the others refer to
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract.verdicts import Cause, Outcome, Verdict
 from ckpt_conformance.crash.explore.judging import RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator
 
     from ckpt_conformance.report.result import InvariantResult, Result
 
@@ -47,9 +47,9 @@ class Finding:
     @property
     def rank(self) -> int:
         """How bad the outcome is that the evidence tells of; -1 where it tells none."""
-        first = self.invariant.evidence.get("first")
-        told: Mapping[str, object] = first if isinstance(first, dict) else self.invariant.evidence
-        outcome = str(told.get("outcome", ""))
+        evidence: Any = self.invariant.evidence
+        told: Any = evidence.get("first", evidence)
+        outcome = str(told.get("outcome", "")) if hasattr(told, "get") else ""
         return RANK[Outcome(outcome)] if outcome in set(Outcome) else -1
 
 

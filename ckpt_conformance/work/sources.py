@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OURS = "ckpt_conformance"
@@ -201,7 +201,7 @@ def code_beside(modules: Sequence[str], first: Path | None = None) -> dict[str, 
 
 
 @contextlib.contextmanager
-def _looking_first_in(folder: Path | None) -> Iterator[None]:
+def _looking_first_in(folder: Path | None) -> Generator[None]:
     """Let modules be found in a folder, as in the working directory of `python -m`."""
     before = list(sys.path)
     if folder is not None:

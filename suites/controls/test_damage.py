@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import REFUSALS, NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import at_rest, payload, points
+from ckpt_conformance.fault_injectors import at_rest, payload
 from ckpt_conformance.harness.messages import (
     Fresh,
     LeavesResult,
@@ -140,7 +140,7 @@ def counterparts(golden: Golden) -> dict[str, str]:
     newer = payload.of_step(golden, NEWEST)
     pairs: dict[str, str] = {}
     for name in newer:
-        alike = [old for old in older if points.pattern(old) == points.pattern(name)]
+        alike = [old for old in older if trees.pattern(old) == trees.pattern(name)]
         same = [name] if name in older else alike
         if len(same) == 1 and _differ(golden, same[0], name):
             pairs[name] = same[0]

@@ -8,11 +8,11 @@ legal: only how a load takes them counts.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from posixpath import dirname
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import trees
 from ckpt_conformance.crash.explore.audit import OF_DATA, OF_REMOVAL
 from ckpt_conformance.crash.explore.exploration import Case
 from ckpt_conformance.crash.explore.judging import is_fine, judge
@@ -59,7 +59,7 @@ def sift(explorer: BaseExplorer) -> None:
 
 def sort_of(finding: Finding) -> Sort:
     """Return what findings have in common that one of them stands for."""
-    return finding.rule, re.sub(r"[0-9a-f]{8,}|\d+", "#", finding.path), finding.source
+    return finding.rule, trees.pattern(finding.path), finding.source
 
 
 def _loads(explorer: BaseExplorer, case: Case) -> bool:
