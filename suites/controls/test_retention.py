@@ -416,8 +416,9 @@ def test_leftovers_do_not_cost_the_last_step_that_loads(subject: Subject) -> Non
 
     Why: two directories of dead saves were the newest two; the next save rotated everything that
     loads away, what it had just saved as well (C02, C06).
-    How: beside steps 2 and 4 plant empty names of 6 and 8, an hour apart and before the next save,
-    save step 5 with as few to keep as can be; what was acknowledged last loads by a restart, by its name, or without the leftovers.
+    How: beside steps 2 and 4 plant empty names of 6 and 8, an hour apart and before the next save;
+    save step 5 with as few to keep as can be; what was acknowledged last loads by a restart, by its
+    name, or without the leftovers.
     """
     golden = subject.golden((2, 4, 5))
     names.require_step_names(golden, 4)

@@ -73,7 +73,9 @@ def go_on(*, by_signal: bool) -> tuple[bool, bool, bool]:
             print(f"  {name}: {sorted(os.listdir(f'{states}/{name}'))}")  # noqa: PTH208
         accelerator = start(folder, 1)
         latest = tried("load_state()", accelerator.load_state)
-        named = tried("load_state('.../checkpoint_0')", accelerator.load_state, f"{states}/checkpoint_0")
+        named = tried(
+            "load_state('.../checkpoint_0')", accelerator.load_state, f"{states}/checkpoint_0"
+        )
         return latest, named, tried("save_state(), number 1 again", accelerator.save_state)
 
 

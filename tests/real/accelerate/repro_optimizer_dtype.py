@@ -1,7 +1,8 @@
 """accelerate and torch: an optimizer's float32 state comes back as bfloat16, and rounded.
 
 Its parameters are bfloat16. The file has every bit; `torch.optim.Optimizer.load_state_dict`, which
-accelerate calls, casts what it is handed to the dtype of the parameter. Ends with 1 where that shows.
+accelerate calls, casts what it is handed to the dtype of the parameter. Ends with 1 where that
+shows.
 """
 
 from __future__ import annotations
