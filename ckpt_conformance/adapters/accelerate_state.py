@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 OWN = ("model", "optimizer", "scheduler", "rng")  # what save_state saves without being told
 
 
+SAFETENSORS = "huggingface.co/docs/safetensors"  # save_state(safe_serialization=True), the default
+CANNOT_HOLD = {
+    "dict-extra-state": f"{SAFETENSORS}/api/torch, save_file: 'tensors (Dict[str, torch.Tensor]): "
+    "The incoming tensors. Tensors need to be contiguous and dense.'",
+    "partial-views": f"{SAFETENSORS}/torch_shared_tensors: 'Why are shared tensors not saved in "
+    "safetensors ?'",
+}
+
+
 class Step:
     """The step as a script registers it: `load_state` does not say what it has loaded."""
 
@@ -103,6 +112,8 @@ def make() -> Accelerate:
         "naming is enabled each saved checkpoint will be located then at Accelerator.project_dir/"
         "checkpoints/checkpoint_{checkpoint_number}'; the number is the step, total_limit is set, "
         "what prepare() does not take goes to register_for_checkpointing()",
+        owner="library: accelerate",
+        cannot_hold=CANNOT_HOLD,
         saves_over=False,  # "Checkpoint directory ... already exists. Please manually override"
         promises={"CKC-RETN-003": "Accelerator.save_state: 'the oldest save is deleted'"},
     )

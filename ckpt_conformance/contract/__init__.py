@@ -47,6 +47,7 @@ class Feature(StrEnum):
     COMPLEX64 = "complex64"
     BOOL = "bool"
     INT8 = "int8"
+    VIEWS = "partial-views"  # two tensors that are parts of one storage
 
 
 DEFAULT_KIND = "plain"  # of a job: what every manager takes

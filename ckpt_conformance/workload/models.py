@@ -198,7 +198,7 @@ class Dtypes(nn.Module):
     """Every dtype and storage shape: fp8, bf16, int, bool, complex, views of one storage.
 
     `cache` is a non-persistent buffer that is derived from `table`. `without` names dtypes that are
-    left out: float32 stands in their place.
+    left out: float32 stands in their place; and the views: then each has a storage of its own.
     """
 
     left: Tensor
@@ -221,8 +221,9 @@ class Dtypes(nn.Module):
         self.inner = nn.Linear(FEATURES, FEATURES, dtype=of(Feature.BFLOAT16))
         self.head = nn.Linear(FEATURES, CLASSES)
         flat = torch.randn(24)
-        self.register_buffer("left", flat[:8])
-        self.register_buffer("right", flat[8:16])
+        is_shared = Feature.VIEWS not in without
+        self.register_buffer("left", flat[:8] if is_shared else flat[:8].clone())
+        self.register_buffer("right", flat[8:16] if is_shared else flat[8:16].clone())
         self.register_buffer("strided", torch.randn(4, 6).t())
         self.register_buffer("eighth", torch.randn(8).to(of(Feature.FLOAT8)))
         self.register_buffer("mask", torch.rand(8).round().to(of(Feature.BOOL)))

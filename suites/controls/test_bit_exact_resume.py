@@ -98,12 +98,13 @@ def test_every_dtype_and_layout_comes_back(subject: Subject) -> None:
     Why: a format that knows four dtypes casts the fifth; what is quantised again on load is not
     what was saved (K04, J04); a view is more than its storage (O05).
     How: a model with bf16, fp8, complex, bool and int8 tensors, two views of one storage and a
-    transposed tensor. A dtype that the adapter declares in `cannot_hold` must be refused in words.
+    transposed tensor. What the adapter declares in `cannot_hold`, a dtype or the views, must be
+    refused in words; the rest comes back.
     """
     controls.require(test_trained_parameters_are_the_saved_ones, subject)
     controls.require(test_buffers_are_the_saved_ones, subject)
-    for dtype in DTYPES:
-        features.refusal(subject, dtype, "rare-dtypes")
+    for feature in (*DTYPES, Feature.VIEWS):
+        features.refusal(subject, feature, "rare-dtypes")
     features.arrive(subject, "rare-dtypes")
     resumption.identity(
         subject,

@@ -416,8 +416,9 @@ def test_leftovers_do_not_cost_the_last_step_that_loads(subject: Subject) -> Non
 
     Why: two directories of dead saves were the newest two; the next save rotated everything that
     loads away, what it had just saved as well (C02, C06).
-    How: beside steps 2 and 4 plant empty names of 6 and 8, save step 5 with as few to keep as can
-    be; what was acknowledged last loads by a restart, by its name, or without the leftovers.
+    How: beside steps 2 and 4 plant empty names of 6 and 8, an hour apart and before the next save;
+    save step 5 with as few to keep as can be; what was acknowledged last loads by a restart, by its
+    name, or without the leftovers.
     """
     golden = subject.golden((2, 4, 5))
     names.require_step_names(golden, 4)
@@ -438,6 +439,7 @@ def _lost_beside(
     step_names, planted = names.of_step(golden, 4), list[str]()
     for step in leftovers:
         planted += names.plant_incomplete(subject.root, step_names, step)
+        names.age(subject.root)
     result = rotating(subject, 5, (5,), fewest(subject), then=[Close()])
     if 5 not in result.steps_of("begun"):  # noqa: PLR2004  the step that is saved
         raise trouble(subject, result)

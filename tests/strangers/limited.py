@@ -34,10 +34,15 @@ def has(feature: str, job: TrainingJob) -> bool:
         ),
         Feature.TIED: lambda: len({id(p) for _, p in parameters}) < len(parameters),
         Feature.EXTRA_STATE: lambda: any(isinstance(value, dict) for value in state.values()),
+        Feature.VIEWS: lambda: any(_is_partial(tensor) for tensor in tensors),
     }
     if feature in DTYPES:
         return any(str(tensor.dtype) == f"torch.{feature}" for tensor in tensors)
     return tests[feature]()
+
+
+def _is_partial(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _stepped(job: TrainingJob, parameter: torch.Tensor) -> bool:
@@ -109,6 +114,7 @@ scalar_undeclared = make(Feature.SCALAR, is_declared=False)
 unused_undeclared = make(Feature.UNUSED, is_declared=False)
 extra_undeclared = make(Feature.EXTRA_STATE, is_declared=False)
 float8_undeclared = make(Feature.FLOAT8, is_declared=False)
+views_undeclared = make(Feature.VIEWS, is_declared=False)
 without_extra = replace(make(), holds=EVERYTHING - {"extra", "ema"} | {"gradients"})
 scalar_lost = make(Feature.SCALAR, is_silent=True)
 declared_in_vain = replace(make(), cannot_hold={str(Feature.EMPTY): "so it was once"})

@@ -40,6 +40,7 @@ UNDECLARED = {
     "unused_undeclared": {"CKC-RTRP-010", "CKC-COMP-015"},  # the second stands on the first
     "extra_undeclared": {"CKC-RTRP-006"},
     "float8_undeclared": {"CKC-RTRP-004"},
+    "views_undeclared": {"CKC-RTRP-004"},
 }
 TRICKS = ("log", "linked", "synchronous", "data_synchronous")
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
@@ -54,6 +55,7 @@ ADAPTERS = (
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
     *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
+    "by_times:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
 )
 
@@ -273,6 +275,12 @@ def test_a_position_that_is_not_found_is_a_violation(adapter: str, strangers: Se
 def test_sequences_ask_for_what_steers_a_run_and_for_no_more(strangers: Server) -> None:
     found = verdicts("limited:without_extra", strangers, "CKC-RTRP-020")
     assert {one.verdict for one in found["CKC-RTRP-020"]} == {Verdict.PASS}
+
+
+def test_what_dead_saves_left_is_older_than_the_next_save(strangers: Server) -> None:
+    """A process that starts again takes longer than one second; the check does not."""
+    (outcome,) = verdicts("by_times:make", strangers, "CKC-RETN-012")["CKC-RETN-012"]
+    assert outcome.verdict is Verdict.PASS, outcome.reason
 
 
 @pytest.mark.parametrize("name", TRICKS)

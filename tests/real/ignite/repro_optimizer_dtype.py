@@ -1,0 +1,64 @@
+"""pytorch-ignite and torch: an optimizer's float32 state comes back as bfloat16, and rounded.
+
+Its parameters are bfloat16. The file has every bit; `torch.optim.Optimizer.load_state_dict`, which
+ignite calls, casts what it is handed to the dtype of the parameter. Ends with 1 where that shows.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+
+import torch
+from ignite.engine import Engine
+from ignite.handlers import Checkpoint, DiskSaver
+
+
+class Masters(torch.optim.Optimizer):
+    """Keeps a float32 master of each bfloat16 parameter, as mixed precision training does."""
+
+    def __init__(self, params: object) -> None:
+        """Take the parameters."""
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        """Take a third off each value."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("master", parameter.detach().float().clone())
+                state["master"].mul_(2 / 3)
+                parameter.copy_(state["master"])
+
+
+def job() -> tuple[torch.nn.Module, Masters]:
+    """Make a model of bfloat16 and its optimizer, with one step made."""
+    model = torch.nn.Linear(4, 4).bfloat16()
+    optimizer = Masters(model.parameters())
+    optimizer.step()
+    return model, optimizer
+
+
+def master(optimizer: Masters) -> torch.Tensor:
+    """Return the first master."""
+    return optimizer.state_dict()["state"][0]["master"]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    model, optimizer = job()
+    trainer = Engine(lambda *_: None)
+    trainer.run([0])
+    handler = Checkpoint({"model": model, "optimizer": optimizer}, DiskSaver(folder), n_saved=None)
+    handler(trainer)
+    written = torch.load(handler.last_checkpoint, weights_only=True)["optimizer"]["state"][0]
+    model, restored = job()
+    handler.reload_objects({"model": model, "optimizer": restored}, global_step=1)
+
+saved, loaded = master(optimizer), master(restored)
+print(f"in the file: {written['master'].dtype}, {written['master'][0].tolist()}")
+print(f"loaded:      {loaded.dtype}, {loaded[0].tolist()}")
+lost = loaded.dtype != saved.dtype or not torch.equal(loaded, saved)
+print(f"the optimizer's master {'lost its dtype and its bits' if lost else 'came back'}")
+sys.exit(lost)
