@@ -42,6 +42,7 @@ UNDECLARED = {
     "float8_undeclared": {"CKC-RTRP-004"},
 }
 TRICKS = ("log", "linked", "synchronous", "data_synchronous")
+ASCENDING = ("ascending", "ascending_wordless")
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
 ADAPTERS = (
@@ -52,7 +53,7 @@ ADAPTERS = (
         for name in ("thread", "aliasing", "forgetful", "unwrapped", "wrapping", "not_rotating")
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
-    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED)),
+    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
 )
@@ -143,6 +144,18 @@ def test_an_option_that_is_not_implemented_is_not_applicable(strangers: Server) 
     assert rotation.reason.startswith("the adapter does not implement keep_last=")
     assert smoke.verdict is Verdict.VIOLATION
     assert "retention is declared and does not work" in smoke.reason
+
+
+@pytest.mark.parametrize(
+    ("adapter", "verdict"),
+    [*zip(ASCENDING, (Verdict.NOT_APPLICABLE, Verdict.UNKNOWN), strict=True)],
+)
+def test_a_save_that_is_refused_in_words_deletes_nothing(
+    adapter: str, verdict: Verdict, strangers: Server
+) -> None:
+    """A manager may refuse a step below the newest one: then no save can delete what it wrote."""
+    (outcome,) = verdicts(f"limited:{adapter}", strangers, "CKC-RETN-004")["CKC-RETN-004"]
+    assert outcome.verdict is verdict, outcome.reason
 
 
 def needs_library(adapter: str) -> None:
