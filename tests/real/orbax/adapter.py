@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract import OpenOptions, TrainingJob
 
-API = "https://orbax.readthedocs.io/en/latest/api_reference/checkpoint.checkpoint_manager.html"
-
 
 def to_array(tensor: Any) -> Any:
     """Return a copy as numpy array; dtypes that numpy lacks are those of ml_dtypes, as jax has."""
