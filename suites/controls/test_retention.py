@@ -141,7 +141,7 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
     full = dict.fromkeys((counted.points[0], chosen[0]))  # from the first call, and in mid-rotation
     hits += [(f"a full disk {point.name}", counting.full_from(counted, point)) for point in full]
     for what, fault in hits:
-        result = run([fault])
+        result = counting.until_fired(partial(run, [fault]))
         if not result.has_fired:
             raise Unknown(f"the fault did not fire: {what}")
         acknowledged = set(result.steps_of("acknowledged"))
