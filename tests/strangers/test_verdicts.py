@@ -119,6 +119,12 @@ def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
     assert others(found).keys() == OF_TORCH
 
 
+def test_a_job_is_wrapped_before_it_trains(strangers: Server) -> None:
+    """Also where a check counts steps that it does not train."""
+    (outcome,) = verdicts("background:wrapping", strangers, "CKC-DISC-001")["CKC-DISC-001"]
+    assert outcome.verdict is Verdict.PASS, outcome.reason
+
+
 def test_a_thread_that_writes_the_live_state_is_seen(strangers: Server) -> None:
     """The job trains on while it is written: what arrives is of no step."""
     found = verdicts("background:aliasing", strangers, "CKC-RTRP-001", "CKC-RSUM-001")

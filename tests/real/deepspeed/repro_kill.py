@@ -2,11 +2,13 @@
 
 CKC-ATOM-001: `latest` is emptied before it is written; after a kill in between no load without a
 tag finds a checkpoint. CKC-ATOM-002: a tag that is saved again is written in place, file by file;
-after a kill a load gives the model of one save and the optimizer of the other.
+after a kill a load gives the model of one save and the optimizer of the other. CKC-IOER-002: after
+an error of the disk in such a save nothing loads.
 """
 
 import logging
 import os
+import resource
 import signal
 import sys
 
@@ -96,6 +98,14 @@ def dying_between(folder: str, steps: int, tag: str) -> None:
     engine.save_checkpoint(folder, tag=tag)
 
 
+def failing(folder: str, steps: int, tag: str) -> None:
+    """Train, and save where no file may get larger than 1 kB, as on a full disk."""
+    engine = engine_of(steps)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+    engine.save_checkpoint(folder, tag=tag)
+
+
 def loaded(folder: str) -> str:
     """Load what `latest` names; return how many steps the engine and the optimizer have made."""
     engine = engine_of(0)
@@ -106,7 +116,7 @@ def loaded(folder: str) -> str:
 
 
 def main() -> None:
-    """Try both."""
+    """Try all three."""
     first = os.path.abspath("first")
     in_child(lambda: save(first, 2, "two"))
     died = in_child(lambda: dying(first, 4, "four", "latest"))
@@ -117,10 +127,16 @@ def main() -> None:
     died = in_child(lambda: dying_between(second, 4, "same"))
     mixed = in_child(lambda: loaded(second))
     print(f"killed in a second save of a tag ({died}): load_checkpoint gives {mixed}")
+    third = os.path.abspath("third")
+    in_child(lambda: save(third, 2, "same"))
+    failed = in_child(lambda: failing(third, 4, "same"))
+    destroyed = in_child(lambda: loaded(third))
+    print(f"a second save of a tag failed ({failed[:60]}): load_checkpoint gives {destroyed}")
     lost = not after.startswith(("mp_rank", "two", "four"))
     mixture = "engine at 4, Adam at [2" in mixed
-    print(f"nothing loads after a kill: {lost}; a mixture of two saves loads: {mixture}")
-    sys.exit(lost and mixture)
+    gone = "Error" in failed and "Error" in destroyed
+    print(f"nothing loads after a kill: {lost}; nor after an error: {gone}; a mixture: {mixture}")
+    sys.exit(lost and gone and mixture)
 
 
 main()
