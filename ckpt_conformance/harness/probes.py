@@ -15,6 +15,7 @@ def enter(_child: Any, folder: str) -> None:  # noqa: ANN401  a Child
 
 def reach(child: Any, step: int) -> None:  # noqa: ANN401  a Child
     """Train one step and count as if `step` steps had been trained."""
+    child.prepare()
     child.job.train(1)
     child.job.step = step
 

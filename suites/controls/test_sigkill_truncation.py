@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.kept_trees import fingerprint, identity
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import injected_save, payload, points
+from ckpt_conformance.fault_injectors import counting, injected_save, payload, points
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
@@ -130,7 +131,8 @@ def is_whole(subject: Subject, crash: Crash, new: Leaves | None) -> bool:
 
 def _kill(subject: Subject, point: Point, kind: SaveKind) -> Crash:
     """Die by a real SIGKILL at a point, and resume."""
-    result = injected_save.save(subject, kind, [point.spec("kill")])
+    save = partial(injected_save.save, subject, kind, [point.spec("kill")])
+    result = counting.until_fired(save)
     if result.exit_kind is not ExitKind.KILLED or not result.has_fired:
         raise Unknown(f"the kill {point.name} did not fire: {subject.tell(result)}")
     named = f"{kind} {point.fault} {point.at} {point.moment} {point.prefix}"
@@ -353,13 +355,17 @@ def test_nothing_temporary_stays_or_piles_up(subject: Subject) -> None:
     ]
     if kept:
         raise Violation("a successful save leaves temporary files", evidence={"files": kept})
-    crash = usable(subject)[0]
     known = lasting(subject)
-    left = left_over(crash.folder, known)
-    if not left:
+    crashed = usable(subject)
+    if not left_over(crashed[0].folder, known):
         raise NotApplicable("no killed save leaves a file that the next one could forget")
-    trees.materialize(crash.folder, subject.root)
-    subject.run(NEWEST, (NEWEST,), faults=[crash.point.spec("kill")], fault_step=NEWEST)
+    left: list[str] = []
+    for crash in crashed:
+        left = left_over(crash.folder, known)
+        trees.materialize(crash.folder, subject.root)
+        kill = crash.point.spec("kill")
+        if subject.run(NEWEST, (NEWEST,), faults=[kill], fault_step=NEWEST).has_fired:
+            break  # a manager may make fewer calls beside what a dead save left
     result = subject.run(NEWEST, (NEWEST,))
     if not result.went_well:
         about = test_a_job_goes_on_saving_after_a_kill

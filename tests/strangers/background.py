@@ -6,6 +6,7 @@ import io
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from databases import packed
@@ -98,6 +99,9 @@ class Unwrapped(ThreadManager):
         return self.executor.submit(publish, self.path(step), packed(job))
 
 
+WRAPPED: WeakSet[TrainingJob] = WeakSet()  # by any manager of this process
+
+
 class Wrapping(ThreadManager):
     """Cannot work with a job that it has not wrapped."""
 
@@ -106,6 +110,9 @@ class Wrapping(ThreadManager):
     def prepare(self, job: TrainingJob) -> None:
         if self.job is job:
             raise RuntimeError("wrapped twice")
+        if job not in WRAPPED and any(optimizer.state for optimizer in job.optimizers.values()):
+            raise RuntimeError("trained before it was wrapped")
+        WRAPPED.add(job)
         self.job = job
 
     def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401

@@ -108,6 +108,33 @@ def make(*limits: str, is_declared: bool = True, is_silent: bool = False) -> Ada
     )
 
 
+@dataclass
+class Ascending(Limited):
+    """Keeps the last ones, and refuses a save of a step below the newest, in words or in none."""
+
+    keep: int | None = None
+    words: str = "a newer step is there"
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        if step < max(self.steps(), default=0):
+            raise ValueError(self.words)
+        super().save(job, step)
+        for old in self.steps()[: -self.keep] if self.keep else ():
+            self.path(old).unlink()
+
+
+@dataclass(frozen=True)
+class Rotating(Adapter):
+    words: str = "a newer step is there"
+
+    def open(self, root: Path, options: OpenOptions) -> Ascending:
+        return Ascending(root, (), is_silent=False, keep=options.keep_last, words=self.words)
+
+
+ascending = Rotating(
+    **vars(make()) | {"capabilities": make().capabilities | {Capability.RETENTION}}
+)
+ascending_wordless = replace(ascending, words="")
 nothing, everything = make(), make(*Feature)
 empty_undeclared = make(Feature.EMPTY, is_declared=False)
 scalar_undeclared = make(Feature.SCALAR, is_declared=False)

@@ -43,6 +43,7 @@ UNDECLARED = {
     "views_undeclared": {"CKC-RTRP-004"},
 }
 TRICKS = ("log", "linked", "synchronous", "data_synchronous")
+ASCENDING = ("ascending", "ascending_wordless")
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
 ADAPTERS = (
@@ -53,7 +54,7 @@ ADAPTERS = (
         for name in ("thread", "aliasing", "forgetful", "unwrapped", "wrapping", "not_rotating")
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
-    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED)),
+    *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
     "by_times:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
@@ -120,6 +121,12 @@ def test_a_manager_that_saves_in_a_thread_is_judged_as_what_it_is(
     assert others(found).keys() == OF_TORCH
 
 
+def test_a_job_is_wrapped_before_it_trains(strangers: Server) -> None:
+    """Also where a check counts steps that it does not train."""
+    (outcome,) = verdicts("background:wrapping", strangers, "CKC-DISC-001")["CKC-DISC-001"]
+    assert outcome.verdict is Verdict.PASS, outcome.reason
+
+
 def test_a_thread_that_writes_the_live_state_is_seen(strangers: Server) -> None:
     """The job trains on while it is written: what arrives is of no step."""
     found = verdicts("background:aliasing", strangers, "CKC-RTRP-001", "CKC-RSUM-001")
@@ -145,6 +152,18 @@ def test_an_option_that_is_not_implemented_is_not_applicable(strangers: Server) 
     assert rotation.reason.startswith("the adapter does not implement keep_last=")
     assert smoke.verdict is Verdict.VIOLATION
     assert "retention is declared and does not work" in smoke.reason
+
+
+@pytest.mark.parametrize(
+    ("adapter", "verdict"),
+    [*zip(ASCENDING, (Verdict.NOT_APPLICABLE, Verdict.UNKNOWN), strict=True)],
+)
+def test_a_save_that_is_refused_in_words_deletes_nothing(
+    adapter: str, verdict: Verdict, strangers: Server
+) -> None:
+    """A manager may refuse a step below the newest one: then no save can delete what it wrote."""
+    (outcome,) = verdicts(f"limited:{adapter}", strangers, "CKC-RETN-004")["CKC-RETN-004"]
+    assert outcome.verdict is verdict, outcome.reason
 
 
 def needs_library(adapter: str) -> None:
