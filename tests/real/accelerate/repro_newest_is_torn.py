@@ -52,7 +52,7 @@ def tried(what: str, action: object, *arguments: object) -> bool:
     """Tell whether an action goes well."""
     try:
         action(*arguments)
-    except Exception as error:  # noqa: BLE001  whatever it raises is what is shown
+    except Exception as error:
         print(f"  {what} raised {type(error).__name__}: {str(error)[:120]}", flush=True)
         return False
     print(f"  {what} went well", flush=True)
@@ -69,8 +69,8 @@ def go_on(*, by_signal: bool) -> tuple[bool, bool, bool]:
             os._exit(0)
         os.waitpid(process, 0)
         states = f"{folder}/checkpoints"
-        for name in sorted(os.listdir(states)):  # noqa: PTH208  a script for everyone
-            print(f"  {name}: {sorted(os.listdir(f'{states}/{name}'))}")  # noqa: PTH208
+        for name in sorted(os.listdir(states)):
+            print(f"  {name}: {sorted(os.listdir(f'{states}/{name}'))}")
         accelerator = start(folder, 1)
         latest = tried("load_state()", accelerator.load_state)
         named = tried(

@@ -43,7 +43,7 @@ class Runs:
         job: Job,
         until: int,
         save_at: Collection[int],
-        resume: bool | int | Path,  # noqa: FBT001  the contract's own
+        resume: bool | int | Path,
         journal: Journal,
     ) -> None:
         """Train; resume from the last checkpoint, or from a directory."""
@@ -82,7 +82,7 @@ class Transformers(AdapterBase):
         """Import once, in the server: no child pays for it."""
         importlib.import_module("parts")
 
-    def open(self, root: Path, options: OpenOptions) -> Any:  # noqa: ANN401  its fit takes a Job
+    def open(self, root: Path, options: OpenOptions) -> Any:
         """Open on an output directory."""
         return Runs(root, options.keep_last)
 

@@ -86,7 +86,7 @@ class JobTrainer(Trainer):  # type: ignore[misc]  # as above
         batches = DataLoader(loader.samples, batch_sampler=self.order, num_workers=loader.workers)
         return self.accelerator.prepare(batches)  # type: ignore[no-any-return]
 
-    def compute_loss(self, model: object, inputs: Any, **_: object) -> torch.Tensor:  # noqa: ANN401
+    def compute_loss(self, model: object, inputs: Any, **_: object) -> torch.Tensor:
         """Run one batch at the step that Trainer counts."""
         del model
         self.order.take(inputs[0].tolist())
@@ -102,7 +102,7 @@ class Saves(TrainerCallback):  # type: ignore[misc]  # as above
         """Keep what to do."""
         self.trainer, self.save_at, self.journal, self.under_way = trainer, save_at, journal, 0
 
-    def on_step_end(self, _: object, state: Any, control: Any, **__: object) -> None:  # noqa: ANN401
+    def on_step_end(self, _: object, state: Any, control: Any, **__: object) -> None:
         """Record the step; ask for a save."""
         self.trainer.job.after_step(self.trainer.last_loss)
         if state.global_step in self.save_at:

@@ -39,7 +39,7 @@ def resume(folder: str, *, resume_from: bool | str) -> None:
     name = resume_from if isinstance(resume_from, bool) else Path(resume_from).name
     try:
         tiny.trainer_of(folder, 6).train(resume_from_checkpoint=resume_from)
-    except Exception as error:  # noqa: BLE001  whatever it raises is what is shown
+    except Exception as error:
         text = f"{type(error).__name__}: {error!s:.150}"
         print(f"  resume_from_checkpoint={name!r} raised {text}", flush=True)
         os._exit(1)

@@ -23,7 +23,7 @@ logging.disable_progress_bar()
 class Stop(TrainerCallback):
     """Calls a function with the Trainer once everything is loaded."""
 
-    def __init__(self, function: Any) -> None:  # noqa: ANN401
+    def __init__(self, function: Any) -> None:
         """Keep the function."""
         self.function, self.trainer = function, None
 
@@ -35,9 +35,9 @@ class Stop(TrainerCallback):
 def trainer_of(
     folder: str,
     steps: int,
-    loaded: Any = None,  # noqa: ANN401
-    model: Any = None,  # noqa: ANN401
-    **options: Any,  # noqa: ANN401
+    loaded: Any = None,
+    model: Any = None,
+    **options: Any,
 ) -> Trainer:
     """Make a Trainer; `loaded` is called with it when train() has loaded what it resumes from."""
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def trainer_of(
     return trainer
 
 
-def in_child(function: Any, *arguments: Any, **options: Any) -> int:  # noqa: ANN401
+def in_child(function: Any, *arguments: Any, **options: Any) -> int:
     """Call a function in a process of its own; return how that ended.
 
     What has trained can't be forked: whatever trains runs in such a process.
@@ -78,7 +78,7 @@ def in_child(function: Any, *arguments: Any, **options: Any) -> int:  # noqa: AN
             function(*arguments, **options)
         except OSError as error:
             print(f"  train() raised {error!r}", flush=True)
-        except BaseException:  # noqa: BLE001  os._exit shows no traceback
+        except BaseException:
             traceback.print_exc()
             os._exit(2)
         sys.stdout.flush()

@@ -34,11 +34,11 @@ class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time onl
 class Hook(pl.Callback):  # type: ignore[misc]  # as above
     """Calls a function before each batch, with the step, and at the start."""
 
-    def __init__(self, function: Any) -> None:  # noqa: ANN401
+    def __init__(self, function: Any) -> None:
         """Keep the function."""
         self.function = function
 
-    def on_train_batch_start(self, trainer: Any, module: Any, *_: object) -> None:  # noqa: ANN401
+    def on_train_batch_start(self, trainer: Any, module: Any, *_: object) -> None:
         """Call it."""
         self.function(trainer.global_step, module)
 
@@ -47,8 +47,8 @@ def fit(  # noqa: PLR0913, PLR0917  what the scripts vary
     folder: str,
     steps: int,
     resume: str | None = None,
-    hook: Any = None,  # noqa: ANN401
-    module: Any = None,  # noqa: ANN401
+    hook: Any = None,
+    module: Any = None,
     width: int = 8,
 ) -> None:
     """Train, and save after each step: one file by its number, and `last.ckpt`."""
