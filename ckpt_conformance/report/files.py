@@ -29,7 +29,7 @@ from ckpt_conformance.report.certificate import (
     write_text,
 )
 from ckpt_conformance.report.environment import MARK
-from ckpt_conformance.report.findings import LINES, attention, briefly, findings
+from ckpt_conformance.report.findings import LINES, WORST, attention, briefly, findings
 from ckpt_conformance.report.incidents import incident
 from ckpt_conformance.report.result import encode
 from ckpt_conformance.report.terminal import WORDS, count, open_console, say, shown
@@ -251,6 +251,7 @@ def render_text(template: str, width: int, **values: object) -> str:
         headline=headline,
         findings=findings,
         lines=LINES,
+        worst=WORST,
         briefly=briefly,
         brief=BRIEFLY,
         room=room,

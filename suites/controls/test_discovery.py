@@ -101,7 +101,8 @@ def incomplete(subject: Subject, golden: Golden) -> list[Way]:
         for path in without:
             (subject.root / path).unlink()
 
-    ways: list[Way] = [(f"step 6 is empty, and no {lost}", lambda: lay(step_names, lost))]
+    removed = f", and without the files {', '.join(lost)}" if lost else ""
+    ways: list[Way] = [(f"step 6 is empty{removed}", lambda: lay(step_names, lost))]
     if lost:
         ways.append(("step 6 is empty", lambda: lay(step_names, [])))
     if len(step_names) > 1:
