@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -223,6 +224,24 @@ def test_a_rename_across_is_refused_as_between_two_file_systems(
     assert (root / "new.txt").read_text() == "new"
     assert armed.fired == armed.calls == 2
     assert [event.what for event in fired(tmp_path)] == ["os.rename", "os.rename"]
+
+
+@pytest.mark.parametrize("is_below", [True, False])
+def test_a_file_without_a_name_lies_where_it_was_made(
+    root: Path, notes: journal.ChildJournal, tmp_path: Path, *, is_below: bool
+) -> None:
+    """open(2), O_TMPFILE: such a file gets its name by a link from /proc/self/fd."""
+    try:
+        descriptor = os.open(root if is_below else tmp_path, os.O_TMPFILE | os.O_WRONLY)
+    except OSError as error:
+        pytest.skip(f"the temporary folder's file system has no O_TMPFILE: {error}")
+    refused = contextlib.nullcontext() if is_below else pytest.raises(OSError, match="cross-device")
+    with armed_with(injector_of("cross-device", root, notes)) as armed, refused:
+        # With a descriptor of a directory it is linkat(2), which can follow the link.
+        os.link(f"/proc/self/fd/{descriptor}", root / "named", src_dir_fd=descriptor)
+    os.close(descriptor)
+    assert (root / "named").exists() is is_below
+    assert armed.fired == (not is_below)
 
 
 def test_the_nth_call_is_struck_and_the_next_is_not(
