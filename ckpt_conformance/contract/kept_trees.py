@@ -1,11 +1,13 @@
 """Trees by their content: what a new process would read in a directory, and copies of it.
 
 A save is stopped at each of its calls to keep the tree as it is then. Most files do not change
-between two calls, so what was kept before is linked and not copied.
+between two calls, so what was kept before is linked and not copied. Other threads of the save go on
+meanwhile: a name that they take away is left out, and two of them may keep one tree at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -44,7 +46,7 @@ def keep(root: Path, folder: Path, tree: Mapping[str, str]) -> Path:
 
 def _copy(root: Path, target: Path, tree: Mapping[str, str]) -> None:
     """Copy a tree; a file that was kept before with the same content becomes a link to it."""
-    if any(os.lstat(root / name).st_nlink > 1 for name, digest in tree.items() if digest != "/"):
+    if any(_links(root / name) > 1 for name, digest in tree.items() if digest != "/"):
         trees.copy(root, target)  # which keeps shared inodes
         return
     pool = target.parent / "files"
@@ -54,11 +56,21 @@ def _copy(root: Path, target: Path, tree: Mapping[str, str]) -> None:
             (target / name).mkdir(parents=True, exist_ok=True)
         else:
             kept = pool / f"{digest} {name.replace(os.sep, ' ')}"
-            if not os.path.lexists(kept):
-                shutil.copy2(root / name, kept, follow_symlinks=False)
-            os.link(kept, target / name, follow_symlinks=False)
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                if not os.path.lexists(kept):
+                    shutil.copy2(root / name, kept, follow_symlinks=False)
+                os.link(kept, target / name, follow_symlinks=False)
     for name in reversed([".", *(name for name, digest in tree.items() if digest == "/")]):
-        shutil.copystat(root / name, target / name)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copystat(root / name, target / name)
+
+
+def _links(path: Path) -> int:
+    """Count the names of a file; 0 if it is gone."""
+    try:
+        return os.lstat(path).st_nlink
+    except FileNotFoundError:
+        return 0
 
 
 def identity(tree: Mapping[str, str]) -> str:
@@ -75,7 +87,10 @@ def fingerprint(root: Path) -> dict[str, str]:
     for base, folders, names in os.walk(root):
         for name in (*folders, *names):
             path = os.path.join(base, name)  # noqa: PTH118  os.walk gives strings
-            is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+            try:
+                is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+            except FileNotFoundError:
+                continue
             digest = "/" if is_folder else blake2b(read(path), digest_size=6).hexdigest()
             digests[os.path.relpath(path, root)] = digest
     return digests

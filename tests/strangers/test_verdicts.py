@@ -57,6 +57,7 @@ ADAPTERS = (
     *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
     "by_times:make",
+    "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
 )
 
@@ -338,3 +339,12 @@ def test_a_journal_whose_removal_is_not_synced_may_come_back(strangers: Server) 
     (lost,) = [one for one in found["CKC-DURA-004"] if one.verdict not in GOOD]
     assert lost.verdict is Verdict.NOT_MET
     assert str(lost.evidence["blame"]).startswith("removal-not-synced: steps.sqlite-journal: ")
+
+
+def test_threads_that_write_while_the_tree_is_kept_cost_no_verdict(strangers: Server) -> None:
+    """What is kept of the directory at each call is read while the other threads go on.
+
+    The directories of its dead saves pile up, each under a name of its own.
+    """
+    names = ("CKC-IOER-001", "CKC-IOER-002", "CKC-IOER-003", *KILLED, *LOST)
+    assert others(verdicts("parallel:make", strangers, *names)).keys() == {"CKC-ATOM-005"}
