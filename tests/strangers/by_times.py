@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from step_files import StepFiles, sync
+from databases import packed
+from step_files import StepFiles
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
 
@@ -23,12 +23,7 @@ class ByTimes(StepFiles):
     keep: int | None
 
     def save(self, job: TrainingJob, step: int) -> None:
-        states = {name: part.state_dict() for name, part in job.components.items()}
-        draft = self.root / "draft"
-        torch.save(states, draft)
-        sync(draft)
-        draft.replace(self.path(step))
-        sync(self.root)
+        self.publish(step, packed(job))
         for path in self.oldest_first()[: -self.keep] if self.keep else []:
             path.unlink()
 
@@ -37,13 +32,6 @@ class ByTimes(StepFiles):
         by_time = sorted(numbered, key=lambda path: path.stat().st_mtime)
         span = by_time[-1].stat().st_mtime - by_time[0].stat().st_mtime
         return by_time if span >= 1 else numbered
-
-    def load(self, job: TrainingJob, step: int | None = None) -> int:
-        wanted = self.wanted(step)
-        states = torch.load(self.path(wanted), weights_only=True)
-        for name, state in states.items():
-            job.components[name].load_state_dict(state)
-        return wanted
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from step_files import StepFiles, sync
+from step_files import StepFiles
 
 from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability, Feature
 
@@ -68,12 +68,9 @@ class Limited(StepFiles):
         }
         if Feature.SCALAR in met:
             states["model"].pop("scale")
-        file, draft = io.BytesIO(), self.root / "draft"
+        file = io.BytesIO()
         torch.save(states, file)
-        draft.write_bytes(file.getvalue())
-        sync(draft)
-        draft.replace(self.path(step))
-        sync(self.root)
+        self.publish(step, file.getvalue())
 
     def load(self, job: TrainingJob, step: int | None = None) -> int:
         if not self.is_silent and not self.left_out:

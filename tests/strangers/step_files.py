@@ -32,6 +32,14 @@ class StepFiles:
     def path(self, step: int) -> Path:
         return self.root / f"step-{step:08d}"
 
+    def publish(self, step: int, content: bytes) -> None:
+        """Put the file of a step there: whole and synced before it has its name."""
+        draft = self.root / "draft"
+        draft.write_bytes(content)
+        sync(draft)
+        draft.replace(self.path(step))
+        sync(self.root)
+
     def wanted(self, step: int | None) -> int:
         """Return the step to load; raises FileNotFoundError where there is none."""
         there = self.steps()

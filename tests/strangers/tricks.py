@@ -137,13 +137,10 @@ class Linked(StepFiles):
     """A file for each step, and a symbolic link that is renamed onto the one to the newest."""
 
     def save(self, job: TrainingJob, step: int) -> None:
-        path, draft, link = self.path(step), self.root / "draft", self.root / "link"
-        draft.write_bytes(packed(job))
-        sync(draft)
-        draft.replace(path)
-        sync(self.root)
+        link = self.root / "link"
+        self.publish(step, packed(job))
         link.unlink(missing_ok=True)
-        link.symlink_to(path.name)
+        link.symlink_to(self.path(step).name)
         link.replace(self.root / "newest")
         sync(self.root)
 

@@ -194,12 +194,12 @@ class _Reader:
             directory = self.path_of(operation)
             entries = [name for name in self.pending if dirname(name) == directory]
             self.durable |= set(entries)
+            for name in entries:
+                del self.pending[name]
             gone = [name for name in self.removals if dirname(name) == directory]
-            entries += gone
             for name in gone:
                 del self.removals[name]
-        for name in entries:
-            self.pending.pop(name, None)
+            entries += gone
         if not entries and not inode.unsynced:
             self.idle_syncs.append(operation)
         inode.synced, inode.failed = operation, None
