@@ -330,8 +330,8 @@ class Execution:
         known = sorted(self.disk)
         if "explicit_step" not in self.subject.info.capabilities:
             kept = {step}
-        elif self.keep:
-            kept = {*known[-self.keep :], step}
+        elif most := min(filter(None, (self.keep, self.subject.info.max_keep)), default=0):
+            kept = {*known[-most:], step}
         else:
             kept = set(known)
         for other in known:
@@ -433,12 +433,17 @@ class Execution:
 
 
 def files_of_steps(golden: Golden) -> dict[int, list[str]]:
-    """Return the files of each step: below its own names, or whatever its save changed."""
+    """Return the files of each step: those below its own names.
+
+    Where a step has none, its files may be written to again, in turn or at once: each may be of
+    any step.
+    """
     from ckpt_conformance.fault_injectors import payload
 
     files: dict[int, list[str]] = {}
+    changed = {step: payload.of_step(golden, step) for step in golden.saves}
+    anyones = sorted({name for names_of in changed.values() for name in names_of})
     for step in golden.saves:
-        changed = payload.of_step(golden, step)
         own = tuple(name.path for name in names.of_step(golden, step))
-        files[step] = [name for name in changed if name.startswith(own)] if own else changed
+        files[step] = [n for n in changed[step] if n.startswith(own)] if own else anyones
     return files

@@ -260,7 +260,8 @@ class AdapterBase:
     `resharding` says what becomes of each rank's own state in another world size: of `rng` and of
     `loader`, see `POLICIES`. With `prepares` the manager's `prepare(job)` is called before the job
     trains, saves or loads. `saves_over=False` says that a save of a step that is there is refused
-    in words, as the manager documents; `min_keep` is the fewest checkpoints that it can keep.
+    in words, as the manager documents; `min_keep` is the fewest checkpoints that it can keep,
+    `max_keep` the most, where it deletes older ones whatever it is asked for.
     `cannot_hold` maps a `Feature` to the documentation that says so: it has to be refused in words,
     and no other check meets it. With `skips` the position in the data is no state of the loader:
     the manager takes the batches of the first steps from a loader of the same data seed again.
@@ -281,6 +282,7 @@ class AdapterBase:
     prepares: bool = False
     saves_over: bool = True
     min_keep: int = 1
+    max_keep: int | None = None
     cannot_hold: Mapping[str, str] = field(default_factory=dict[str, str])
     skips: bool = False
 

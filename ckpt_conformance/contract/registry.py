@@ -85,10 +85,11 @@ class AdapterInfo:
     resharding: dict[str, str] = field(default_factory=dict[str, str])
     saves_over: bool = True
     min_keep: int = 1
+    max_keep: int | None = None
     cannot_hold: dict[str, str] = field(default_factory=dict[str, str])
     skips: bool = False
 
-    def to_json(self) -> dict[str, str | list[str] | bool | int | dict[str, str]]:
+    def to_json(self) -> dict[str, str | list[str] | bool | int | dict[str, str] | None]:
         """Turn it into what a result says of its adapter; lists are sorted."""
         return {
             "name": self.name,
@@ -103,6 +104,7 @@ class AdapterInfo:
             "notes": self.notes,
             "saves_over": self.saves_over,
             "min_keep": self.min_keep,
+            "max_keep": self.max_keep,
             "cannot_hold": dict(sorted(self.cannot_hold.items())),
             "skips": self.skips,
         }
@@ -257,6 +259,14 @@ def _check_limits(name: str, adapter: Any) -> None:  # noqa: ANN401
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
         msg = f"adapter {name!r}: min_keep is {keep!r}; it is a number of checkpoints, 1 or more"
         raise AdapterError(msg)
+    most = getattr(adapter, "max_keep", None)
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < keep):
+        what = f"max_keep is {most!r}, min_keep is {keep}"
+        msg = f"adapter {name!r}: {what}; it is a number of checkpoints, no fewer, or None"
+        raise AdapterError(msg)
+    if most == 1 and Capability.EXPLICIT_STEP in adapter.capabilities:
+        msg = f"adapter {name!r}: max_keep is 1, so there is no step to choose: drop EXPLICIT_STEP"
+        raise AdapterError(msg)
     for feature, why in _cannot_hold(adapter).items():
         if not str(why).strip():
             what = f"cannot_hold[{str(feature)!r}] is {why!r}"
@@ -320,6 +330,7 @@ def describe(name: str) -> AdapterInfo:
         resharding=dict(getattr(adapter, "resharding", {})),
         saves_over=getattr(adapter, "saves_over", True),
         min_keep=getattr(adapter, "min_keep", 1),
+        max_keep=getattr(adapter, "max_keep", None),
         skips=getattr(adapter, "skips", False),
         cannot_hold={str(what): why for what, why in _cannot_hold(adapter).items()},
     )

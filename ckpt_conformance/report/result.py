@@ -74,6 +74,7 @@ class Adapter(Struct, frozen=True, kw_only=True):
     notes: str
     saves_over: bool = True
     min_keep: int = 1
+    max_keep: int | None = None
     skips: bool = False  # the position in the data is found by taking batches again
     cannot_hold: dict[str, str] = {}  # a Feature, and the documentation that says so
 

@@ -182,7 +182,8 @@ def rotation(child: Any, seed: int, budget: str) -> dict[str, Any]:  # noqa: ANN
         steps = sorted(steps) or [1]
         planted = names.plant_all(root, foreign)
         least = max(getattr(child.adapter, "min_keep", 1), len(steps) - 20)
-        keep = max(1 + len(foreign) % 3, least)
+        most = getattr(child.adapter, "max_keep", None) or len(steps)
+        keep = min(max(1 + len(foreign) % 3, least), most)
         with blame_the_manager(foreign):
             manager = child.adapter.open(root, OpenOptions(keep_last=keep))
             for step in steps:

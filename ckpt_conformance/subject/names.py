@@ -77,14 +77,19 @@ def require_step_names(golden: Golden, step: int) -> list[StepName]:
 
 
 def pointers(golden: Golden, step: int) -> list[str]:
-    """Return small files and links outside every step's own names: pointers, ids, trackers."""
+    """Return small files and links that the newest save changed, outside every step's own names.
+
+    What it made anew is no pointer that it moved on, but a part of the step under a name of its
+    own; what it left as it was says nothing about a step.
+    """
     mine = [name.path for save in golden.saves for name in of_step(golden, save)]
     root, small = golden.snapshot(step), list[str]()
+    before = golden.snapshot(max(save for save in golden.saves if save < step))
     for base, folders, files in os.walk(root):
         at = os.path.relpath(base, root)
         paths = [os.path.normpath(os.path.join(at, name)) for name in (*folders, *files)]  # noqa: PTH118
         folders[:] = [name for name in folders if not (root / at / name).is_symlink()]
-        small += [path for path in paths if _is_small(root / path)]
+        small += [path for path in paths if _is_small(root / path) and _moved(root, before, path)]
     inside = tuple(f"{path}/" for path in mine)
     return sorted(path for path in small if path not in mine and not path.startswith(inside))
 
@@ -92,6 +97,16 @@ def pointers(golden: Golden, step: int) -> list[str]:
 def _is_small(path: Path) -> bool:
     info = path.lstat()
     return path.is_symlink() or (path.is_file() and info.st_size <= SMALL)
+
+
+def _moved(root: Path, before: Path, path: str) -> bool:
+    """Whether a file or link is in both trees, and says something else in each."""
+    if not os.path.lexists(before / path):
+        return False
+    new, old = root / path, before / path
+    if new.is_symlink() or old.is_symlink():
+        return not (new.is_symlink() and old.is_symlink() and new.readlink() == old.readlink())
+    return old.is_file() and new.read_bytes() != old.read_bytes()
 
 
 def lookalikes(name: StepName) -> list[str]:

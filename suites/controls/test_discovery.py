@@ -233,7 +233,6 @@ def _spoiled(subject: Subject, golden: Golden) -> list[Way]:
     """Return ways to spoil the pointers: all of them at once, and each one."""
     names.require_step_names(golden, 4)
     pointers, old = names.pointers(golden, 4), golden.snapshot(2)
-    known = [path for path in pointers if os.path.lexists(old / path)]
 
     def way(fault: str, paths: list[str]) -> Way:
         def spoil() -> None:
@@ -244,7 +243,7 @@ def _spoiled(subject: Subject, golden: Golden) -> list[Way]:
         return f"{fault}: {', '.join(paths)}", spoil
 
     faults = ("other", "garbled", "lost")
-    ways = [way("stale", known), way("lost", pointers)]
+    ways = [way("stale", pointers), way("lost", pointers)]
     return ways + [way(fault, [path]) for fault in faults for path in pointers] if pointers else []
 
 
@@ -253,7 +252,8 @@ def test_a_spoiled_pointer_hides_nothing(subject: Subject) -> None:
     """Without its pointer, with a stale or a garbled one, the newest whole step is loaded.
 
     Why: a fallback that is weaker than the main rule walks into wreckage, or back (B05, B01).
-    How: delete, age and garble each small file that belongs to no step, restart.
+    How: delete, age and garble each small file that belongs to no step and that the newest save
+    changed, restart.
     """
     golden = subject.golden()
     legal = subject.legal(golden)

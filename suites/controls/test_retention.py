@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import kept_trees, trees
+from ckpt_conformance.contract import Capability, kept_trees, trees
 from ckpt_conformance.contract.verdicts import (
     NotApplicable,
     Outcome,
@@ -26,11 +26,13 @@ from ckpt_conformance.harness.messages import (
     RunResult,
     Steps,
     StepsResult,
+    whole,
 )
 from ckpt_conformance.subject import by_name, controls, names, oracle
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_discovery as discovery
+from ckpt_conformance.suites.controls import test_explicit_step as explicit
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
 if TYPE_CHECKING:
@@ -86,8 +88,19 @@ def fewest(subject: Subject) -> int:
     return subject.info.min_keep
 
 
+def at_most(subject: Subject, number: int) -> int:
+    """Return how many checkpoints to keep where a number is wanted, and no more can be kept."""
+    most = subject.info.max_keep
+    return number if most is None else min(number, most)
+
+
 def keeping(subject: Subject, number: int) -> int:
-    """Return the number to keep; raises NotApplicable where the manager keeps more at least."""
+    """Return the number to keep; raises NotApplicable where the manager never keeps so many."""
+    most = subject.info.max_keep
+    if most is not None and number > most:
+        raise NotApplicable(
+            f"it keeps at most {most} checkpoints, as declared; this is about {number}"
+        )
     if number < subject.info.min_keep:
         raise NotApplicable(
             f"it keeps at least {subject.info.min_keep} checkpoints, as declared; this is about "
@@ -183,17 +196,21 @@ def dangerous(subject: Subject, counted: Counted) -> list[Point]:
 
 @check("CKC-RETN-002")
 def test_exactly_the_newest_stay(subject: Subject) -> None:
-    """After twelve saves with three to keep, exactly steps 10, 11 and 12 are there.
+    """After twelve saves with three to keep, exactly steps 10, 11 and 12 are there, and load.
 
     Why: names sorted as text let step 10 go before step 2; a limit was not enforced (C08, VX10).
-    How: save twelve steps in one child, close, ask. Where they are the right ones, look at how many
-    names there are after 6, 12 and 18 saves: what grows with every deletion is left of it.
+    How: save twelve steps in one child, close, ask, load each that stays by its number. Where they
+    are the right ones, look at how many names there are after 6, 12 and 18 saves: what grows with
+    every deletion is left of it.
     """
-    keep = max(3, fewest(subject))
-    steps = left(subject, rotating(subject, 12, tuple(range(1, 13)), keep))
+    keep = at_most(subject, max(3, fewest(subject)))
+    saved = rotating(subject, 13, tuple(range(1, 13)), keep, watch=True)
+    steps = left(subject, saved)
     if steps != list(range(13 - keep, 13)):
-        message = "rotation does not leave the newest three of twelve"
+        message = f"rotation does not leave the newest {keep} of twelve"
         raise Violation(message, evidence={"steps": steps})
+    if Capability.EXPLICIT_STEP in subject.info.capabilities:
+        _require_load(subject, saved, steps)
     counts = {12: len(trees.listing(subject.root))}
     for saves in (6, 18):
         fresh(subject)
@@ -203,6 +220,31 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     if min(counts[12] - counts[6], counts[18] - counts[12]) >= GROWTH:
         evidence = {f"names after {saves} saves": counts[saves] for saves in sorted(counts)}
         raise Violation("rotation leaves parts of what it deleted", evidence=evidence)
+
+
+def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) -> None:
+    """Raise Violation if a step that stays does not load.
+
+    Where the newest does not come back as it was saved, that is no matter of rotation: then the
+    others have to load, and their bits are not compared.
+    """
+    states = {step: whole(state) for step, state in saved.of(RunResult).states.items()}
+    loads = {step: subject.resume(step) for step in steps}
+    _, newest = oracle.arrival(loads[max(steps)])
+    is_exact = oracle.same(newest, states[max(steps)], subject.holds)
+    for step, load in loads.items():
+        arrived, state = oracle.arrival(load)
+        if arrived == step and (not is_exact or oracle.same(state, states[step], subject.holds)):
+            continue
+        if step == max(steps):
+            raise controls.blame(
+                subject,
+                f"step {step}, the last that was saved, does not load: {subject.tell(load)}",
+                explicit.test_an_explicit_step_is_served_whole,
+                discovery.test_steps_names_what_loads,
+            )
+        message = f"rotation leaves step {step}, and it does not load"
+        raise Violation(message, evidence=subject.evidence(load, states[step], left=list(steps)))
 
 
 @check("CKC-RETN-003")
