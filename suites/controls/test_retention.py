@@ -229,22 +229,26 @@ def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) 
     others have to load, and their bits are not compared.
     """
     states = {step: whole(state) for step, state in saved.of(RunResult).states.items()}
-    loads = {step: subject.resume(step) for step in steps}
-    _, newest = oracle.arrival(loads[max(steps)])
-    is_exact = oracle.same(newest, states[max(steps)], subject.holds)
-    for step, load in loads.items():
+    last = max(steps)
+    latest = subject.resume(last)
+    arrived, state = oracle.arrival(latest)
+    if arrived != last:
+        raise controls.blame(
+            subject,
+            f"step {last}, the last that was saved, does not load: {subject.tell(latest)}",
+            smoke.test_a_new_process_loads_what_was_saved,
+            explicit.test_an_explicit_step_is_served_whole,
+        )
+    is_exact = oracle.same(state, states[last], subject.holds)
+    for step in sorted(set(steps) - {last}):
+        load = subject.resume(step)
         arrived, state = oracle.arrival(load)
         if arrived == step and (not is_exact or oracle.same(state, states[step], subject.holds)):
             continue
-        if step == max(steps):
-            raise controls.blame(
-                subject,
-                f"step {step}, the last that was saved, does not load: {subject.tell(load)}",
-                explicit.test_an_explicit_step_is_served_whole,
-                discovery.test_steps_names_what_loads,
-            )
+        evidence = subject.evidence(load, states[step], left=list(steps))
+        controls.require(explicit.test_an_explicit_step_is_served_whole, subject)
         message = f"rotation leaves step {step}, and it does not load"
-        raise Violation(message, evidence=subject.evidence(load, states[step], left=list(steps)))
+        raise Violation(message, evidence=evidence)
 
 
 @check("CKC-RETN-003")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ckpt_conformance.contract import AdapterBase, registry
+from ckpt_conformance.contract import AdapterBase, Capability, registry
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ADAPTER = """
-from ckpt_conformance.contract import AdapterBase
+from ckpt_conformance.contract import AdapterBase, Capability
 def make():
     return AdapterBase(name="Mine", version="7", library="mylib")
 """
@@ -111,6 +111,12 @@ def test_every_known_form_passes() -> None:
         ({"saves_over": "no"}, "saves_over is 'no'; it may be True or False"),
         ({"min_keep": 0}, "min_keep is 0; it is a number of checkpoints, 1 or more"),
         ({"min_keep": True}, "min_keep is True; it is a number of checkpoints, 1 or more"),
+        ({"max_keep": 0}, "max_keep is 0, min_keep is 1; it is a number of checkpoints, no fewer"),
+        ({"min_keep": 3, "max_keep": 2}, "max_keep is 2, min_keep is 3; it is a number of"),
+        (
+            {"max_keep": 1, "capabilities": frozenset({Capability.EXPLICIT_STEP})},
+            "max_keep is 1, so there is no step to choose: drop EXPLICIT_STEP",
+        ),
     ],
 )
 def test_a_limit_that_nothing_can_keep_to_is_refused(

@@ -283,7 +283,7 @@ def adapter(name: str, make: Callable[[Path, int | None], Manager], **limits: in
 
 
 addressed = adapter("addressed", Addressed)
-addressed_sweeping = adapter("sweeping", Sweeping)
+sweeping = adapter("sweeping", Sweeping)
 slots = adapter("slots", Slots)
 always_three = adapter("always-three", lambda root, _: AlwaysThree(root), min_keep=3, max_keep=3)
 three_unsaid = adapter("three-unsaid", lambda root, _: AlwaysThree(root))

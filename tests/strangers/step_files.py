@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,8 @@ class StepFiles:
         return wanted
 
     def steps(self) -> list[int]:
-        return sorted(int(path.name.rpartition("-")[2]) for path in self.root.glob("step-*"))
+        numbers = (re.fullmatch(r"step-(\d{8})", path.name) for path in self.root.glob("step-*"))
+        return sorted(int(number[1]) for number in numbers if number)
 
     def close(self) -> None:
         """Nothing stays open."""

@@ -45,6 +45,8 @@ UNDECLARED = {
 TRICKS = ("log", "linked", "synchronous", "data_synchronous")
 ASCENDING = ("ascending", "ascending_wordless")
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
+REUSING = ("addressed", "slots", "always_three", "sweeping", "three_unsaid")
+NAMED = ("CKC-SMOK", "CKC-DISC", "CKC-RETN", "CKC-CORR", "CKC-RTRP", "CKC-SIDE", "CKC-IOER")
 LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
 ADAPTERS = (
     *(f"databases:{name}" for name in DATABASES),
@@ -56,6 +58,7 @@ ADAPTERS = (
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
     *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
+    *(f"reused:{name}" for name in REUSING),
     "by_times:make",
     "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
@@ -348,3 +351,25 @@ def test_threads_that_write_while_the_tree_is_kept_cost_no_verdict(strangers: Se
     """
     names = ("CKC-IOER-001", "CKC-IOER-002", "CKC-IOER-003", *KILLED, *LOST)
     assert others(verdicts("parallel:make", strangers, *names)).keys() == {"CKC-ATOM-005"}
+
+
+@pytest.mark.parametrize("name", ["addressed", "slots"])
+def test_a_file_that_belongs_to_no_one_step_is_not_blamed(name: str, strangers: Server) -> None:
+    """Contents under their digests, and slots that are written to again, are no pointers."""
+    found = verdicts(f"reused:{name}", strangers, *ids(*NAMED), *KILLED, *LOST)
+    assert others(found).keys() == {"CKC-SIDE-005"}  # of torch
+    assert {one.verdict for one in found["CKC-RTRP-020"]} == {Verdict.PASS}
+    assert {one.verdict for one in found["CKC-CORR-007"]} == {Verdict.PASS}
+
+
+def test_what_rotation_leaves_has_to_load(strangers: Server) -> None:
+    """Its names are there, and what they name was swept."""
+    (outcome,) = verdicts("reused:sweeping", strangers, "CKC-RETN-002")["CKC-RETN-002"]
+    assert outcome.verdict is Verdict.VIOLATION
+    assert outcome.reason == "rotation leaves step 10, and it does not load"
+
+
+def test_a_manager_that_always_keeps_three_says_so(strangers: Server) -> None:
+    names = ("CKC-SMOK-003", "CKC-RETN-002", "CKC-RETN-003", "CKC-RETN-006", "CKC-RTRP-020")
+    assert others(verdicts("reused:always_three", strangers, *names)) == {}
+    assert others(verdicts("reused:three_unsaid", strangers, *names)).keys() >= {"CKC-SMOK-003"}

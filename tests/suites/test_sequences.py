@@ -19,8 +19,10 @@ from ckpt_conformance.suites.sequences import (
 )
 
 
-def execution(*capabilities: str, shape: str = "manager") -> Execution:
-    info = SimpleNamespace(capabilities=[*capabilities], shape=shape)
+def execution(
+    *capabilities: str, shape: str = "manager", max_keep: int | None = None
+) -> Execution:
+    info = SimpleNamespace(capabilities=[*capabilities], shape=shape, max_keep=max_keep)
     subject: Any = SimpleNamespace(info=info)
     files = {step: [f"{step}.pt"] for step in STEPS}
     return Execution(subject, World({run: {} for run in SEEDS}, files))
@@ -59,6 +61,13 @@ def test_rotation_puts_older_steps_in_doubt(keep: int | None, whole: set[int]) -
     for step in (2, 4, 6):
         run.saved(step)
     assert {step for step, entry in run.disk.items() if entry.status == "whole"} == whole
+
+
+def test_what_a_manager_always_deletes_is_in_doubt() -> None:
+    run = execution("explicit_step", max_keep=2)
+    for step in (2, 4, 6):
+        run.saved(step)
+    assert [step for step, entry in run.disk.items() if entry.status == "whole"] == [4, 6]
 
 
 def test_without_steps_by_number_only_the_last_save_is_sure() -> None:
