@@ -47,7 +47,7 @@ def test_what_torch_casts_is_told_once_and_is_torchs(tmp_path: Path) -> None:
     assert result.invariants[RSUM].see == COMP
     assert status == 1
     assert "3 invariants: 1 violated, 1 same cause, 1 SHOULD not met." in printed
-    assert printed.count("reproduce:") == 1
+    assert printed.count("reproduce:") == 2  # of the violation, and of the SHOULD that is not met
     for name in CASTS:  # the line under an outcome gives that outcome, whoever is judged with it
         again = shlex.split(result.invariants[name].reproduce)[1:]
         status, _, repeated = certify(tmp_path, *again)

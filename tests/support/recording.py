@@ -142,10 +142,14 @@ def plain(recording: Recording) -> list[tuple[str, ...]]:
     return found
 
 
-def is_seen_so(recording: Recording, seen: list[tuple[str, ...]]) -> bool:
+def is_seen_so(
+    recording: Recording, seen: list[tuple[str, ...]], spans: list[tuple[int, int]] | None = None
+) -> bool:
     """Tell whether a witness saw these operations in an order that they allow.
 
-    Calls of two threads that overlap may be seen either way round; all others may not.
+    Calls of two threads that overlap may be seen either way round; all others may not. `spans`
+    are the first and last line of each call in what the witness wrote: strace writes that a call
+    has ended when it comes to it, so of two that it saw overlap neither is the first.
     """
     told, places = plain(recording), defaultdict[tuple[str, ...], deque[int]](deque)
     if sorted(told) != sorted(seen):
@@ -153,7 +157,11 @@ def is_seen_so(recording: Recording, seen: list[tuple[str, ...]]) -> bool:
     for at, one in enumerate(told):
         places[one].append(at)
     order = [recording.operations[places[one].popleft()] for one in seen]
-    return not any(other.precedes(one) for one, other in itertools.combinations(order, 2))
+    spans = spans or [(at, at) for at in range(len(seen))]
+    return not any(
+        later.precedes(first) and spans[i][1] < spans[j][0]
+        for (i, first), (j, later) in itertools.combinations(enumerate(order), 2)
+    )
 
 
 _LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+)(.*)$")
@@ -168,19 +176,26 @@ class Witness:
     root: Path
     found: list[tuple[str, ...]] = field(default_factory=list)
     known: dict[str, int] = field(default_factory=dict)  # name -> an upper bound of its size
-    half: dict[str, str] = field(default_factory=dict)
+    half: dict[str, tuple[int, str]] = field(default_factory=dict)
+    spans: list[tuple[int, int]] = field(default_factory=list)  # first and last line of each
 
     def read(self, path: Path) -> list[tuple[str, ...]]:
-        for line in path.read_text().splitlines():
-            self.line(line)
+        for at, line in enumerate(path.read_text().splitlines()):
+            self.line(at, line)
         return self.found
 
-    def line(self, line: str) -> None:
+    def line(self, at: int, line: str) -> None:
+        begin = at
         if cut := _UNFINISHED.match(line):
-            self.half[cut[1]] = f"{cut[1]} {cut[2]}({cut[3]}"
+            self.half[cut[1]] = at, f"{cut[1]} {cut[2]}({cut[3]}"
             return
         if rest := _RESUMED.match(line):
-            line = self.half.pop(rest[1]) + rest[3]
+            begin, half = self.half.pop(rest[1])
+            line = half + rest[3]
+        self.whole(line)
+        self.spans += [(begin, at)] * (len(self.found) - len(self.spans))
+
+    def whole(self, line: str) -> None:
         if whole := _LINE.match(line):
             value = int(whole[4])
             if value >= 0:

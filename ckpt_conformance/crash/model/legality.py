@@ -227,12 +227,20 @@ def _word(source: int) -> str:
 
 
 def in_range(sync: Operation, operation: Operation) -> bool:
-    """Whether a sync reaches the pages of a write; only msync, which has a size, may not."""
+    """Whether a sync reaches pages of a write; only msync, which has a size, may not."""
     if operation.kind is not Kind.WRITE or sync.size == 0:
         return True
     pages = range(sync.offset // PAGE, -(-sync.stop // PAGE))
     first, last = operation.offset // PAGE, (operation.stop - 1) // PAGE
     return first < pages.stop and last >= pages.start
+
+
+def covers_all(sync: Operation, operation: Operation) -> bool:
+    """Whether a sync that reaches a write reaches all its pages: the others may still be lost."""
+    if operation.kind is not Kind.WRITE or sync.size == 0:
+        return True
+    start, stop = sync.offset // PAGE * PAGE, -(-sync.stop // PAGE) * PAGE
+    return start <= operation.offset and operation.stop <= stop
 
 
 # ---- names, and the whole recording --------------------------------------------------------------
@@ -366,7 +374,8 @@ class History:
         failed = min((s.index for s in syncs if s.error), default=NEVER)
         if operation.kind is not Kind.WRITE:
             failed = NEVER
-        points = [self.returned[s.index] for s in syncs if not s.error and s.index < failed]
+        whole = [s for s in syncs if covers_all(s, operation)]
+        points = [self.returned[s.index] for s in whole if not s.error and s.index < failed]
         if operation.sync:
             points.append(self.returned[operation.index])
         return min(points, default=NEVER)
