@@ -59,9 +59,9 @@ def refusal(subject: Subject, feature: Feature, kind: str) -> str:
     job: dict[str, Any] = {"kind": kind, "without": without}
     subject.reset()
     saved = subject.run(SAVES[-1] + 1, SAVES, watch=True, then=[Close()], **job)
+    if saved.error and saved.error.message.strip():
+        return f"declared of {feature}: {why!r}; it is refused: {subject.tell(saved)}"
     result = subject.resume(**job) if saved.went_well else saved
-    if result.error and result.error.message.strip():
-        return f"declared of {feature}: {why!r}; it is refused: {subject.tell(result)}"
     if not saved.went_well or _is_lost(saved, result):
         how = "saved, and does not come back" if saved.went_well else "not refused in words"
         message = f"the adapter declares that {feature} cannot be held ({why!r}), but it is {how}"
