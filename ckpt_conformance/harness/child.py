@@ -207,6 +207,7 @@ class Child:
             with contextlib.suppress(Stopped):
                 (self._fit if self.adapter.shape == "trainer" else self._loop)(op)
             self.finish_save()
+            self.settle(op.faults)
         finally:
             result["faults"] = self.disarm()
             self.journal.on_begun = lambda _: None
@@ -274,6 +275,11 @@ class Child:
             wait_for(pending)
         self.journal.acknowledged(step)
 
+    def settle(self, faults: Sequence[messages.Fault]) -> None:
+        """Let faults meet what the manager does after a save has returned, where it says so."""
+        if faults and self._opened is not None and hasattr(self._opened, "settle"):
+            self._opened.settle()
+
     @contextlib.contextmanager
     def _noting_failure(self, step: int) -> Generator[None]:
         try:
@@ -305,6 +311,7 @@ class Child:
         try:
             self.save(self.job.step if op.step is None else op.step)
             self.finish_save()
+            self.settle(op.faults)
         finally:
             result["faults"] = self.disarm()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -121,6 +122,40 @@ class Wrapping(ThreadManager):
         return super().save(job, step)
 
 
+@dataclass
+class Purging(StepFiles):
+    """Saves at once; a thread deletes the oldest, as late as it can."""
+
+    keep: int | None = None
+    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    saved: int | None = None  # by this process, and not purged yet
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        self.settle()
+        publish(self.path(step), packed(job))
+        self.saved = step
+
+    def purge(self, saved: int, keep: int) -> None:
+        others = [step for step in self.steps() if step != saved]
+        for step in others[: max(0, len(others) + 1 - keep)]:
+            with contextlib.suppress(OSError):
+                self.path(step).unlink()
+
+    def settle(self) -> None:
+        if self.keep and self.saved is not None:
+            self.executor.submit(self.purge, self.saved, self.keep).result()
+        self.saved = None
+
+    def close(self) -> None:
+        """Waits for nothing: that is what `settle` is for."""
+
+
+@dataclass(frozen=True)
+class Purges(AdapterBase):
+    def open(self, root: Path, options: OpenOptions) -> Purging:
+        return Purging(root, options.keep_last)
+
+
 @dataclass(frozen=True)
 class Background(AdapterBase):
     manager: type[ThreadManager] = ThreadManager
@@ -151,6 +186,13 @@ aliasing = background(Aliasing)
 forgetful = background(Forgetful)
 unwrapped = background(Unwrapped)
 wrapping = background(Wrapping, prepares=True)
+purging = Purges(
+    name="background-purging",
+    version="1",
+    holds=EVERYTHING,
+    refusals=(FileNotFoundError,),
+    capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
+)
 not_rotating = background(
     ThreadManager,
     capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),

@@ -53,7 +53,15 @@ ADAPTERS = (
     *(f"native:{name}" for name in ("in_place", "renamed")),
     *(
         f"background:{name}"
-        for name in ("thread", "aliasing", "forgetful", "unwrapped", "wrapping", "not_rotating")
+        for name in (
+            "thread",
+            "aliasing",
+            "forgetful",
+            "unwrapped",
+            "wrapping",
+            "not_rotating",
+            "purging",
+        )
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
     *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
@@ -373,3 +381,9 @@ def test_a_manager_that_always_keeps_three_says_so(strangers: Server) -> None:
     names = ("CKC-SMOK-003", "CKC-RETN-002", "CKC-RETN-003", "CKC-RETN-006", "CKC-RTRP-020")
     assert others(verdicts("reused:always_three", strangers, *names)) == {}
     assert others(verdicts("reused:three_unsaid", strangers, *names)).keys() >= {"CKC-SMOK-003"}
+
+
+def test_a_thread_that_deletes_after_the_save_is_waited_for(strangers: Server) -> None:
+    """What it deletes meets the faults of that save, and is gone when it is asked for."""
+    names = (*(f"CKC-RETN-00{number}" for number in range(1, 8)), "CKC-IOER-007", "CKC-SMOK-003")
+    assert others(verdicts("background:purging", strangers, *names)) == {}
