@@ -69,7 +69,7 @@ def _of_unknown(one: InvariantResult, result: Result) -> str:
 def _of_control(see: str, result: Result) -> str:
     owner = result.invariants.get(see)
     if owner is None:
-        return f"certify with --only {see}, which is about this, and mend that first."
+        return f"certify with --only {see}, which says what is wrong, and mend that first."
     if owner.verdict in BROKEN:
         return f"mend {see} first, then run the command below."
     if owner.verdict is Verdict.UNKNOWN:
