@@ -150,6 +150,18 @@ LOOK = {"until": None, "stop_after": 0}  # at what was loaded, then the end
 
 
 @dataclass
+class Operation:
+    """What was done, in words; `gave` is what a load came to, empty until it is judged."""
+
+    what: str
+    gave: str = ""
+
+    def __str__(self) -> str:
+        """Write it for people."""
+        return f"{self.what}: {self.gave}" if self.gave else self.what
+
+
+@dataclass
 class Execution:
     """One script on one subject, from an empty directory."""
 
@@ -157,7 +169,7 @@ class Execution:
     world: World
     disk: dict[int, Entry] = field(default_factory=dict[int, Entry])
     last: int = 0  # the step that was saved last
-    log: list[str] = field(default_factory=list[str])
+    log: list[Operation] = field(default_factory=list[Operation])
     keep: int | None = None
     run: str = "first"  # whose state the live job has
     step: int = 0
@@ -197,6 +209,10 @@ class Execution:
             case DamageFile():
                 self.do_damage(rule)
 
+    def note(self, what: str) -> None:
+        """Add an operation to the script that a violation shows."""
+        self.log.append(Operation(what))
+
     # -- rules: what happens inside a child --------------------------------------------------------
 
     def do_train(self) -> None:
@@ -211,7 +227,7 @@ class Execution:
             self.planned.append(Planned(Run(until=self.step)))
         self.step += 2
         self.planned[-1] = self.planned[-1].to(self.step)
-        self.log.append(f"train to step {self.step}")
+        self.note(f"train to step {self.step}")
 
     def do_save(self) -> None:
         """Save; train first if this child has trained nothing since its last load or save."""
@@ -219,7 +235,7 @@ class Execution:
             self.do_train()
         if self.can_save():
             self.planned[-1] = self.planned[-1].to(self.step, save=self.step)
-            self.log.append(f"save step {self.step}")
+            self.note(f"save step {self.step}")
             self.saved(self.step)
 
     def can_save(self) -> bool:
@@ -240,7 +256,7 @@ class Execution:
         step = None if pick is None else sorted(self.disk)[pick % len(self.disk)]
         may, can_refuse = self.outcomes(step)
         resume = True if step is None else step
-        self.log.append("load the latest" if step is None else f"load step {step}")
+        self.note("load the latest" if step is None else f"load step {step}")
         if can_refuse or len(may) > 1 or any(len(self.disk[legal].runs) > 1 for legal in may):
             self.planned.append(Planned(Run(resume=resume, stop_after=0)))
             self.judge(self.live(), may, can_refuse=can_refuse)
@@ -262,7 +278,7 @@ class Execution:
         self.do_restart()
         self.run = "second" if self.run == "first" else "first"
         self.seed = SEEDS[self.run]
-        self.log.append(f"begin the {self.run} run from scratch")
+        self.note(f"begin the {self.run} run from scratch")
 
     def do_die(self, pick: int) -> None:
         """Train on and die inside the save."""
@@ -275,7 +291,7 @@ class Execution:
         op = structs.replace(last.op, faults=(death,), fault_step=self.step)
         self.planned[-1] = Planned(op, last.expects)
         where = f"{death.args['moment']} call {death.args['at']}"
-        self.log.append(f"die in the save of step {self.step}, {where}")
+        self.note(f"die in the save of step {self.step}, {where}")
         step, run = self.step, self.run
         result = self.live(may_die=True)
         if result.exit_kind is ExitKind.ENDED:
@@ -288,7 +304,7 @@ class Execution:
         """From the next child on, let rotation keep so many steps."""
         self.do_restart()
         self.keep = max(number, self.subject.info.min_keep)
-        self.log.append(f"keep the last {self.keep}")
+        self.note(f"keep the last {self.keep}")
 
     # -- rules: what happens to the files ---------------------------------------------------------
 
@@ -304,7 +320,7 @@ class Execution:
         path = self.present(step)[rule.file % len(self.present(step))]
         rng = random.Random(rule.pick)  # noqa: S311
         done = at_rest.AT_REST[rule.fault](self.subject.root, rng, path)
-        self.log.append(f"{done.fault} in {done.file}, a file of step {step}")
+        self.note(f"{done.fault} in {done.file}, a file of step {step}")
         for other, entry in self.disk.items():
             if path in self.world.files[other]:
                 entry.status = "damaged"
@@ -403,14 +419,13 @@ class Execution:
         """Judge a load that has several legal outcomes."""
         step, state = oracle.arrival(result)
         refused = result.exit_kind is ExitKind.ENDED and result.error is not None
+        self.log[-1].gave = "refused" if refused else _came_to(step, result)
         if refused and can_refuse:
-            self.log.append("... refused")
             return
         if refused or result.exit_kind is not ExitKind.ENDED:
             self.leave(f"a load of one of {sorted(may)} fails", result)
         if step is None or step not in may:
             self.leave(f"a load gives step {step}; {sorted(may)} may be there", result)
-        self.log.append(f"... step {step}")
         run = self.compare(state, step, self.disk[step].runs, result)
         self.disk[step] = Entry("whole", {run})  # whatever was in doubt, it has loaded
         if "explicit_step" in self.subject.info.capabilities:
@@ -428,8 +443,15 @@ class Execution:
 
     def leave(self, what: str, result: ProcessResult) -> NoReturn:
         """Raise Violation, with the script so far."""
-        evidence = self.subject.evidence(result, script="; ".join(self.log))
+        evidence = self.subject.evidence(result, script=[str(done) for done in self.log])
         raise Violation(what, evidence=evidence)
+
+
+def _came_to(step: int | None, result: ProcessResult) -> str:
+    """Say what came of a load that did not refuse: a step, or how its process ended."""
+    if result.exit_kind is not ExitKind.ENDED:
+        return str(result.exit_kind)
+    return "no step" if step is None else f"step {step}"
 
 
 def files_of_steps(golden: Golden) -> dict[int, list[str]]:

@@ -56,11 +56,12 @@ BASES = ("contract", "promise", "practice")
 
 @dataclass(frozen=True)
 class Invariant:
-    """One promise that a manager is held to."""
+    """One promise that a manager is held to; `remedy` says what a manager does that keeps it."""
 
     id: str
     statement: str
     why: str
+    remedy: str
     basis: str
     profiles: tuple[str, ...]
     incidents: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ AROUND = (
     "ckpt_conformance.subject.observing",
 )
 INJECTORS = "ckpt_conformance.fault_injectors"
-PROSE = {"statement", "why", "incidents"}  # of an invariant: no verdict depends on it
+PROSE = {"statement", "why", "remedy", "incidents"}  # of an invariant: no verdict depends on it
 MACHINE = ("model name", "flags", "Features")  # of /proc/cpuinfo: they choose the arithmetic
 ENVIRONMENT = (
     "OMP_",

@@ -185,6 +185,8 @@ def block(outcome: CheckOutcome, options: CheckOptions) -> str:
     if origin := load_catalogue().origins.get(outcome.origin):
         lines += [f"  cause     {origin.statement}", f"  owner     {origin.owner}"]
     lines += [f"  {key:<9} {value}" for key, value in outcome.evidence.items()]
+    if invariant and outcome.verdict in {Verdict.VIOLATION, Verdict.NOT_MET}:
+        lines.append(f"  fix       {invariant.remedy}")
     lines.append(f"  reproduce: {reproduce(outcome, options)}")
     return "\n".join(lines)
 

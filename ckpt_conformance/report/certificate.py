@@ -201,6 +201,7 @@ def _invariant(
         origin=telling.origin or None,
         checks=[_check(one) for one in sorted(outcomes, key=_worst_first)],
         evidence=plain(telling.evidence),
+        remedy=invariant.remedy if bad else "",
         reproduce=_reproduce(invariant, info.name, run.options),
     )
 
@@ -220,7 +221,7 @@ def _counted_once(
     if teller is None or not is_told or teller.origin != result.origin:
         return replace(result, see=None)
     together = _reproduce(run.catalogue.invariants[name], info.name, run.options, result.see)
-    return replace(result, verdict=Verdict.SAME_CAUSE, reproduce=together)
+    return replace(result, verdict=Verdict.SAME_CAUSE, remedy="", reproduce=together)
 
 
 def _origins(judged: Iterable[InvariantResult], catalogue: Catalogue) -> dict[str, OriginResult]:

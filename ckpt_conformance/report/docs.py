@@ -129,6 +129,8 @@ def _entry(entry: Invariant) -> list[str]:
         "",
         entry.why,
         "",
+        f"Fix: {entry.remedy}",
+        "",
         "; ".join(facts) + ".",
         "",
     ]

@@ -29,11 +29,20 @@ from ckpt_conformance.report.certificate import (
     write_text,
 )
 from ckpt_conformance.report.environment import MARK
-from ckpt_conformance.report.findings import LINES, WORST, attention, briefly, findings
+from ckpt_conformance.report.findings import LINES, WHOLE, WORST, attention, briefly, findings
 from ckpt_conformance.report.incidents import incident
+from ckpt_conformance.report.next_steps import STRAY, Advice, advice, reason_beside
 from ckpt_conformance.report.result import encode
 from ckpt_conformance.report.terminal import WORDS, count, open_console, say, shown
-from ckpt_conformance.report.words import OWNERS, called, lines, linked, outcomes_in, profile_shown
+from ckpt_conformance.report.words import (
+    OWNERS,
+    called,
+    lines,
+    linked,
+    outcomes_in,
+    profile_shown,
+    texts,
+)
 from ckpt_conformance.subject import bundle
 
 if TYPE_CHECKING:
@@ -168,8 +177,9 @@ def _code(value: str) -> Markup:
     return Markup(" ".join(shown(value).split()))  # noqa: S704  no HTML comes of it
 
 
-def _lines(value: object) -> str:
-    return pretty(lines(value) or value)
+def _lines(value: object, key: str = "") -> str:
+    listed = lines(value)
+    return shown(listed or value) if key in WHOLE else pretty(listed or value)
 
 
 def _brief(text: str) -> str:
@@ -196,6 +206,7 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
     filters: dict[str, Any] = {"lines": _lines, "brief": _brief, "linked": _linked}
     environment.filters.update(filters)
     shared: dict[str, Any] = {"words": WORDS, "profile_shown": profile_shown, "called": called}
+    shared |= {"advice": advice, "reason_beside": reason_beside, "stray": STRAY}
     environment.globals.update(shared)
     return environment.get_template(name)
 
@@ -248,6 +259,7 @@ def render_text(template: str, width: int, **values: object) -> str:
     return _template(template, _show).render(
         wrap=wrap,
         one_line=one_line,
+        evidence_line=evidence_line,
         headline=headline,
         findings=findings,
         lines=LINES,
@@ -265,13 +277,31 @@ def one_line(value: object, limit: int = 160) -> str:
     return line if len(line) <= limit else f"{line[:limit]}…"
 
 
+def evidence_line(key: str, value: object, limit: int = 160) -> str:
+    """Write one entry of the evidence in one line.
+
+    A list of texts is cut between two of them, and what is left out is counted. What has to be read
+    to its end is not cut.
+    """
+    listed = [one_line(text, limit) for text in texts(value)]
+    if key in WHOLE:
+        return " ".join(shown("; ".join(texts(value)) or value).split())
+    if not listed:
+        return one_line(value, limit)
+    ends = list(itertools.accumulate(len(text) + 2 for text in listed))
+    fitting = max(sum(end <= limit + 2 for end in ends), 1)
+    rest = [f"… {len(listed) - fitting} more"] if fitting < len(listed) else []
+    return "; ".join([*listed[:fitting], *rest])
+
+
 def junit_xml(result: Result) -> str:
     """Write JUnit XML with one test case per invariant, named by its id.
 
     NOT_MET, SAME_CAUSE, WAIVED and NOT_APPLICABLE are skipped: a dashboard shows a cause red once.
     """
     adapter = shown(result.adapter.name)
-    cases = [_case(adapter, name, one) for name, one in sorted(result.invariants.items())]
+    judged = sorted(result.invariants.items())
+    cases = [_case(adapter, name, one, advice(one, result)) for name, one in judged]
     cases += [_stray(adapter, check) for check in result.harness]
     suite = ET.Element("testsuite", {"name": adapter} | _totals(cases))
     properties = ET.SubElement(suite, "properties")
@@ -301,9 +331,12 @@ def _totals(cases: Sequence[ET.Element]) -> dict[str, str]:
     return {name: str(value) for name, value in totals.items()} | {"time": f"{seconds:.3f}"}
 
 
-def _case(adapter: str, name: str, invariant: InvariantResult) -> ET.Element:
+def _case(
+    adapter: str, name: str, invariant: InvariantResult, next_step: Advice | None
+) -> ET.Element:
     """Make the test case of an invariant; it takes what its checks took."""
-    detail = [invariant.statement, pretty(invariant.evidence), invariant.reproduce]
+    step = f"{next_step.label}: {next_step.text}" if next_step else ""
+    detail = [invariant.statement, pretty(invariant.evidence), step, invariant.reproduce]
     seconds = sum(check.seconds for check in invariant.checks)
     return _element(adapter, name, invariant, seconds, detail)
 

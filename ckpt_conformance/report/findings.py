@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 WORST = 3  # unmet SHOULDs whose evidence is shown
 LINES = 6  # of evidence of one finding
 ELSEWHERE = frozenset({"owner", "grade", "bundle"})  # shown on lines of their own
+WHOLE = frozenset({"script"})  # operations in their order: the last one decides, none is cut
 # What says the most comes first; what is not named keeps its place behind these.
-LEADING = ("blame", "operation", "source", "outcome", "where", "child")
+LEADING = ("blame", "script", "operation", "source", "outcome", "where", "child")
 
 
 @dataclass(frozen=True)

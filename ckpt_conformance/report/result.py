@@ -137,6 +137,7 @@ class InvariantResult(Struct, frozen=True, kw_only=True):
     origin: str | None = None
     checks: list[CheckResult]
     evidence: Evidence
+    remedy: str = ""  # what a manager does that keeps it; empty unless violated or not met
     reproduce: str
 
 

@@ -45,11 +45,16 @@ def outcomes_in(result: Result) -> dict[str, str]:
     return {str(one): meaning for one, meaning in OUTCOMES.items() if one in mentioned}
 
 
+def texts(value: object) -> list[str]:
+    """Return a list whose entries are texts, all of them; an empty one for anything else."""
+    listed = cast("list[object]", value) if isinstance(value, list) else []
+    written = [one for one in listed if isinstance(one, str)]
+    return written if len(written) == len(listed) else []
+
+
 def lines(value: object) -> str | None:
     """Write a list of texts one a line, without brackets and quotes; None for anything else."""
-    listed = cast("list[object]", value) if isinstance(value, list) else []
-    texts = [one for one in listed if isinstance(one, str)]
-    return "\n".join(texts) if texts and len(texts) == len(listed) else None
+    return "\n".join(texts(value)) or None
 
 
 def linked(text: str, known: Collection[str]) -> Markup:

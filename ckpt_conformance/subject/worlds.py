@@ -300,7 +300,7 @@ def _have_gpus(subject: Subject, size: int) -> None:
     if size > gpus:
         raise Unknown(
             f"this machine has {gpus} GPUs for {size} ranks on cuda, and NCCL "
-            f"takes one for each: run it where there are {size}, or on the CPU",
+            f"takes one for each; without --device cuda it needs none",
             cause=Cause.MACHINE,
         )
 

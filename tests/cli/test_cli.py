@@ -46,13 +46,14 @@ def test_violation_is_printed_in_a_readable_block(ckpt: Ckpt, fake: Session) -> 
     status, out, _ = ckpt("certify", "toy", "--seed", "5")
     assert status == 1
     block = out[out.index(f"✗ {ATOM}") :].splitlines()
-    assert block[:7] == [
+    assert block[:8] == [
         f"✗ {ATOM}",
         "    A kill loses nothing.",
         "    MUST (contract), owner: recipe, reproduced with a real process",
         "    step 20 [bold]was[/bold] served \\x1b[31m",
         "      step: 20",
         "      steps: [10, 20]",
+        "    fix: Rename.",
         f"    reproduce: ckpt-conformance certify toy --only {ATOM} --seed 5 {AGAIN}",
     ]
 

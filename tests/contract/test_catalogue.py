@@ -17,6 +17,13 @@ from ckpt_conformance.report import docs
 
 ROOT = Path(__file__).parents[2]
 INVARIANTS = load_catalogue().invariants
+ENTRY: dict[str, object] = {
+    "statement": "It holds.",
+    "why": "So.",
+    "remedy": "Hold it.",
+    "basis": "contract",
+    "profiles": ["smoke"],
+}
 
 
 def checks() -> dict[str, list[ast.FunctionDef]]:
@@ -50,6 +57,9 @@ def test_each_invariant_says_what_and_why(name: str) -> None:
     assert re.fullmatch(r"CKC-[A-Z]{4}-\d{3}", name)
     assert len(entry.statement) > 20
     assert len(entry.why) > 20
+    assert 20 < len(entry.remedy) <= 160
+    assert entry.remedy.endswith(".")
+    assert ". " not in entry.remedy, "one sentence"
     assert entry.profiles
     assert set(entry.incidents) <= load_incidents().incident.keys()
     assert set(entry.requirements) <= load_requirements().requirement.keys()
@@ -65,6 +75,11 @@ def test_each_invariant_has_a_mutant_of_its_own(name: str) -> None:
         if [v for v in info.violates if v.split("-")[1] == family] == [name]
     ]
     assert alone, f"{name}: no mutant violates it and nothing else of {family}"
+
+
+def test_no_remedy_is_given_twice() -> None:
+    remedies = [entry.remedy for entry in INVARIANTS.values()]
+    assert sorted(set(remedies)) == sorted(remedies)
 
 
 def test_there_are_at_least_sixty_mutants() -> None:
@@ -106,9 +121,17 @@ def test_an_unknown_version_is_refused() -> None:
         ({"incidnts": ["A01"]}, "an invariant has no incidnts"),
         ({"since": "one"}, "Expected `int`, got `str`"),
         ({"profiles": ["smok"]}, "one of these is not known: profile"),
+        ({"remedy": 1}, "Expected `str`, got `int`"),
     ],
 )
 def test_a_mistake_in_an_entry_is_refused(change: dict[str, object], message: str) -> None:
-    entry = {"statement": "It holds.", "why": "So.", "basis": "contract", "profiles": ["smoke"]}
     with pytest.raises(CatalogueError, match=re.escape(message)):
-        catalogue._invariant("CKC-SMOK-001", {**entry, **change})
+        catalogue._invariant("CKC-SMOK-001", {**ENTRY, **change})
+
+
+@pytest.mark.parametrize("name", ["statement", "why", "remedy", "basis", "profiles"])
+def test_an_entry_that_lacks_a_field_is_refused(name: str) -> None:
+    entry = {key: value for key, value in ENTRY.items() if key != name}
+    message = f"CKC-SMOK-001: Object missing required field `{name}`"
+    with pytest.raises(CatalogueError, match=re.escape(message)):
+        catalogue._invariant("CKC-SMOK-001", entry)

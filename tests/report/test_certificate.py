@@ -37,7 +37,8 @@ HOSTILE = "a|b `c` <script> ]]> \x1b[31m\x00 \udcff\n| new row | @me #1"
 
 
 def invariant(identifier: str, basis: str, *profiles: str, since: int = 1) -> Invariant:
-    return Invariant(identifier, "It holds.", "Because.", basis, profiles, ("A01",), since=since)
+    texts = ("It holds.", "Because.", "Hold it.")
+    return Invariant(identifier, *texts, basis, profiles, ("A01",), since=since)
 
 
 AGAIN = "--budget quick --out reproduced"

@@ -24,7 +24,8 @@ SHOULDS = ("CKC-CORR-001", "CKC-DURA-001", "CKC-DURA-004", "CKC-SECU-003", "CKC-
 
 
 def invariant(name: str, basis: str) -> Invariant:
-    return Invariant(name, f"{name} holds.", "Because.", basis, ("crash",), ("A01",))
+    remedy = f"Keep {name}."
+    return Invariant(name, f"{name} holds.", "Because.", remedy, basis, ("crash",), ("A01",))
 
 
 CATALOGUE = Catalogue(

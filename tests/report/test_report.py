@@ -41,6 +41,7 @@ WHY = (
     "A power cut or a scheduler stops the job in the middle of a save. The run that resumes from "
     "what is left carries on from weights that nobody saved, and nothing in its log says so."
 )
+REMEDY = "Write to a temporary name, rename it, and move the pointer last."
 PROFILES = {
     "smoke": "the least that can be called a checkpoint",
     "resume": "a resumed run is the run that never stopped",
@@ -77,6 +78,7 @@ def an_invariant(family: str, number: int, verdict: str) -> Invariant:
         id=f"CKC-{family}-{number:03}",
         statement=STATEMENTS[family] + (f", case {number}" if number > 1 else ""),
         why=WHY,
+        remedy=REMEDY,
         basis="practice" if practice else ("contract", "promise")[number % 2],
         profiles=tuple(PROFILES)[number % 5 : number % 5 + 2],
         incidents=("A01", "https://example.org/issues/7", "javascript:alert(1)")[: number % 4],

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_conformance.harness.messages import Run
+from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.harness.messages import ExitKind, Run
 from ckpt_conformance.suites.sequences import (
     SEEDS,
     STEPS,
@@ -84,6 +85,31 @@ def test_rules_of_one_process_become_one_operation() -> None:
     run.do_train()
     run.do_save()
     assert run.planned == [Planned(Run(until=4, save_at=(2, 4)))]
+
+
+def refusal() -> Any:  # noqa: ANN401  of a child
+    """Stand for a child whose load raised."""
+    nothing = SimpleNamespace(arrived=None, states={})
+    error = SimpleNamespace(where=())
+    return SimpleNamespace(
+        exit_kind=ExitKind.ENDED, error=error, went_well=False, of=lambda _: nothing
+    )
+
+
+def test_the_script_is_a_list_of_operations_with_what_they_gave() -> None:
+    run = execution("explicit_step")
+    run.do_save()
+    run.note("load the latest")
+    run.judge(refusal(), {2}, can_refuse=True)
+    run.note("load step 2")
+    shown: list[dict[str, Any]] = []
+    subject: Any = run.subject
+    subject.evidence = lambda _, **more: shown.append(more) or more
+    with pytest.raises(Violation, match="a load of one of"):
+        run.judge(refusal(), {2}, can_refuse=False)
+    assert shown[0]["script"] == [
+        *("train to step 2", "save step 2", "load the latest: refused", "load step 2: refused")
+    ]
 
 
 def test_a_load_is_followed_by_training_before_a_save() -> None:

@@ -30,8 +30,8 @@ PROFILES = {"crash": "a killed process loses nothing", "damage": "damage is refu
 CATALOGUE = Catalogue(
     1,
     {
-        ATOM: Invariant(ATOM, "A kill loses nothing.", "Because.", "contract", ("crash",)),
-        CORR: Invariant(CORR, "A flip is refused.", "Because.", "practice", ("damage",)),
+        ATOM: Invariant(ATOM, "A kill loses nothing.", "So.", "Rename.", "contract", ("crash",)),
+        CORR: Invariant(CORR, "A flip is refused.", "Because.", "Sum.", "practice", ("damage",)),
     },
 )
 Verdicts = dict[tuple[str, str], str]
