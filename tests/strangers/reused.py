@@ -60,7 +60,8 @@ class Addressed:
 
     def is_whole(self, step: int) -> bool:
         try:
-            return all((self.root / "objects" / name).exists() for name in self.names(step).values())
+            names = self.names(step).values()
+            return all((self.root / "objects" / name).exists() for name in names)
         except DamagedError:
             return False
 

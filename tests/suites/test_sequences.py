@@ -20,9 +20,7 @@ from ckpt_conformance.suites.sequences import (
 )
 
 
-def execution(
-    *capabilities: str, shape: str = "manager", max_keep: int | None = None
-) -> Execution:
+def execution(*capabilities: str, shape: str = "manager", max_keep: int | None = None) -> Execution:
     info = SimpleNamespace(capabilities=[*capabilities], shape=shape, max_keep=max_keep)
     subject: Any = SimpleNamespace(info=info)
     files = {step: [f"{step}.pt"] for step in STEPS}
