@@ -23,7 +23,7 @@ LOADS = "mutant:E01"  # overrides what a load does
 RANKS = "mutant:I02"  # of several ranks
 CONSTANT = "mutant:C05"  # has a constant of its own
 # The first saves and loads nothing, the second saves and loads, the third needs ranks.
-IDS = ("CKC-RETN-002", "CKC-SMOK-001", "CKC-RANK-001")
+IDS = ("CKC-RETN-010", "CKC-SMOK-001", "CKC-RANK-001")
 
 
 def items(*adapters: str, only: Sequence[str] = IDS[:2]) -> list[CheckItem]:

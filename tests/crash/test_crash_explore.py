@@ -203,10 +203,10 @@ def test_several_jobs_find_the_same(
     subject = subjects(PER_STEP)
     recorded = second_save(subject, tmp_path, ["fsync"])
     monkeypatch.setattr(engine, "CHUNK", 8)
-    limits = Limits(candidates=60, recoveries=24, alone=4, rounds=0, jobs=2)
+    limits = Limits(candidates=300, recoveries=24, alone=4, rounds=0, jobs=2)
     one = engine.explore(subject, recorded, ["ext4"], limits)
     assert one.recovered >= 16
-    again = engine.explore(subject, recorded, ["ext4"], Limits(60, 24, 4, rounds=0))
+    again = engine.explore(subject, recorded, ["ext4"], Limits(300, 24, 4, rounds=0))
     assert one.models["ext4"].outcomes == again.models["ext4"].outcomes
 
 

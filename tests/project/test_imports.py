@@ -56,7 +56,7 @@ ALLOWED = {
     "crash.explore": {
         *("crash.model", "subject", "harness", "workload", "trace", "processes", "contract"),
     },
-    "crash.model": {"trace"},
+    "crash.model": {"trace", "contract"},
     "fault_injectors": {"subject", "harness", "workload", "trace", "processes", "contract"},
     "mutants": {"adapters.reference", "harness", "contract", "reference_impl"},
     "adapters.reference": {"subject", "contract", "reference_impl"},

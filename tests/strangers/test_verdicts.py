@@ -46,6 +46,10 @@ TRICKS = ("log", "linked", "synchronous", "data_synchronous")
 ASCENDING = ("ascending", "ascending_wordless")
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 REUSING = ("addressed", "slots", "always_three", "sweeping", "three_unsaid")
+UNSYNCED = tuple(f"unsynced_{count}" for count in (1, 20, 60, 160, 500))
+SYNCED = tuple(f"synced_{count}" for count in (1, 20, 160, 500))
+BUT_ONE = tuple(f"but_one_{count}" for count in (20, 160, 500))
+SHARDED = (*UNSYNCED, *SYNCED, *BUT_ONE)
 NAMED = ("CKC-SMOK", "CKC-DISC", "CKC-RETN", "CKC-CORR", "CKC-RTRP", "CKC-SIDE", "CKC-IOER")
 LIMITS = ("CKC-SMOK", "CKC-RTRP", "CKC-COMP", "CKC-RSUM", "CKC-INTN")
 ADAPTERS = (
@@ -67,6 +71,7 @@ ADAPTERS = (
     *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
     *(f"reused:{name}" for name in REUSING),
+    *(f"sharded:{name}" for name in SHARDED),
     "by_times:make",
     "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
@@ -387,3 +392,28 @@ def test_a_thread_that_deletes_after_the_save_is_waited_for(strangers: Server) -
     """What it deletes meets the faults of that save, and is gone when it is asked for."""
     names = (*(f"CKC-RETN-00{number}" for number in range(1, 8)), "CKC-IOER-007", "CKC-SMOK-003")
     assert others(verdicts("background:purging", strangers, *names)) == {}
+
+
+@pytest.mark.parametrize("name", UNSYNCED)
+def test_however_many_files_nothing_that_is_not_synced_is_kept(
+    name: str, strangers: Server
+) -> None:
+    """A save of many files has more crash points than states are made: none may starve."""
+    found = verdicts(f"sharded:{name}", strangers, "CKC-DURA-001", "CKC-DURA-004")
+    assert {one.verdict for outcomes in found.values() for one in outcomes} == {Verdict.NOT_MET}
+
+
+@pytest.mark.parametrize("name", SYNCED)
+def test_however_many_files_what_is_synced_is_kept(name: str, strangers: Server) -> None:
+    found = verdicts(f"sharded:{name}", strangers, *LOST)
+    assert others(found) == {}
+    kept = ("CKC-DURA-001", "CKC-DURA-004")
+    assert {one.verdict for invariant in kept for one in found[invariant]} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("name", BUT_ONE)
+def test_one_file_of_many_that_is_not_synced_is_found(name: str, strangers: Server) -> None:
+    (outcome,) = verdicts(f"sharded:{name}", strangers, "CKC-DURA-001")["CKC-DURA-001"]
+    assert outcome.verdict is Verdict.NOT_MET
+    blame = str(outcome.evidence["blame"])
+    assert f"shard-{int(name.rpartition('_')[2]) // 2:05d}" in blame, blame

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.explore import audit, real_fs
+from ckpt_conformance.crash.explore import audit, losses, real_fs
 from ckpt_conformance.crash.explore.judging import (
     RANK,
     Facts,
@@ -28,6 +28,7 @@ from ckpt_conformance.crash.explore.judging import (
     judge,
 )
 from ckpt_conformance.crash.explore.materializer import digest
+from ckpt_conformance.crash.model import plan
 from ckpt_conformance.crash.model.enumerate import Rules
 from ckpt_conformance.crash.model.kill import KillWalk
 from ckpt_conformance.crash.model.models import MODELS
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.explore.audit import Finding
+    from ckpt_conformance.crash.explore.losses import Loss
     from ckpt_conformance.crash.model.states import State
     from ckpt_conformance.trace.operations import Operation, Recording
 
@@ -407,10 +409,11 @@ class BaseExplorer:
         return 1
 
     def choose(self, cases: Sequence[Case]) -> list[Case]:
-        """Choose distinct contents: of each set of names one, then a second, and so on.
+        """Choose distinct contents: half of them where a step can be lost, after acknowledgements.
 
-        What lacks the most of a save that was acknowledged comes first: there a step can be lost.
-        Then those near changes of names, syncs and markers, and the rest by the seed.
+        At each of these points first what lacks the most, then one of each kind of loss, a second
+        of each, and so on. Of the others one of each set of names, then a second: those near
+        changes of names, syncs and markers first, and the rest by the seed.
         """
         rng = random.Random(self.seed)  # noqa: S311
         by_content: dict[str, Case] = {}
@@ -419,28 +422,38 @@ class BaseExplorer:
         distinct = list(by_content.values())
         if len(distinct) <= self.limits.recoveries:
             return distinct
-        first = {case.content for case in self._lacking(cases)[: self.limits.recoveries // 4]}
+        worst, others = self._lacking(cases, rng)
+        first = [*worst, *others][: max(len(worst), self.limits.recoveries // 2)]
         near = _near(self.recording)
         rng.shuffle(distinct)
         distinct.sort(key=lambda case: _far(case.state, near))
-        ordered = _by_turns(distinct)
-        ordered.sort(key=lambda case: case.content not in first)
-        return sorted(ordered[: self.limits.recoveries], key=lambda case: case.state.point)
+        usual = losses.by_turns(distinct, [losses.names_of(case.state) for case in distinct])
+        chosen = {case.content: case for case in [*first, *usual]}
+        limit = max(len(first), self.limits.recoveries)
+        return sorted([*chosen.values()][:limit], key=lambda case: case.state.point)
 
-    def _lacking(self, cases: Sequence[Case]) -> list[Case]:
-        """List contents just after acknowledgements that lack something, the most first."""
-        marks = (o for o in self.recording.operations if o.kind is Kind.MARK)
-        points = {mark.index + 1 for mark in marks if mark.mark == "acknowledged"}
-        lacks: dict[str, tuple[int, Case]] = {}
+    def _lacking(self, cases: Sequence[Case], rng: random.Random) -> tuple[list[Case], list[Case]]:
+        """List contents just after acknowledgements that lack something.
+
+        The first list has the worst of each of these points, the other the rest in their order.
+        """
+        points = set(plan.acknowledgements(self.recording.operations))
+        lacks: dict[str, tuple[Loss, Case]] = {}
         for case in cases:
-            if case.state.point in points:
-                whole = self.complete(case.state.point)
-                names = len(whole.names.items() - case.state.names.items())
-                files = len(whole.contents.items() - case.state.contents.items())
-                if names + files:
-                    lacks.setdefault(case.content, (names + files, case))
-        ordered = sorted(lacks.values(), key=lambda pair: -pair[0])
-        return [case for _, case in ordered]
+            if case.state.point in points and case.content not in lacks:
+                loss = losses.loss_of(case.state, self.complete(case.state.point))
+                if loss.amount:
+                    lacks[case.content] = loss, case
+        ordered = list(lacks.values())
+        rng.shuffle(ordered)
+        ordered.sort(key=lambda pair: -pair[0].amount)
+        worst: dict[int, Case] = {}
+        for _, case in ordered:
+            worst.setdefault(case.state.point, case)
+        heads = {case.content for case in worst.values()}
+        rest = [(loss, case) for loss, case in ordered if case.content not in heads]
+        kinds = [loss.kinds for loss, _ in rest]
+        return list(worst.values()), losses.by_turns([case for _, case in rest], kinds)
 
     def complete(self, point: int) -> State:
         """Return the state in which all that had been issued at a point is kept."""
@@ -516,18 +529,6 @@ def complete(recording: Recording, point: int) -> State:
     return walk.state(walk.live, {}, "everything")
 
 
-def _by_turns(cases: Sequence[Case]) -> list[Case]:
-    """Order cases: the first of each set of names, then the second of each, and so on."""
-    count: Counter[tuple[str, ...]] = Counter()
-    turns: list[int] = []
-    for case in cases:
-        names = tuple(case.state.names)
-        count[names] += 1
-        turns.append(count[names])
-    ordered = sorted(range(len(cases)), key=turns.__getitem__)
-    return [cases[index] for index in ordered]
-
-
 def _near(recording: Recording) -> list[set[int]]:
     """Return, for each rank, the points just before and after notable operations."""
     by_rank: list[set[int]] = []
@@ -570,6 +571,7 @@ def run(
         explorer.chosen = frozenset(case.content for case in chosen)
         explorer.recover(share(chosen) if share else chosen)
         explorer.tally()
+        result.doubts += map(Unknown, starved(explorer))
         shrink.shrink_all(explorer)
         relevance.sift(explorer)
     except KeyboardInterrupt:
@@ -577,6 +579,30 @@ def run(
         explorer.tally()
     shrink.blame_all(explorer)
     return result
+
+
+def starved(explorer: BaseExplorer) -> list[str]:
+    """Say which models were not asked at an acknowledgement; nothing is kept that was not asked.
+
+    A model of power losses that may lose something there is asked once a state that lacks it was
+    recovered from. Where all is durable it has nothing of its own to ask.
+    """
+    recovered = explorer.chosen | explorer.result.recoveries.keys()
+    missed: list[str] = []
+    for name in explorer.cases.keys() & MODELS.keys() - {KILL, RANKS}:
+        own: dict[int, set[str]] = {}
+        for case in explorer.cases[name]:
+            own.setdefault(case.state.point, set()).add(case.content)
+        for point in plan.acknowledgements(explorer.recording.operations):
+            states = own.get(point)
+            if states is not None:
+                states.discard(explorer.content_of(explorer.complete(point)))
+            if states is None or (states and not states & recovered):
+                missed.append(
+                    f"{name}: no state that a power loss leaves was tried right after the "
+                    f"acknowledgement at operation {point - 1}; ask for more, as --budget full does"
+                )
+    return sorted(missed)
 
 
 def _not_followed(recording: Recording) -> list[str]:

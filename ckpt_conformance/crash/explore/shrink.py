@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.crash.explore.audit import OF_DATA
 from ckpt_conformance.crash.explore.exploration import BY_MODEL, Case, Violation
 from ckpt_conformance.crash.explore.judging import is_fine, judge
+from ckpt_conformance.crash.explore.losses import loss_of
 from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import DATA, NAMING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Class = tuple[str, "Outcome"]  # a model, and how its states end
 ROUNDS = 3
+LONG = 300  # operations
+FEW = 8  # lighter states that a round tries
 EARLIER = 24  # untried states before the violating one that a round tries
 
 
@@ -130,15 +133,20 @@ def _ends_so(explorer: BaseExplorer, case: Case, outcome: str) -> bool:
 def simpler(explorer: BaseExplorer, case: Case, tried: Collection[str]) -> Iterator[Case]:
     """Yield states with one piece more than the violating one, and untried ones before it.
 
-    Yields none for what was observed on an image: only what a model allows can be made up.
+    Yields none for what was observed on an image: only what a model allows can be made up. In a
+    long recording pieces are many, and to judge what is made up takes long: those that the model
+    listed at the same crash point, and that lack less, are taken instead.
     """
     model = MODELS.get(case.model)
     if model is None:
         return
     whole = explorer.complete(case.state.point)
-    for state in _restored(case.state, whole):
-        if not model.illegal(explorer.recording, state):
-            yield Case(case.model, state, explorer.content_of_made_up(state))
+    if len(explorer.recording.operations) > LONG:
+        yield from _lighter(explorer, case, whole)
+    else:
+        for state in _restored(case.state, whole):
+            if not model.illegal(explorer.recording, state):
+                yield Case(case.model, state, explorer.content_of_made_up(state))
     earlier = [
         other
         for other in explorer.cases[case.model]
@@ -149,6 +157,19 @@ def simpler(explorer: BaseExplorer, case: Case, tried: Collection[str]) -> Itera
     step = max(1, len(earlier) // EARLIER)
     yield from earlier[::-1][: EARLIER // 2]
     yield from earlier[::step][: EARLIER // 2]
+
+
+def _lighter(explorer: BaseExplorer, case: Case, whole: State) -> list[Case]:
+    """Return listed states of the same crash point that lack less, the least first."""
+    at_point = [
+        (loss_of(other.state, whole).amount, other)
+        for other in explorer.cases[case.model]
+        if other.state.point == case.state.point
+    ]
+    now = loss_of(case.state, whole).amount
+    lighter = {other.content: (amount, other) for amount, other in at_point if 0 < amount < now}
+    ordered = sorted(lighter.values(), key=lambda pair: pair[0])
+    return [other for _, other in ordered[:FEW]]
 
 
 def _restored(state: State, whole: State) -> Iterator[State]:

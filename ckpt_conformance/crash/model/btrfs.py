@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.model.enumerate import Position, Rules, Version, Walk
-from ckpt_conformance.crash.model.replay import EMPTY, paths
+from ckpt_conformance.crash.model.replay import EMPTY
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ class BtrfsWalk(Walk):
                 del position.slots[slot]  # the log forgets the old file, and lacks the new (seen)
         else:
             return
-        position.names = paths(position.slots, self.folders)
         if not log.whole:
             self.kept.append(position)
 
@@ -119,7 +118,6 @@ class BtrfsWalk(Walk):
         elif sync.object in self.live.files:
             safe = self.live.files[sync.object].safe
             position.files[sync.object] = Version(safe, safe, safe, safe)
-        position.names = paths(position.slots, self.folders)
         named = {*position.slots.values(), *self.live.slots.values(), *self.nameless}
         position.files = {n: version for n, version in position.files.items() if n in named}
         self.logged = {n: index for n, index in self.logged.items() if n in named | {ROOT}}

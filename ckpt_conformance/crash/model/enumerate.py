@@ -8,11 +8,14 @@ what is alive, never what was recorded.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_conformance.crash.model import replay
+from ckpt_conformance.contract.trees import pattern
+from ckpt_conformance.crash.model import plan, replay
 from ckpt_conformance.crash.model.replay import BLOCK, EMPTY
 from ckpt_conformance.crash.model.states import Content, State
 from ckpt_conformance.trace.operations import (
@@ -20,7 +23,6 @@ from ckpt_conformance.trace.operations import (
     Kind,
     Operation,
     Recording,
-    is_crash_point,
     returned_at,
 )
 
@@ -121,17 +123,43 @@ class Pending:
 
 @dataclass
 class Position:
-    """What the names and files are when the operations on metadata before `index` are there."""
+    """What the names and files are when the operations on metadata before `index` are there.
+
+    Paths and contents follow from slots and files, and cost as much as there is alive: they are
+    made where a state is wanted.
+    """
 
     index: int
     slots: dict[replay.Slot, int]
-    names: dict[str, int]
+    folders: frozenset[int]  # the objects that are directories
     files: dict[int, Version]
     modes: dict[int, int]
     changed: dict[int, int]
+    _names: tuple[dict[replay.Slot, int], dict[str, int]] | None = None  # of which slots
+
+    @property
+    def names(self) -> dict[str, int]:
+        """The objects by path, in order of the paths."""
+        if self._names is None or self._names[0] is not self.slots:
+            self._names = self.slots, replay.paths(self.slots, self.folders)
+        return self._names[1]
+
+    def copy(self, index: int) -> Position:
+        """Return the same with another index, and with files that can be changed alone."""
+        return replace(self, index=index, files=dict(self.files))
 
 
-Choice = tuple[str, Position, dict[int, Content]]  # why, where, and the contents that differ
+class Choice(NamedTuple):
+    """Why a state is made, where, and the contents that differ from the full ones.
+
+    `is_principal`: all is lost that can be, of one kind of files or of all, or nothing is. These
+    are made before any that lose a part of one file.
+    """
+
+    why: str
+    position: Position
+    differs: Mapping[int, Content]
+    is_principal: bool = False
 
 
 @dataclass
@@ -155,11 +183,13 @@ class Walk:
         contents = replay.initial_contents(self.recording)
         modes = {entry.object: entry.mode for entry in self.recording.initial if entry.mode}
         files = {number: Version(c, c, c, c) for number, c in contents.items()}
-        self.live = Position(0, slots, replay.paths(slots, self.folders), files, modes, {})
+        self.live = Position(0, slots, self.folders, files, modes, {})
         self.base = dict(contents)
         self.pending: dict[int, list[Pending]] = {number: [] for number in contents}
         self.touched: dict[int, list[int]] = {}  # by object: its latest changes of any kind
         self.sized: dict[int, list[int]] = {}  # and those that fdatasync commits
+        # Of which crash point, and by position, which is held so that its id stays its own.
+        self._contents: tuple[int, dict[int, tuple[Position, dict[int, Content]]]] = (-1, {})
 
     # ---- one step ----
 
@@ -186,12 +216,7 @@ class Walk:
 
     def keep(self, operation: Operation) -> None:
         """Keep the position before an operation on metadata: the oldest, and the last few."""
-        live = self.live
-        self.kept.append(
-            Position(
-                operation.index, live.slots, live.names, dict(live.files), live.modes, live.changed
-            )
-        )
+        self.kept.append(self.live.copy(operation.index))
         if operation.kind is Kind.TRUNCATE and self.rules.zeroes_tail:
             self._zero_tail(self.kept[-1], operation)
         del self.kept[1:-RECENT]
@@ -222,7 +247,6 @@ class Walk:
         if events:
             live.slots = dict(live.slots)
             replay.put(live.slots, events)
-            live.names = replay.paths(live.slots, self.folders)
             self.forget(operation)
 
     def forget(self, operation: Operation) -> None:
@@ -409,28 +433,56 @@ class Walk:
         older = [(f"names as before operation {p.index}", p) for p in reversed(self.kept)]
         return [("", self.live), *older]
 
-    def choices(self, position: Position) -> Iterator[tuple[str, dict[int, Content]]]:
+    def choices(self, position: Position) -> Iterator[Choice]:
         """Yield what differs from "everything is there" at a position; simplest first."""
         named = set(position.names.values())
         files = position.files.items()
         loose = {number: v for number, v in files if v.loose and number in named}
         safe = {number: version.safe for number, version in loose.items()}
-        yield "everything", {}
+        yield Choice("everything", position, {}, is_principal=True)
         if not loose:
             return
-        yield "only what was synced", safe
+        yield Choice("only what was synced", position, safe, is_principal=True)
         label = {held: path for path, held in position.names.items()}
-        for number in list(loose)[-RECENT:]:
+        groups = self._groups(loose, label)
+        if len(loose) > RECENT:
+            for name, members in groups.items():
+                lost = {number: safe[number] for number in members}
+                rest = {k: v for k, v in safe.items() if k not in lost}
+                yield Choice(f"without the data of all {name}", position, lost, is_principal=True)
+                yield Choice(f"only all {name}", position, rest, is_principal=True)
+        for number in self._representatives(loose, groups):
             for why, content in loose[number].variants(self.rules):
-                yield f"{why} {label[number]}", {number: content}
+                yield Choice(f"{why} {label[number]}", position, {number: content})
             if len(loose) > 1:
-                yield f"only {label[number]}", {k: v for k, v in safe.items() if k != number}
+                rest = {k: v for k, v in safe.items() if k != number}
+                yield Choice(f"only {label[number]}", position, rest)
+
+    def _groups(
+        self, loose: Mapping[int, Version], label: Mapping[int, str]
+    ) -> dict[str, list[int]]:
+        """Group files that are named alike: a save does the same to all of them."""
+        groups: dict[str, list[int]] = {}
+        for number in loose:
+            groups.setdefault(pattern(label[number]), []).append(number)
+        return groups
+
+    @staticmethod
+    def _representatives(
+        loose: Mapping[int, Version], groups: Mapping[str, list[int]]
+    ) -> list[int]:
+        """Return the files whose data is varied alone: of many, the ends of each group in turn."""
+        if len(loose) <= RECENT:
+            return list(loose)
+        turns = zip_longest(*((g[-1], g[0], g[len(g) // 2]) for g in groups.values()))
+        ordered = dict.fromkeys(chain.from_iterable(turns))
+        return [*ordered][: max(RECENT, len(groups))]
 
     def systematic(self) -> Iterator[Choice]:
         """Yield the choices of this crash point, simplest first."""
         for where, position in self.positions():
-            for why, differs in self.choices(position):
-                yield f"{why}; {where}" if where else why, position, differs
+            for choice in self.choices(position):
+                yield choice._replace(why=f"{choice.why}; {where}") if where else choice
 
     def drawn(self, rng: random.Random) -> Choice:
         """Choose a position and the contents at random."""
@@ -440,16 +492,24 @@ class Walk:
             for number, version in position.files.items()
             if version.loose
         }
-        return f"random subset {why}".strip(), position, chosen
+        return Choice(f"random subset {why}".strip(), position, chosen)
+
+    def _whole(self, position: Position) -> dict[int, Content]:
+        """Return the full contents of a position, made once for all states of a crash point."""
+        if self._contents[0] != self.point:
+            self._contents = self.point, {}
+        known = self._contents[1].get(id(position))
+        if known is None or known[0] is not position:
+            files = position.files
+            numbers = (number for number in position.names.values() if number in files)
+            known = position, {number: files[number].full for number in numbers}
+            self._contents[1][id(position)] = known
+        return known[1]
 
     def state(self, position: Position, differs: Mapping[int, Content], why: str) -> State:
         """Return the state of a position where some contents differ from the full ones."""
-        files = position.files
-        contents = {
-            number: differs.get(number, files[number].full)
-            for number in position.names.values()
-            if number in files
-        }
+        whole = self._whole(position)
+        contents = ChainMap({n: c for n, c in differs.items() if n in whole}, whole)
         return State(self.point, position.names, contents, position.changed, position.modes, why)
 
 
@@ -501,37 +561,32 @@ class Seen:
 
 
 def explore(walk: Walk, rng: random.Random, budget: int) -> Iterator[State]:
-    """Yield at most `budget` states: each crash point has its share, and what others left over."""
+    """Yield some `budget` states: each chosen crash point has its share, and what others left."""
     seen, yielded = Seen(), 0
     operations = walk.recording.operations
+    allowed = plan.allowed(operations, budget)
     for count in range(len(operations) + 1):
         if count:
             walk.step(operations[count - 1])
             if operations[count - 1].kind is Kind.MARK:
                 seen.forget()
-        if not is_crash_point(operations, count):
-            continue
-        share = budget * (count + 1) // (len(operations) + 1) - yielded
-        for state in _at_point(walk, rng, seen, share):
+        for state in _at_point(walk, rng, seen, allowed.get(count, 0) - yielded):
             yielded += 1
             yield state
 
 
 def _at_point(walk: Walk, rng: random.Random, seen: Seen, share: int) -> Iterator[State]:
     """Yield at most `share` new states of one crash point: systematic ones, then drawn ones."""
-    choices = list(walk.systematic())
-    if len(choices) > share:  # the simplest two, and a sample of the rest, in order
-        rest = range(2, len(choices))
-        picked = sorted(rng.sample(rest, max(0, min(share - 2, len(rest)))))
-        choices = choices[:2] + [choices[index] for index in picked]
-    for why, position, differs in choices:
+    if share <= 0:
+        return
+    for why, position, differs, _ in _picked(list(walk.systematic()), rng, share):
         state = walk.state(position, differs, why)
         if share > 0 and seen.is_new(state):
             share -= 1
             yield state
     missed = 0
     for _ in range(min(share, DRAWS)):
-        why, position, differs = walk.drawn(rng)
+        why, position, differs, _ = walk.drawn(rng)
         state = walk.state(position, differs, why)
         if seen.is_new(state):
             yield state
@@ -539,3 +594,15 @@ def _at_point(walk: Walk, rng: random.Random, seen: Seen, share: int) -> Iterato
             missed += 1
         if missed == DRAWS // 8:
             return
+
+
+def _picked(choices: list[Choice], rng: random.Random, share: int) -> list[Choice]:
+    """Pick as many choices as there is room for, in order: the principal ones, and a sample."""
+    if len(choices) <= share:
+        return choices
+    first = {0, 1, *(at for at, choice in enumerate(choices) if choice.is_principal)}
+    if len(first) > share // 2:
+        first = {0, 1}
+    others = sorted({*range(len(choices))} - first)
+    picked = rng.sample(others, max(0, min(share - len(first), len(others))))
+    return [choices[at] for at in sorted([*first, *picked])]

@@ -8,6 +8,7 @@ mappings between two calls is all there or not at all: what was stored first is 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.model import replay
@@ -58,8 +59,7 @@ class KillWalk(Walk):
         """Apply one operation."""
         live = self.live
         if self.overlaps:
-            old = (live.slots, live.names, dict(live.files), live.modes, live.changed)
-            self.latest.append(Position(operation.index, *old))
+            self.latest.append(live.copy(operation.index))
         before = live.files.get(operation.object)
         is_cut = operation.kind is Kind.WRITE and not operation.mapped
         self.torn = before.full if before and is_cut else None
@@ -67,12 +67,13 @@ class KillWalk(Walk):
 
     def systematic(self) -> Iterator[Choice]:
         """Yield the choices of this crash point, simplest first."""
-        yield "everything", self.live, {}
+        yield Choice("everything", self.live, {})
         last = self.recording.operations[self.point - 1] if self.point else None
         if last is not None and self.torn is not None:
             for cut in cuts_of(last):
                 content = replay.written(self.torn, last, cut)
-                yield f"write {last.index} cut at {cut}", self.live, {last.object: content}
+                why = f"write {last.index} cut at {cut}"
+                yield Choice(why, self.live, {last.object: content})
         if last is not None and self.overlaps:
             yield from self._unordered()
 
@@ -89,7 +90,7 @@ class KillWalk(Walk):
             }
             if self.point - 1 not in missing:
                 why = f"without operation {operation.index}, which overlaps {self.point - 1}"
-                yield why, self._rebuilt(place, missing), {}
+                yield Choice(why, self._rebuilt(place, missing), {})
 
     def _rebuilt(self, place: Position, missing: Collection[int]) -> Position:
         """Return an earlier position with all operations since then but the missing ones."""
@@ -103,15 +104,14 @@ class KillWalk(Walk):
                 contents[operation.object] = EMPTY
             replay.put(slots, replay.slot_events(operation))
         files = {number: Version(c, c, c, c) for number, c in contents.items()}
-        names = replay.paths(slots, self.folders)
-        return Position(place.index, slots, names, files, self.live.modes, self.live.changed)
+        return replace(self.live, index=place.index, slots=slots, files=files)
 
     def drawn(self, rng: random.Random) -> Choice:
         """Cut the last write at random."""
         if self.torn is None:
-            return "everything", self.live, {}
+            return Choice("everything", self.live, {})
         last = self.recording.operations[self.point - 1]
         pages = (last.stop - 1) // BLOCK - last.offset // BLOCK
         cut = (last.offset // BLOCK + 1 + rng.randrange(max(1, pages))) * BLOCK
         content = replay.written(self.torn, last, cut)
-        return f"write {last.index} cut at {cut}", self.live, {last.object: content}
+        return Choice(f"write {last.index} cut at {cut}", self.live, {last.object: content})

@@ -283,6 +283,10 @@ class History:
         self.folders = {ROOT} | {entry.object for entry in initial if entry.kind == "dir"}
         self.touching: dict[int, list[int]] = defaultdict(list)
         self.syncs = [op for op in self.operations if op.kind in SYNCING]
+        self.renames: dict[int, list[Operation]] = defaultdict(list)  # by what was renamed
+        for operation in self.operations:
+            if operation.kind is Kind.RENAME:
+                self.renames[operation.object].append(operation)
         self._sort_names(recording)
         self._sort_data()
         self.durable_from = {
@@ -519,9 +523,11 @@ def journalled(
     for moment in moments(history, floor, state.point):
         wrong = history.wrong_names(state, partial(history.values, count=moment, loose=missing))
         fits = not wrong
-        for number, content in state.contents.items():
+        for number, content in state.contents.items() if fits else ():
             limits = _ordered(history, number, state.point, moment, replace_flushes=replace_flushes)
-            wrong = wrong or history.wrong_content(number, content, limits)
+            wrong = history.wrong_content(number, content, limits)
+            if wrong:
+                break
         if not wrong:
             return ""
         reason = wrong if fits or not reason else reason
@@ -556,10 +562,8 @@ class JournalledFile:
         self.history, self.point, self.moment = history, point, moment
         self.unreturned = history.not_returned(point)
         self.data = [op for op in history.data.get(number, []) if op.index < point]
-        renames = [op for op in history.operations[:moment] if op.kind is Kind.RENAME]
-        self.flushes = [
-            op for op in renames if op.object == number and op.replaced and replace_flushes
-        ]
+        renames = history.renames.get(number, []) if replace_flushes else []
+        self.flushes = [op for op in renames if op.replaced and op.index < moment]
 
     def status(self, operation: Operation) -> str:
         """Return whether an operation on data must, may or can't be there."""
@@ -627,8 +631,10 @@ def logged(recording: Recording, state: State) -> str:
         log = Log(history, moment, point)
         wrong = history.wrong_names(state, log.values)
         fits = not wrong
-        for number, content in state.contents.items():
-            wrong = wrong or history.wrong_content(number, content, log.limits(number))
+        for number, content in state.contents.items() if fits else ():
+            wrong = history.wrong_content(number, content, log.limits(number))
+            if wrong:
+                break
         if not wrong:
             return ""
         reason = wrong if fits or not reason else reason

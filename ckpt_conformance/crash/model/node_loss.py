@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.model import replay
-from ckpt_conformance.crash.model.enumerate import Rules, Version
+from ckpt_conformance.crash.model.enumerate import Choice, Rules, Version
 from ckpt_conformance.crash.model.ranks import CutWalk, stop_at
 from ckpt_conformance.crash.model.replay import EMPTY
 from ckpt_conformance.trace.operations import DATA, SYNCING, Kind, Operation
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from ckpt_conformance.crash.model.enumerate import Choice
     from ckpt_conformance.crash.model.states import Content
 
 RULES = Rules("node-loss", holes=True)
@@ -79,7 +78,7 @@ class NodeLossWalk(CutWalk):
                 lost = [at for writes in self.loose(rank, bound).values() for at in writes]
                 if lost:
                     reason = f"{why}; node {rank} is lost with what it had not synced"
-                    yield reason, stop_at(cut, lost=lost), {}
+                    yield Choice(reason, stop_at(cut, lost=lost), {})
         for rank, bound in enumerate(self.cut):
             yield from self._pieces(rank, self.loose(rank, bound))
 
@@ -88,11 +87,11 @@ class NodeLossWalk(CutWalk):
         for number, lost in loose.items():
             for why, content in self._version(number, lost).variants(RULES):
                 reason = f"node {rank} is lost: {why} file {number}"
-                yield reason, stop_at(self.cut), {number: content}
+                yield Choice(reason, stop_at(self.cut), {number: content})
             rest = [at for other, writes in loose.items() if other != number for at in writes]
             if rest:
                 reason = f"node {rank} is lost with all but file {number}"
-                yield reason, stop_at(self.cut, lost=rest), {}
+                yield Choice(reason, stop_at(self.cut, lost=rest), {})
 
     def _version(self, number: int, lost: list[int]) -> Version:
         """Return the version of a file: as it is, and without some writes."""
@@ -112,7 +111,7 @@ class NodeLossWalk(CutWalk):
             number: self._version(number, lost).drawn(rng, holes=True)
             for number, lost in loose.items()
         }
-        return f"random part of the data of node {rank}", stop_at(self.cut), chosen
+        return Choice(f"random part of the data of node {rank}", stop_at(self.cut), chosen)
 
 
 def is_for(sync: Operation, write: Operation) -> bool:

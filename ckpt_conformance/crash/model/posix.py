@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.crash.model import replay
-from ckpt_conformance.crash.model.enumerate import RECENT, Position, Rules, Walk
+from ckpt_conformance.crash.model.enumerate import RECENT, Choice, Position, Rules, Walk
 from ckpt_conformance.trace.operations import ROOT, Kind, Operation
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection
 
-    from ckpt_conformance.crash.model.states import Content
 
 RULES = Rules("posix", truncate_in_order=False, holes=True)
 
@@ -84,8 +83,7 @@ class PosixWalk(Walk):
         return naming.events if in_directory and is_whole else in_directory
 
     def _place(self, slots: dict[replay.Slot, int]) -> Position:
-        names = replay.paths(slots, self.folders)
-        return replace(self.live, slots=slots, names=names)
+        return replace(self.live, slots=slots)
 
     def _chosen(self, operations: Collection[Naming]) -> Position:
         slots = dict(self.folded)
@@ -107,9 +105,9 @@ class PosixWalk(Walk):
             places.append(("only the names that were synced", self._place(self.settled)))
         return places
 
-    def drawn(self, rng: random.Random) -> tuple[str, Position, dict[int, Content]]:
+    def drawn(self, rng: random.Random) -> Choice:
         """Choose names and contents at random."""
         kept = [naming for naming in self.naming[-RECENT:] if rng.random() < 0.5]  # noqa: PLR2004
         loose = {n: version for n, version in self.live.files.items() if version.loose}
         chosen = {number: version.drawn(rng, holes=True) for number, version in loose.items()}
-        return "random subset", self._chosen(kept), chosen
+        return Choice("random subset", self._chosen(kept), chosen)

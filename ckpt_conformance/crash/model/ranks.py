@@ -41,7 +41,7 @@ class Stop(Position):
 
 def stop_at(cut: Cut, tears: dict[int, int] | None = None, lost: Iterable[int] = ()) -> Stop:
     """Make a place to stop at."""
-    return Stop(0, {}, {}, {}, {}, {}, cut, tears or {}, frozenset(lost))
+    return Stop(0, {}, frozenset(), {}, {}, {}, cut=cut, tears=tears or {}, lost=frozenset(lost))
 
 
 class CutWalk(Walk):
@@ -149,7 +149,6 @@ class CutWalk(Walk):
                 position.files[operation.object] = Version(full, full, full, full)
             else:
                 _apply(position, operation)
-        position.names = replay.paths(position.slots, self.folders)
         return position
 
     def _first_missing(self, rank: int, at: int) -> int:
@@ -163,18 +162,18 @@ class CutWalk(Walk):
     def systematic(self) -> Iterator[Choice]:
         """Yield the choices of this crash point, simplest first."""
         for why, cut in self.cuts():
-            yield why, stop_at(cut), {}
+            yield Choice(why, stop_at(cut), {})
             for write in self.tearable(cut):
                 for at in cuts_of(write):
                     reason = f"{why}, write {write.index} of rank {write.rank} cut at {at}"
-                    yield reason, stop_at(cut, {write.index: at}), {}
+                    yield Choice(reason, stop_at(cut, {write.index: at}), {})
 
     def drawn(self, rng: random.Random) -> Choice:
         """Let a rank lag, and cut some of the last writes, at random."""
         _, cut = rng.choice(list(self.cuts()))
         torn = [write for write in self.tearable(cut) if cuts_of(write) and rng.randrange(2)]
         tears = {write.index: rng.choice(cuts_of(write)) for write in torn}
-        return "random cut", stop_at(cut, tears), {}
+        return Choice("random cut", stop_at(cut, tears), {})
 
     def state(self, position: Position, differs: Mapping[int, Content], why: str) -> State:
         """Make a state that knows its cut."""
@@ -185,7 +184,7 @@ class CutWalk(Walk):
 
 def _copy(place: Position) -> Position:
     files, modes, changed = dict(place.files), dict(place.modes), dict(place.changed)
-    return Position(place.index, dict(place.slots), place.names, files, modes, changed)
+    return Position(place.index, dict(place.slots), place.folders, files, modes, changed)
 
 
 def _apply(place: Position, operation: Operation) -> None:
