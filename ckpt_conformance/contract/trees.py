@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import stat
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -129,6 +130,7 @@ def files(root: Path) -> list[Path]:
     return sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
 
+@lru_cache(maxsize=1 << 16)
 def pattern(path: str) -> str:
     """Return a name without its numbers and unique parts, so that files of one kind are alike."""
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", path)

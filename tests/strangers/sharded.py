@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sharded:
-    """A directory for each step: `shard-00000` and so on, and `manifest.json` with their digests."""
+    """A directory for each step: `shard-00000` and more, and `manifest.json` with their digests."""
 
     root: Path
     count: int
@@ -83,9 +82,8 @@ class Sharded:
 
     def steps(self) -> list[int]:
         """Return the steps that have a manifest."""
-        there = [name for name in os.listdir(self.root) if name.startswith("step-")]
-        whole = [name for name in there if (self.root / name / "manifest.json").exists()]
-        return sorted(int(name.removeprefix("step-")) for name in whole)
+        whole = [path.parent for path in self.root.glob("step-*/manifest.json")]
+        return sorted(int(folder.name.removeprefix("step-")) for folder in whole)
 
     def close(self) -> None:
         """Nothing stays open."""

@@ -35,7 +35,7 @@ from ckpt_conformance.crash.model.models import MODELS
 from ckpt_conformance.trace.operations import NAMING, SYNCING, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckpt_conformance.contract.verdicts import Outcome
     from ckpt_conformance.crash.explore.audit import Finding
@@ -430,7 +430,8 @@ class BaseExplorer:
         usual = losses.by_turns(distinct, [losses.names_of(case.state) for case in distinct])
         chosen = {case.content: case for case in [*first, *usual]}
         limit = max(len(first), self.limits.recoveries)
-        return sorted([*chosen.values()][:limit], key=lambda case: case.state.point)
+        rest = sorted([*chosen.values()][len(worst) : limit], key=lambda case: case.state.point)
+        return [*worst, *rest]  # a verdict soon, then with little to change from state to state
 
     def _lacking(self, cases: Sequence[Case], rng: random.Random) -> tuple[list[Case], list[Case]]:
         """List contents just after acknowledgements that lack something.
@@ -458,7 +459,9 @@ class BaseExplorer:
     def complete(self, point: int) -> State:
         """Return the state in which all that had been issued at a point is kept."""
         if point not in self._complete_states:
-            self._complete_states[point] = complete(self.recording, point)
+            operations = self.recording.operations
+            wanted = {point, len(operations), *plan.acknowledgements(operations)}
+            self._complete_states |= complete_at(self.recording, wanted)
         return self._complete_states[point]
 
     def add(self, cases: Sequence[Case]) -> None:
@@ -523,10 +526,19 @@ def shape_of(state: State) -> str:
 
 def complete(recording: Recording, point: int) -> State:
     """Return the state in which the first `point` operations are all kept."""
+    return complete_at(recording, {point})[point]
+
+
+def complete_at(recording: Recording, points: Collection[int]) -> dict[int, State]:
+    """Return the states of several crash points in which all is kept, made in one walk."""
     walk = KillWalk(recording, Rules("kill"))
-    for operation in recording.operations[:point]:
-        walk.step(operation)
-    return walk.state(walk.live, {}, "everything")
+    states: dict[int, State] = {}
+    for point in range(max(points) + 1):
+        if point:
+            walk.step(recording.operations[point - 1])
+        if point in points:
+            states[point] = walk.state(walk.live, {}, "everything")
+    return states
 
 
 def _near(recording: Recording) -> list[set[int]]:

@@ -251,9 +251,11 @@ class Walk:
 
     def forget(self, operation: Operation) -> None:
         """Drop what an operation left without a name; older positions have their own."""
-        held = set(self.live.slots.values())
-        if operation.kind is Kind.CREATE:
+        if operation.kind is Kind.CREATE or (
+            operation.kind is Kind.RENAME and not operation.replaced
+        ):
             return
+        held = set(self.live.slots.values())
         self.drop({operation.object, operation.replaced} - held - {0})
 
     def drop(self, gone: set[int]) -> None:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract.verdicts import Unknown
-from ckpt_conformance.crash.explore.exploration import complete
+from ckpt_conformance.crash.explore.exploration import complete_at
 from ckpt_conformance.crash.explore.judging import BEFORE, Version
 from ckpt_conformance.crash.explore.materializer import digest
 from ckpt_conformance.crash.explore.messages import pack
@@ -329,7 +329,8 @@ def _names(recording: Recording) -> list[str]:
 def _resume_from_whole(rehearsal: Rehearsal) -> None:
     """Resume from the whole directory at each mark: what comes of it is promised from there on."""
     marks = [each for each in rehearsal.recording.operations if each.kind is Kind.MARK]
-    wholes = {mark.index: complete(rehearsal.recording, mark.index + 1) for mark in marks}
+    kept = complete_at(rehearsal.recording, {mark.index + 1 for mark in marks}) if marks else {}
+    wholes = {mark.index: kept[mark.index + 1] for mark in marks}
     contents = {index: digest(rehearsal.recording, state) for index, state in wholes.items()}
     first = {content: index for index, content in reversed(contents.items())}
     room = int(PATIENCE * len(rehearsal.pool.workers) / rehearsal.seconds)
