@@ -59,6 +59,7 @@ class Version:
     sure: Content  # without writes that a failed fsync dropped
     safe: Content  # only what must be there
     bare: Content  # the same, with every truncate
+    zeros: Content | None = None  # what a flush that a rename began has not written yet is zeros
 
     @property
     def loose(self) -> bool:
@@ -242,12 +243,25 @@ class Walk:
             self.base[operation.object] = EMPTY
             self.pending[operation.object] = []
         if operation.kind is Kind.RENAME and operation.replaced and self.rules.replace_flushes:
-            self._flush(operation.object, operation)
+            self._begin_flush(operation)
         events = replay.slot_events(operation)
         if events:
             live.slots = dict(live.slots)
             replay.put(live.slots, events)
             self.forget(operation)
+
+    def _begin_flush(self, rename: Operation) -> None:
+        """Flush the data of a file that is renamed over another one; nobody waits for the end."""
+        number = rename.object
+        is_new = self.base.get(number) == EMPTY and any(
+            not entry.durable and not entry.doomed and _is_before(entry.operation, rename)
+            for entry in self.pending.get(number, ())
+        )
+        self._flush(number, rename)
+        version = self.live.files.get(number)
+        if is_new and version is not None:
+            zeros = replay.resized(EMPTY, version.full.size)
+            self.live.files[number] = replace(version, zeros=zeros)
 
     def forget(self, operation: Operation) -> None:
         """Drop what an operation left without a name; older positions have their own."""
@@ -340,6 +354,7 @@ class Walk:
         self.grown = [entry.operation.index for entry in pending if entry.grows_what(sync)]
         for number in self._objects(sync):
             self._flush(number, sync)
+            self._end_flush(number)
         self.raise_floor(sync)
 
     def _flush(self, number: int, sync: Operation) -> None:
@@ -359,6 +374,13 @@ class Walk:
                 if (position.index <= sync.index and not self.rules.carries)
                 or self._carry(position, number, before)
             ]
+
+    def _end_flush(self, number: int) -> None:
+        """Let a file have its data for certain, at every position: it was waited for."""
+        for position in (self.live, *self.kept):
+            version = position.files.get(number)
+            if version is not None and version.zeros is not None:
+                position.files[number] = replace(version, zeros=None)
 
     def _carry(self, position: Position, number: int, before: Version) -> bool:
         """Let an older position have the durable data; False if it can't stand any more."""
@@ -443,10 +465,12 @@ class Walk:
         safe = {number: version.safe for number, version in loose.items()}
         yield Choice("everything", position, {}, is_principal=True)
         if not loose:
+            yield from self._flushing(position)
             return
         yield Choice("only what was synced", position, safe, is_principal=True)
         label = {held: path for path, held in position.names.items()}
         groups = self._groups(loose, label)
+        yield from self._flushing(position)
         if len(loose) > RECENT:
             for name, members in groups.items():
                 lost = {number: safe[number] for number in members}
@@ -459,6 +483,15 @@ class Walk:
             if len(loose) > 1:
                 rest = {k: v for k, v in safe.items() if k != number}
                 yield Choice(f"only {label[number]}", position, rest)
+
+    @staticmethod
+    def _flushing(position: Position) -> Iterator[Choice]:
+        """Yield a choice for each file whose flush a rename began, and nobody waited for (seen)."""
+        for path, number in position.names.items():
+            version = position.files.get(number)
+            if version is not None and version.zeros is not None:
+                why = f"zeros in {path}, whose flush the rename began"
+                yield Choice(why, position, {number: version.zeros})
 
     def _groups(
         self, loose: Mapping[int, Version], label: Mapping[int, str]
