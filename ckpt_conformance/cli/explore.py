@@ -592,6 +592,8 @@ def lines_of(result: Exploration, kept: dict[str, str]) -> Iterator[str]:
         states = f"{report.candidates} states with {report.distinct} different contents"
         tried = f"{report.recovered} contents recovered from, so {judged} states judged"
         yield f"  {sign} {name:<{width}} {states}; {tried}: {ends}"
+        phases = (f"{phase} {n.visited} of {n.unique}" for phase, n in report.phases.items())
+        yield f"      contents tried: {', '.join(phases)}"
         for error in report.unusable:
             yield f"      after the recovery: {error}"
     yield from _violation_lines(result, kept)

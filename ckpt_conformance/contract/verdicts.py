@@ -174,12 +174,24 @@ class Remarks:
             self.one_sided[who] = sorted({*self.one_sided.get(who, ()), *names})
 
 
+class PhaseStates(Struct, frozen=True):
+    """Of one phase of the saves: distinct contents that a model gave, and how many were visited."""
+
+    unique: int
+    visited: int
+
+    def __add__(self, other: PhaseStates) -> PhaseStates:
+        """Add up what was explored of two workloads."""
+        return PhaseStates(self.unique + other.unique, self.visited + other.visited)
+
+
 class CrashStates(Struct, frozen=True, kw_only=True):
     """How many crash states of one persistence model were explored, and how recoveries ended.
 
     `states` are those that the model gave, `unique` their distinct contents, `visited` how many of
     these were recovered from, `points` the crash points of those. `outcomes` and `violating` count
     the states with one of these contents, `grades` the classes of violation by their evidence.
+    `phases` has the contents of states right after an acknowledgement, in a save, and of others.
     """
 
     states: int
@@ -189,6 +201,7 @@ class CrashStates(Struct, frozen=True, kw_only=True):
     violating: int = 0
     outcomes: dict[str, int]
     grades: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    phases: dict[str, PhaseStates] = msgspec.field(default_factory=dict[str, PhaseStates])
 
     def __add__(self, other: CrashStates) -> CrashStates:
         """Add up what was explored of two workloads."""
@@ -200,9 +213,14 @@ class CrashStates(Struct, frozen=True, kw_only=True):
             violating=self.violating + other.violating,
             outcomes=dict(Counter(self.outcomes) + Counter(other.outcomes)),
             grades=dict(Counter(self.grades) + Counter(other.grades)),
+            phases={
+                phase: self.phases.get(phase, NO_STATES) + other.phases.get(phase, NO_STATES)
+                for phase in self.phases | other.phases
+            },
         )
 
 
+NO_STATES = PhaseStates(0, 0)
 CrashSummary = dict[str, CrashStates]  # by persistence model
 
 

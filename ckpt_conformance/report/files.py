@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from ckpt_conformance.contract.verdicts import CrashSummary
     from ckpt_conformance.report.result import CheckResult, InvariantResult, Rate, Result
 
 __all__ = ["WORDS", "count", "open_console", "say", "shown"]  # of `terminal`, as its own
@@ -190,6 +191,16 @@ def _linked(text: str, known: Collection[str]) -> Markup:
     return linked(shown(text), known)
 
 
+def _tried(crash: CrashSummary) -> str:
+    """Say how many contents of each model and phase were recovered from; empty if not counted."""
+    return "; ".join(
+        f"{model} "
+        + ", ".join(f"{phase} {n.visited} of {n.unique}" for phase, n in states.phases.items())
+        for model, states in crash.items()
+        if states.phases
+    )
+
+
 def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Template:
     """Load a template whose every expression passes `finalize`: no line of it can forget to."""
     environment = jinja2.Environment(
@@ -204,6 +215,7 @@ def _template(name: str, finalize: Callable[[object], object]) -> jinja2.Templat
         pretty=pretty, percent=percent, profile_note=profile_note, clip=clip, code=_code
     )
     filters: dict[str, Any] = {"lines": _lines, "brief": _brief, "linked": _linked}
+    filters["tried"] = _tried
     environment.filters.update(filters)
     shared: dict[str, Any] = {"words": WORDS, "profile_shown": profile_shown, "called": called}
     shared |= {"advice": advice, "reason_beside": reason_beside, "stray": STRAY}

@@ -137,8 +137,14 @@ def test_a_model_that_was_not_asked_at_a_promise_is_unknown(tmp_path: Path) -> N
     (missed,) = starved(exploring)
     assert missed.startswith("ext4: no state that a power loss leaves was tried right after")
     assert f"operation {first - 1};" in missed
+    exploring.tally()
+    phases = exploring.result.models["ext4"].phases
+    asked = phases["right after an acknowledgement"]
+    assert 0 < asked.visited < asked.unique
     exploring.recover(cases)
     assert starved(exploring) == []
+    exploring.tally()
+    assert all(p.visited == p.unique for p in exploring.result.models["ext4"].phases.values())
 
 
 def test_where_all_is_durable_nothing_is_asked(tmp_path: Path) -> None:

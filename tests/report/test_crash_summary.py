@@ -9,7 +9,13 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from test_certificate import ATOM, CORR, all_pass, build, outcome
 
-from ckpt_conformance.contract.verdicts import CrashStates, Outcome, Remarks, Verdict
+from ckpt_conformance.contract.verdicts import (
+    CrashStates,
+    Outcome,
+    PhaseStates,
+    Remarks,
+    Verdict,
+)
 from ckpt_conformance.crash.explore import summary
 from ckpt_conformance.crash.explore.exploration import Case, Exploration, ModelReport, Violation
 from ckpt_conformance.crash.explore.judging import Recovery
@@ -81,3 +87,13 @@ def test_the_next_outcome_carries_an_exploration_and_no_other_does() -> None:
 
 def test_an_outcome_without_a_subject_carries_nothing() -> None:
     assert outcomes.passed(item_with(None), ATOM).crash == {}
+
+
+def test_phases_add_up() -> None:
+    """Of what lies right after an acknowledgement a reader sees how much was tried."""
+    first = replace(KILL, phases={"in a save": PhaseStates(9, 4)})
+    second = replace(KILL, phases={"in a save": PhaseStates(2, 2), "other": PhaseStates(1, 0)})
+    assert (first + second).phases == {
+        "in a save": PhaseStates(11, 6),
+        "other": PhaseStates(1, 0),
+    }

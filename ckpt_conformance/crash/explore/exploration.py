@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_conformance.contract.verdicts import Unknown
+from ckpt_conformance.contract.verdicts import PhaseStates, Unknown
 from ckpt_conformance.crash.explore import audit, losses, real_fs
 from ckpt_conformance.crash.explore.judging import (
     RANK,
@@ -52,6 +52,9 @@ NO_LIMIT = 1_000_000
 # Evidence grades: a state that was made and not seen, and one that a killed process left.
 BY_MODEL, BY_PROCESS = "allowed by the model only", "reproduced with a real process"
 RANKS = "ranks"  # of several ranks, each killed at a point of its own: so is that
+# Phases of the saves, as reports name them.
+PROMISED, SAVING = "right after an acknowledgement", "in a save"
+OTHERWISE = "before and between saves"
 KILL = "kill"  # the model of a death that loses nothing: no image of a power loss is its evidence
 
 
@@ -159,6 +162,7 @@ class ModelReport:
     points: dict[int, Counter[str]] = field(default_factory=dict[int, Counter[str]])
     worst: dict[str, Violation] = field(default_factory=dict[str, Violation])  # by outcome
     unusable: list[str] = field(default_factory=list[str])  # recoveries that could not go on
+    phases: dict[str, PhaseStates] = field(default_factory=dict[str, PhaseStates])
 
     def add(self, violation: Violation) -> None:
         """Count a violation; the first of its outcome stands for all, or the first observed one."""
@@ -486,6 +490,23 @@ class BaseExplorer:
             report.recovered = len(contents & result.recoveries.keys())
             errors = {error for content, error in result.used.items() if content in contents}
             report.unusable = sorted(errors - {""})
+            report.phases = self._phases(self.cases[name])
+
+    def _phases(self, cases: Sequence[Case]) -> dict[str, PhaseStates]:
+        """Count distinct contents, and those that were recovered from, by phase of the saves."""
+        promised = {*plan.acknowledgements(self.recording.operations)}
+        contents: dict[str, set[str]] = {}
+        for case in cases:
+            saving = bool(self.result.facts(case.state).in_flight)
+            usual = SAVING if saving else OTHERWISE
+            phase = PROMISED if case.state.point in promised else usual
+            contents.setdefault(phase, set()).add(case.content)
+        visited = self.result.recoveries.keys()
+        return {
+            phase: PhaseStates(len(contents[phase]), len(contents[phase] & visited))
+            for phase in (PROMISED, SAVING, OTHERWISE)
+            if phase in contents
+        }
 
     def promised(self, point: int) -> str:
         """Return, in words, what a load may give after a crash at a point."""

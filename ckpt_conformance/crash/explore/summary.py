@@ -35,6 +35,7 @@ def _of_model(report: ModelReport) -> CrashStates:
         violating=sum(violation.states for violation in report.worst.values()),
         outcomes={str(key): number for key, number in report.outcomes.items()},
         grades=dict(Counter(violation.grade for violation in report.worst.values())),
+        phases=dict(report.phases),
     )
 
 
