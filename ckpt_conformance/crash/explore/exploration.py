@@ -623,14 +623,13 @@ def starved(explorer: BaseExplorer) -> list[str]:
     recovered = explorer.chosen | explorer.result.recoveries.keys()
     missed: list[str] = []
     for name in explorer.cases.keys() & MODELS.keys() - {KILL, RANKS}:
-        own: dict[int, set[str]] = {}
+        made: dict[int, list[Case]] = {}
         for case in explorer.cases[name]:
-            own.setdefault(case.state.point, set()).add(case.content)
+            made.setdefault(case.state.point, []).append(case)
         for point in plan.acknowledgements(explorer.recording.operations):
-            states = own.get(point)
-            if states is not None:
-                states.discard(explorer.content_of(explorer.complete(point)))
-            if states is None or (states and not states & recovered):
+            states, whole = made.get(point, []), explorer.complete(point)
+            own = {case.content for case in states if losses.loss_of(case.state, whole).kinds}
+            if not states or (own and not own & recovered):
                 missed.append(
                     f"{name}: no state that a power loss leaves was tried right after the "
                     f"acknowledgement at operation {point - 1}; ask for more, as --budget full does"
