@@ -39,7 +39,7 @@ from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.faults import SYNCING, WRITING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckpt_conformance.processes.children import Put
 
@@ -59,7 +59,7 @@ class CallFault(Message, frozen=True, omit_defaults=True):
     def arguments(self, *, reading: bool = False) -> Arguments:
         """Return the arguments of the injector `SystemCall`."""
         given: Arguments = msgspec.to_builtins(self)
-        return given | ({"reading": True} if reading else {})
+        return given | {"elsewhere": True} | ({"reading": True} if reading else {})
 
 
 class PlannedTrial(Message, frozen=True):
@@ -156,6 +156,36 @@ def advance(child: Any, injector: str, task: Arguments, *, reading: bool = False
         return Advancer(child, given, injector, children.put_into(out)).run()
 
 
+Group = tuple[str, str]  # calls of one function at files of one kind of name
+
+
+class Drawn:
+    """Which groups of calls a sample has hit so far: each is hit once before any is hit twice."""
+
+    def __init__(self, rng: random.Random) -> None:
+        """Begin with none."""
+        self.rng = rng
+        self.hit: set[tuple[Group, bool]] = set()
+
+    def group(self, groups: Iterable[Group], *, persistent: bool) -> Group:
+        """Draw a group to fail once, or from there on; a write that fails once comes first.
+
+        From a write that fails on nothing is synced either, and that error may be the one that
+        reaches the caller; a write that failed alone has only its own.
+        """
+        order = list(groups)
+        self.rng.shuffle(order)
+        chosen = min(
+            order,
+            key=lambda group: (
+                (group, persistent) in self.hit,
+                persistent or group[0] not in WRITING,
+            ),
+        )
+        self.hit.add((chosen, persistent))
+        return chosen
+
+
 class Advancer:
     """Tries the faults of a task one after the other; `put` takes each result."""
 
@@ -181,12 +211,18 @@ class Advancer:
         for kind in () if self.task.sample or self.task.trials else self.task.kinds:
             for persistent in (False, True):
                 if kind != "sync" or persistent:  # one sync alone is a call like any other
-                    self.until_clean(kind, persistent=persistent)
+                    self.until_clean(kind, control.log, persistent=persistent)
         return self.count
 
-    def until_clean(self, kind: str, *, persistent: bool) -> None:
-        """Advance the number of the call until the operation completes without the fault."""
+    def until_clean(self, kind: str, log: Sequence[SeenCall], *, persistent: bool) -> None:
+        """Advance the number of the call until the operation completes without the fault.
+
+        Calls of the control are passed over that are at files which stay elsewhere, such as a log.
+        """
+        calls = self.countable(kind, log)
         for at in range(1, MOST):
+            if at <= len(calls) and calls[at - 1].elsewhere:
+                continue
             result = self.trial(kind, structs.replace(KINDS[kind], at=at, persistent=persistent))
             if result.exit_kind is ExitKind.ENDED and not result.fired:
                 return
@@ -194,28 +230,30 @@ class Advancer:
     def chosen(self, log: Sequence[SeenCall]) -> Iterator[PlannedTrial]:
         """Yield the faults that the task names, then a sample of each of its kinds."""
         yield from self.task.trials
-        rng = random.Random(self.task.seed)  # noqa: S311
+        drawn = Drawn(random.Random(self.task.seed))  # noqa: S311
         for kind, count in zip(self.task.kinds, self.task.sample, strict=False):
-            yield from self._sample(kind, count, log, rng)
+            yield from self._sample(kind, count, log, drawn)
+
+    def countable(self, kind: str, log: Sequence[SeenCall]) -> list[SeenCall]:
+        """Return the calls of a control that a fault of a kind counts, in their order."""
+        counting = faults.Fault(**KINDS[kind].arguments(reading=self.task.reading))
+        return [call for call in log if counting.counts(call.what, reads=call.reads)]
 
     def _sample(
-        self, kind: str, count: int, log: Sequence[SeenCall], rng: random.Random
+        self, kind: str, count: int, log: Sequence[SeenCall], drawn: Drawn
     ) -> Iterator[PlannedTrial]:
         """Yield faults of one kind, each at a call of another function or of another file."""
-        usual = KINDS[kind]
-        counting = faults.Fault(**usual.arguments(), reading=self.task.reading)
-        calls = [call for call in log if counting.counts(call.what, reads=call.reads)]
-        alike: dict[tuple[str, str], list[int]] = {}
+        usual, calls = KINDS[kind], self.countable(kind, log)
+        alike: dict[Group, list[int]] = {}
         for at, call in enumerate(calls, 1):
-            alike.setdefault((call.what, trees.pattern(call.path)), []).append(at)
-        groups = list(alike.values())
-        rng.shuffle(groups)
-        for number, numbers_of_calls in enumerate(groups[:count]):
-            at = rng.choice(numbers_of_calls)
+            if not call.elsewhere:
+                alike.setdefault((call.what, trees.pattern(call.path)), []).append(at)
+        for number in range(min(count, len(alike))):
+            persistent = bool(number % 2) is not (kind in {"ENOSPC", "short"})
+            at = drawn.rng.choice(alike.pop(drawn.group(alike, persistent=persistent)))
             if kind in HARMLESS and not number:
                 yield PlannedTrial(kind, structs.replace(usual, at=1, persistent=True))
                 continue
-            persistent = bool(number % 2) is not (kind in {"ENOSPC", "short"})
             fault = structs.replace(usual, at=at, persistent=persistent)
             if kind == "sync" and not persistent:  # what is written after it is to be seen
                 fault = CallFault(at=calls[at - 1].call, error="EIO")

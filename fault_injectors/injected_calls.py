@@ -189,7 +189,8 @@ def has_fired(trial: TrialResult) -> bool:
 
 def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) -> str:
     """Say how many calls were hit; raises Unknown for one that never was."""
-    points = len(control.log)
+    whole = {call.call for call in control.log if not call.elsewhere}
+    points = len(whole)
     injected: dict[bool, set[int]] = {False: set(), True: set()}
     for trial in rest:
         if trial.fired:
@@ -200,7 +201,6 @@ def remark(operation: Operation, control: TrialResult, rest: list[TrialResult]) 
     if not points:
         raise Unknown(f"no system call of the {operation.what} below the directory was seen")
     count = sum(1 for trial in rest if trial.fired)
-    whole = set(range(1, points + 1))
     if whole <= injected[False] and whole <= injected[True]:
         return f"all {points} failed once and from there on ({count} trials)"
     return f"a sample of {points}: {count} trials"

@@ -30,7 +30,7 @@ class SystemCall:
     """One fault at one call; the child's supervisor counts and hits.
 
     Arguments: those of `syscall_faults.Fault`: at, error (an errno's name, short or kill),
-    persistent, only, reading, moment, keep.
+    persistent, only, reading, moment, keep, elsewhere.
     """
 
     name = "system-call"

@@ -78,6 +78,7 @@ class SeenCall(Message, frozen=True, omit_defaults=True):
     tree: Tree = {}  # before the call, of a survey
     reads: bool = False  # changes nothing
     injected: bool = False  # the fault hit this call
+    elsewhere: bool = False  # the file was made elsewhere on the disk, and was not moved in
 
 
 class UnsupportedCall(Message, frozen=True):

@@ -38,7 +38,9 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     there on; `only` restricts to calls by name; `reading` also counts opening to read, and reads,
     if the process is asked about them. `moment` says how much of the call is done before a kill:
     before, half (of a write), after. `keep` is a folder that takes the directory as it is before
-    each call that is counted; nothing else is under way then if `error` is "kill".
+    each call that is counted; nothing else is under way then if `error` is "kill". `elsewhere` also
+    counts calls at files that are made elsewhere on the same disk meanwhile: a rename may take them
+    in, and it is full or broken for them, too.
     """
 
     at: int = 0
@@ -48,6 +50,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reading: bool = False
     moment: str = "before"
     keep: str = ""
+    elsewhere: bool = False
 
     def counts(self, name: str, *, reads: bool) -> bool:
         """Return whether a call is one that this fault may hit; `reads`: it changes nothing."""
@@ -71,12 +74,13 @@ class CountedCall(msgspec.Struct, frozen=True):
 
     call: int
     what: str
-    path: str  # below the directory
+    path: str  # below the directory, or else absolute
     size: int  # bytes
     offset: int  # where in the file a write begins
     reads: bool  # it changes nothing
     injected: bool
     tree: dict[str, str] = {}  # the directory before the call, where it was kept
+    elsewhere: bool = False  # the file was made elsewhere, and has not come in
 
 
 class FaultReport(msgspec.Struct, frozen=True):

@@ -93,24 +93,27 @@ def _open_outside(request: Request, place: Place, flags: int, mode: int) -> Acti
     """Follow a file that is made on the same disk: a rename or a link may take it in."""
     tree, info = request.tree, place.info
     if info is None:
-        makes = flags & os.O_CREAT and request.sink is not None
+        makes = flags & os.O_CREAT and request.follows
         if not makes or os.fstat(place.folder).st_dev != tree.device:
             return None
-        return Action("", lambda _: _do_open_outside(request, place, flags, mode))
+        path = os.path.join(os.readlink(f"/proc/self/fd/{place.folder}"), place.plain)  # noqa: PTH115, PTH118
+        return Action(
+            "", lambda _: _do_open_outside(request, place, path, flags, mode), elsewhere=path
+        )
     number = tree.numbers.get((info.st_dev, info.st_ino), 0)
     if number in tree.outside and flags & os.O_TRUNC and info.st_size:
         tree.unclear[number] = "it was opened anew and emptied"
     return None
 
 
-def _do_open_outside(request: Request, place: Place, flags: int, mode: int) -> Result:
+def _do_open_outside(request: Request, place: Place, path: str, flags: int, mode: int) -> Result:
     """Make a file that has no name below the root, as O_TMPFILE does."""
     try:
         descriptor = os.open(place.name, flags | os.O_CLOEXEC, mode & 0o7777, dir_fd=place.folder)
     except OSError as error:
         return -(error.errno or errno.EIO)
     info = os.fstat(request.keep(descriptor))
-    number = request.tree.add_outside(info)
+    number = request.tree.add_outside(info, path)
     request.make(Kind.CREATE, object=number, mode=stat.S_IMODE(info.st_mode))
     return NewDescriptor(descriptor, flags & os.O_CLOEXEC)
 

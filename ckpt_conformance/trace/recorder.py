@@ -138,7 +138,7 @@ class Recorder:
         stacks = sources.Sources(self.notes)
         supervisor = Supervisor(listener, self.tree, stacks, self.journal)
         if self.folder is not None:
-            supervisor.sink = Sink(self.folder / "data")
+            supervisor.sink, supervisor.follows = Sink(self.folder / "data"), True
             supervisor.mapped = MappedFiles(self.tree, supervisor.sink, self.folder)
         self.supervisor = supervisor
         return supervisor

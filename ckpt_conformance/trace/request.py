@@ -64,6 +64,7 @@ class Action:
     object: int = 0
     size: int = 0  # bytes of a write or a read, or of the range of an msync
     offset: int = 0  # where in the file a write, or that range, begins
+    elsewhere: str = ""  # the absolute path of a file that it would make elsewhere on the disk
 
 
 class Sink:
@@ -104,6 +105,7 @@ class Request:
     written_elsewhere: tuple[int, os.stat_result] | None = None  # a regular file: copy, stat
     sink: Sink | None = None
     mapped: MappedFiles | None = None  # None: nothing is recorded
+    follows: bool = False  # files that are made elsewhere on the same disk
     writers: set[int] = field(default_factory=set[int])  # processes that have written
     is_valid: Callable[[], bool] = lambda: True
 

@@ -49,6 +49,7 @@ class Supervisor:
         self.unsupported: list[Unsupported] = []
         self.sink: Sink | None = None
         self.mapped: MappedFiles | None = None  # with a sink: files that are mapped into memory
+        self.follows = False  # files that are made elsewhere on the same disk from now on
         self.clock = 0  # counts receipts and answers
         self.looked = 0  # the clock when mapped files were looked at last
         self.umask_known = True
@@ -128,6 +129,7 @@ class Supervisor:
             self.processes,
             sink=self.sink,
             mapped=self.mapped,
+            follows=self.follows,
             writers=self.writers,
         )
         request.is_valid = lambda: self.listener.is_valid(call)

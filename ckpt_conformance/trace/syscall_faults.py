@@ -1,5 +1,7 @@
 """Faults at the system calls below the directory, counted over the whole process tree.
 
+Where a fault asks for it, calls at files that are made elsewhere on the same disk are counted, too.
+
 Models: a full disk, a quota, a device error, an interrupted call, a short write (half of the bytes
 really are written), a sync that fails once and forgets the data, and a kill, at the N-th call or
 at every call from there on. Of interrupted calls that is every other one: a call that is made again
@@ -16,6 +18,8 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckpt_conformance.contract import journal, kept_trees
 from ckpt_conformance.contract.journal import Fired
@@ -46,6 +50,7 @@ class FaultSupervisor:
     calls: int = 0
     fired: int = 0
     log: list[CountedCall] = field(default_factory=list[CountedCall])
+    objects: list[int] = field(default_factory=list[int])  # what each of these calls is about
     supervisor: Supervisor | None = None
 
     def attach(self, supervisor: Supervisor) -> None:
@@ -58,12 +63,28 @@ class FaultSupervisor:
     def arm(self, fault: Fault) -> None:
         """Count from now on, and hit."""
         self.fault, self.armed = fault, True
-        self.calls, self.fired, self.log = 0, 0, []
+        self._follow(is_on=fault.elsewhere)
+        self.calls, self.fired, self.log, self.objects = 0, 0, [], []
 
     def report(self) -> FaultReport:
         """Return what was counted since the fault was armed."""
         unsupported = self.supervisor.unsupported if self.supervisor is not None else []
-        return FaultReport(self.calls, self.fired, self.log, unsupported, self.fault)
+        log = [self._placed(*pair) for pair in zip(self.log, self.objects, strict=True)]
+        return FaultReport(self.calls, self.fired, log, unsupported, self.fault)
+
+    def _placed(self, call: CountedCall, number: int) -> CountedCall:
+        """Return a call with the name that a file has by now which was made elsewhere."""
+        if not call.elsewhere or self.supervisor is None:
+            return call
+        tree = self.supervisor.tree
+        if tree.elsewhere.get(number) != call.path or number in tree.outside:
+            return call
+        return msgspec.structs.replace(call, path=tree.path(number), elsewhere=False)
+
+    def _follow(self, *, is_on: bool) -> None:
+        """Follow files from now on that are made elsewhere; a recording does so anyway."""
+        if self.supervisor is not None and self.supervisor.sink is None:
+            self.supervisor.follows = is_on
 
     def obey(self, event: Event) -> None:
         """Arm and disarm as the child's journal says; the report is a file that it names."""
@@ -72,6 +93,7 @@ class FaultSupervisor:
                 self.arm(event.fault)
             case FaultDisarmed():
                 self.armed = False
+                self._follow(is_on=False)
             case _:
                 return
         self.report().write(event.report)
@@ -84,13 +106,26 @@ class FaultSupervisor:
         # Before a kill all stands in the order in which it was asked for: nothing is on its way.
         is_left = request.name in WRITING and request.sink is None and self.fault.error != "kill"
         usual = LET_GO if is_left else "perform"
-        if not self.armed or not self.fault.counts(request.name, reads=reads):
+        elsewhere = action.elsewhere or request.tree.where_outside(action.object)
+        is_asked_for = self.fault.elsewhere or not elsewhere
+        if not (self.armed and is_asked_for and self.fault.counts(request.name, reads=reads)):
             return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)
-        place = action.path, action.size, action.offset
-        self.log.append(CountedCall(self.calls, request.name, *place, reads, due, self._kept()))
-        return self.inject(request, action) if due else usual
+        call = CountedCall(
+            call=self.calls,
+            what=request.name,
+            path=elsewhere or action.path,
+            size=action.size,
+            offset=action.offset,
+            reads=reads,
+            injected=due,
+            tree=self._kept(),
+            elsewhere=bool(elsewhere),
+        )
+        self.log.append(call)
+        self.objects.append(request.tree.next if action.elsewhere else action.object)
+        return self.inject(request, action, call.path) if due else usual
 
     def _kept(self) -> dict[str, str]:
         """Keep the directory as a process that died now would leave it; return its content."""
@@ -100,8 +135,8 @@ class FaultSupervisor:
         kept_trees.keep(self.root, Path(self.fault.keep), tree)
         return tree
 
-    def inject(self, request: Request, action: Action) -> Result | str:
-        """Write down that the fault fires, and fire."""
+    def inject(self, request: Request, action: Action, path: str) -> Result | str:
+        """Write down that the fault fires, at a file of that path, and fire."""
         self.fired += 1
         if self.journal >= 0:
             fired = Fired(
@@ -109,7 +144,7 @@ class FaultSupervisor:
                 injector="system-call",
                 call=self.calls,
                 what=request.name,
-                path=action.path,
+                path=path,
                 mode=self.fault.error,
             )
             os.write(self.journal, journal.encode(fired))
@@ -163,6 +198,5 @@ def trial(root: Path, work: Callable[[], object], fault: Fault, *, deadline: flo
         fault_supervisor.arm(fault)
 
     recorder.function(work, deadline=deadline, prepare=prepare)
-    return Trial(
-        recorder.code, fault_supervisor.calls, fault_supervisor.fired, fault_supervisor.log
-    )
+    report = fault_supervisor.report()
+    return Trial(recorder.code, report.calls, report.fired, report.log)

@@ -26,6 +26,7 @@ class Tree:
         self.next = ROOT + 1
         # Files that were made elsewhere on the same disk: they may be moved or linked in yet.
         self.outside: set[int] = set()
+        self.elsewhere: dict[int, str] = {}  # where they were made: an absolute path; also later
         self.unclear: dict[int, str] = {}  # of those: why their bytes are not known
         self.initial: list[Entry] = []
         self._scan("", ROOT)
@@ -76,11 +77,16 @@ class Tree:
             self.name(number, parent, name)
         return number
 
-    def add_outside(self, info: os.stat_result) -> int:
-        """Number a file that was made elsewhere; it has no name here."""
+    def add_outside(self, info: os.stat_result, path: str) -> int:
+        """Number a file that was made elsewhere, at an absolute path; it has no name here."""
         number = self.add(info, 0, "")
         self.outside.add(number)
+        self.elsewhere[number] = path
         return number
+
+    def where_outside(self, number: int) -> str:
+        """Return where a file is that was made elsewhere and has not come in; "" for any other."""
+        return self.elsewhere[number] if number in self.outside else ""
 
     def leave(self, info: os.stat_result | None) -> None:
         """Forget a file elsewhere whose last name is about to go: its inode may be used again."""

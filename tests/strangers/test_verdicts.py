@@ -44,6 +44,13 @@ UNDECLARED = {
 }
 TRICKS = ("log", "linked", "synchronous", "data_synchronous")
 ASCENDING = ("ascending", "ascending_wordless")
+STAGED = {
+    "careful": set[str](),
+    "logging": set[str](),
+    "deaf_to_writes": {"CKC-IOER-001"},
+    "deaf_to_syncs": {"CKC-IOER-001"},
+    "counts_nothing": {"CKC-IOER-006"},
+}
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 REUSING = ("addressed", "slots", "always_three", "sweeping", "three_unsaid")
 UNSYNCED = tuple(f"unsynced_{count}" for count in (1, 20, 60, 160, 500))
@@ -72,6 +79,7 @@ ADAPTERS = (
     *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
+    *(f"staged:{name}" for name in STAGED),
     "by_times:make",
     "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
@@ -326,6 +334,15 @@ def test_a_rare_way_that_is_right_stands_all(name: str, strangers: Server) -> No
     assert others(found) == {}
     kept = ("CKC-ATOM-001", "CKC-DURA-001", "CKC-DURA-004")
     assert {one.verdict for invariant in kept for one in found[invariant]} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_what_fails_where_a_file_is_staged_is_a_failure_of_the_save(
+    name: str, strangers: Server
+) -> None:
+    """rename(2) moves a file in from TMPDIR; the disk may be full, or fail, there as well."""
+    found = verdicts(f"staged:{name}", strangers, *KILLED, *LOST, *ids("CKC-IOER"))
+    assert others(found).keys() == STAGED[name]
 
 
 def test_an_exchange_keeps_one_whole_step_at_any_moment(strangers: Server) -> None:

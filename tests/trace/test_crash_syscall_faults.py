@@ -65,6 +65,39 @@ def test_calls_are_counted_over_the_whole_tree_below_the_directory_only(tmp_path
     assert (found["calls"], found["fired"], found["code"]) == (7, 0, 0)
 
 
+STAGED = """
+    def staged(data):
+        careful(root.parent / "draft", data)
+        os.rename(root.parent / "draft", root / "a")
+    careful(root.parent / "log", b"never moved in")
+    staged(b"abc")
+    staged(b"again")
+"""
+
+
+def test_calls_at_files_made_elsewhere_are_counted_where_that_is_asked_for(tmp_path: Path) -> None:
+    calls = ["openat", "write", "fsync"]
+    found = run(tmp_path, STAGED, elsewhere=True)
+    seen = [(call["what"], call["path"], call["elsewhere"]) for call in found["log"]]
+    log, place = str(tmp_path / "log"), [(what, "a", False) for what in [*calls, "rename"]]
+    assert seen == [*((what, log, True) for what in calls), *place, *place]
+    plain = run(tmp_path / "plain", STAGED)
+    assert [call["what"] for call in plain["log"]] == ["rename"] * 2
+
+
+def test_a_call_at_a_file_made_elsewhere_fails_as_asked(tmp_path: Path) -> None:
+    found = run(tmp_path, STAGED, elsewhere=True, at=5, error="ENOSPC")
+    assert (found["fired"], found["code"]) == (1, 1)
+    assert "No space left" in found["stderr"]
+    assert found["log"][4] == {
+        **found["log"][4],
+        "what": "write",
+        "path": str(tmp_path / "draft"),
+        "elsewhere": True,
+        "injected": True,
+    }
+
+
 @pytest.mark.parametrize("writer", ["careful", "careless"])
 def test_a_short_write_really_writes_half(writer: str, tmp_path: Path) -> None:
     found = run(tmp_path, f"    {writer}(root / 'a', {DATA!r})", at=1, error="short")
