@@ -29,7 +29,9 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class LightningTrainer:
-    """Fits jobs by `Trainer.fit`."""
+    """Fits jobs by `Trainer.fit`, with the classes of the module `parts`."""
+
+    parts = PARTS
 
     def __init__(self, root: Path, keep_last: int | None) -> None:
         """Keep the directory and how many of the last steps stay; -1 is all."""
@@ -44,7 +46,7 @@ class LightningTrainer:
         journal: Journal,
     ) -> None:
         """Train; resume from the last checkpoint, or from the file of a step."""
-        parts = importlib.import_module(PARTS)
+        parts = importlib.import_module(self.parts)
         callback = parts.AtSteps(self.root, save_top_k=self.save_top_k, **SAVE)
         callback.until, callback.save_at, callback.journal = until, save_at, journal
         trainer = parts.lightning.Trainer(
@@ -53,9 +55,13 @@ class LightningTrainer:
             accumulate_grad_batches=job.accumulate,
             callbacks=[callback],
             default_root_dir=self.root,
-            **QUIET,
+            **QUIET | self.extras(journal),
         )
         trainer.fit(parts.Module(job), job.loader, ckpt_path=self.path(resume))
+
+    def extras(self, journal: Journal) -> dict[str, Any]:  # noqa: ARG002  for subclasses
+        """Return further options of the `Trainer`: none."""
+        return {}
 
     def path(self, resume: bool | int | Path) -> Path | str | None:  # noqa: FBT001  as above
         """Return `ckpt_path` for `fit`: None, "last", the file of a step, or a path."""

@@ -76,7 +76,11 @@ class AtSteps(callbacks.ModelCheckpoint):  # type: ignore[misc]  # as above
         except Exception as error:
             self.journal.failed(job.step, error)
             raise
-        self.journal.acknowledged(job.step)
+        self.acknowledge(job.step)
+
+    def acknowledge(self, step: int) -> None:
+        """Tell the journal: the files of the step are there when the save has returned."""
+        self.journal.acknowledged(step)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:  # noqa: ANN401
         """Save nothing: Lightning would write `last` at a step that nobody chose."""

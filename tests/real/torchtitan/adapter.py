@@ -76,6 +76,8 @@ def start_group() -> None:
 class Titan:
     """The manager of the job that is alive: it is made of a job's parts."""
 
+    mode = "disabled"
+
     def __init__(self, root: Path, keep: int | None) -> None:
         """Keep where, and how many; 0 keeps all."""
         self.root, self.keep = root, keep or 0
@@ -100,7 +102,11 @@ class Titan:
         states = {name: part for name, part in job.components.items() if name not in own}
         self.manager = CheckpointManager(
             CheckpointManager.Config(
-                enable=True, folder=FOLDER, interval=1, keep_latest_k=self.keep
+                enable=True,
+                folder=FOLDER,
+                interval=1,
+                keep_latest_k=self.keep,
+                async_mode=self.mode,
             ),
             dataloader=job.loader,
             model_parts=[job.model],
