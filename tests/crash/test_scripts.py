@@ -202,6 +202,21 @@ def test_started_anew_it_comes_to_the_same(explored: Explored, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_script_that_is_started_anew_after_all_is_recorded_from_an_empty_directory(
+    tmp_path: Path,
+) -> None:
+    """What its forked run left was resumed from by the recorded one, which then saved nothing."""
+    command = (sys.executable, str(SCRIPTS / "unlike.py"), "--out", "{out}")
+    options = ("--model", "kill", "--result-file", "result.json")
+    told = run(tmp_path / "out", *options, command=command)
+    assert "started anew for each state: forked, it gives another result" in told.text
+    assert told.code == 1, told.text
+    anew = run(tmp_path / "anew", "--no-fork", *options, command=command)
+    assert told.outcomes("kill") == anew.outcomes("kill")
+    assert "LOST_ALL" in told.worst("kill")
+
+
+@pytest.mark.slow
 def test_ranks_of_torchrun_that_save_in_place_lose_everything(tmp_path: Path) -> None:
     launcher = str(Path(sys.executable).parent / "torchrun")
     command = (

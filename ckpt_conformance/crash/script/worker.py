@@ -93,10 +93,15 @@ class Worker:
     # -- the uninterrupted run --------------------------------------------------------------
 
     def record(self, folder: Path) -> Recorded | Failed:
-        """Record a run in `folder`, and keep what it produced beside it."""
+        """Record a run in `folder`, from an empty directory; keep what it produced beside it.
+
+        An earlier rehearsal may have recorded here: what it left would be resumed from.
+        """
+        trees.empty(self.root)
         output = self.folder / "output"
         output.write_bytes(b"")
-        use_temporary(self.root)
+        if temporary := use_temporary(self.root):
+            trees.empty(temporary)
         recorder = Recorder(self.root, folder / "recording", journal=output)
         begun = time.monotonic()
         try:
