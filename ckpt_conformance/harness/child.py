@@ -63,6 +63,7 @@ class Child:
         self._opened: Any = None
         self._prepared: Any = None  # the job that the open manager has prepared
         self._pending: tuple[int, Any] | None = None  # step and PendingSave
+        self._saves_in_background = False
         self.journal.on_acknowledged = self._acknowledged
 
     def new_job(self, spec: messages.JobSpec) -> Any:  # noqa: ANN401  Job | ShardedJob
@@ -213,6 +214,7 @@ class Child:
             self.journal.on_begun = lambda _: None
             result["records"] = tuple(self.journal.records[first:])
             result["step"] = int(self.job.step)
+            result["in_background"] = self._saves_in_background
         if op.final:
             result["final"] = self.job.leaves()
 
@@ -264,7 +266,7 @@ class Child:
         if pending is None:
             self.journal.acknowledged(step)
         else:
-            self._pending = step, pending
+            self._pending, self._saves_in_background = (step, pending), True
 
     def finish_save(self) -> None:
         """Wait for a save that goes on in the background; raises what made it fail."""

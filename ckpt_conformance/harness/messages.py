@@ -297,6 +297,7 @@ class RunResult(Result, frozen=True, tag="run"):
     step: int | None = None
     final: RankLeaves | None = None
     faults: tuple[FaultReport, ...] = ()
+    in_background: bool = False  # a save of this process returned before it had ended
 
 
 class SaveResult(Result, frozen=True, tag="save"):

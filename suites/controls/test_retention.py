@@ -199,14 +199,15 @@ def test_exactly_the_newest_stay(subject: Subject) -> None:
     """After twelve saves with three to keep, exactly steps 10, 11 and 12 are there, and load.
 
     Why: names sorted as text let step 10 go before step 2; a limit was not enforced (C08, VX10).
-    How: save twelve steps in one child, close, ask, load each that stays by its number. Where they
-    are the right ones, look at how many names there are after 6, 12 and 18 saves: what grows with
-    every deletion is left of it.
+    How: save twelve steps in one child, close, ask, load each that stays by its number. A manager
+    that saves in the background may keep one more until its next save. Where they are the right
+    ones, look at how many names there are after 6, 12 and 18 saves: what grows with every deletion
+    is left of it.
     """
     keep = at_most(subject, max(3, fewest(subject)))
     saved = rotating(subject, 13, tuple(range(1, 13)), keep, watch=True)
     steps = left(subject, saved)
-    if steps != list(range(13 - keep, 13)):
+    if not smoke.are_newest(saved, steps, range(1, 13), keep):
         message = f"rotation does not leave the newest {keep} of twelve"
         raise Violation(message, evidence={"steps": steps})
     if Capability.EXPLICIT_STEP in subject.info.capabilities:

@@ -150,6 +150,31 @@ class Purging(StepFiles):
         """Waits for nothing: that is what `settle` is for."""
 
 
+@dataclass
+class Counting(ThreadManager):
+    """Counts what is there when a save begins, and deletes all but the newest of it.
+
+    So the step before the newest stays until the next save, and one more of the `spare` ones.
+    """
+
+    keep: int | None = None
+    spare: int = 0
+
+    def save(self, job: TrainingJob, step: int) -> Any:  # noqa: ANN401
+        others = [there for there in self.steps() if there != step]
+        for old in others[: max(0, len(others) - self.keep - self.spare)] if self.keep else ():
+            self.path(old).unlink()
+        return super().save(job, step)
+
+
+@dataclass(frozen=True)
+class Counts(AdapterBase):
+    spare: int = 0
+
+    def open(self, root: Path, options: OpenOptions) -> Counting:
+        return Counting(root, keep=options.keep_last, spare=self.spare)
+
+
 @dataclass(frozen=True)
 class Purges(AdapterBase):
     def open(self, root: Path, options: OpenOptions) -> Purging:
@@ -186,13 +211,15 @@ aliasing = background(Aliasing)
 forgetful = background(Forgetful)
 unwrapped = background(Unwrapped)
 wrapping = background(Wrapping, prepares=True)
-purging = Purges(
-    name="background-purging",
-    version="1",
-    holds=EVERYTHING,
-    refusals=(FileNotFoundError,),
-    capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
-)
+ROTATING: dict[str, Any] = {
+    "version": "1",
+    "holds": EVERYTHING,
+    "refusals": (FileNotFoundError,),
+    "capabilities": frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
+}
+purging = Purges(name="background-purging", **ROTATING)
+counting = Counts(name="background-counting", **ROTATING)
+sparing = Counts(name="background-sparing", **ROTATING, spare=1)
 not_rotating = background(
     ThreadManager,
     capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),

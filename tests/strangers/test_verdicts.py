@@ -53,6 +53,7 @@ STAGED = {
 }
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
 REUSING = ("addressed", "slots", "always_three", "sweeping", "three_unsaid")
+ROTATED = ("CKC-SMOK-003", *(f"CKC-RETN-00{number}" for number in range(1, 7)))
 UNSYNCED = tuple(f"unsynced_{count}" for count in (1, 20, 60, 160, 500))
 SYNCED = tuple(f"synced_{count}" for count in (1, 20, 160, 500))
 BUT_ONE = tuple(f"but_one_{count}" for count in (20, 160, 500))
@@ -72,6 +73,8 @@ ADAPTERS = (
             "wrapping",
             "not_rotating",
             "purging",
+            "counting",
+            "sparing",
         )
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
@@ -409,6 +412,13 @@ def test_a_thread_that_deletes_after_the_save_is_waited_for(strangers: Server) -
     """What it deletes meets the faults of that save, and is gone when it is asked for."""
     names = (*(f"CKC-RETN-00{number}" for number in range(1, 8)), "CKC-IOER-007", "CKC-SMOK-003")
     assert others(verdicts("background:purging", strangers, *names)) == {}
+
+
+def test_a_save_in_the_background_may_leave_one_more_and_not_two(strangers: Server) -> None:
+    """What counts while the newest is not there yet keeps one more; torchtitan's thread may."""
+    assert others(verdicts("background:counting", strangers, *ROTATED)) == {}
+    wrong = others(verdicts("background:sparing", strangers, *ROTATED))
+    assert wrong.keys() == {"CKC-RETN-002", "CKC-RETN-006"}
 
 
 @pytest.mark.parametrize("name", UNSYNCED)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.adapters.lightning_checkpoint import Lightning, LightningTrainer
 from ckpt_conformance.adapters.lightning_checkpoint import make as make_synchronous
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckpt_conformance.contract import Journal, OpenOptions
 
 PARTS = "async_parts"  # imported late: it imports Lightning

@@ -40,7 +40,9 @@ class Writer(TorchCheckpointIO):  # type: ignore[misc]  # known at run time only
         super().__init__()
         self.journal = journal
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *rest: Any, **more: Any) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, *rest: Any, **more: Any
+    ) -> None:
         """Write a file."""
         super().save_checkpoint(checkpoint, path, *rest, **more)
         if Path(path).name == "last.ckpt":
