@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import trees
+from ckpt_conformance.contract import kept_trees, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, control_failed
 from ckpt_conformance.fault_injectors import counting, injector, points
 from ckpt_conformance.fault_injectors.counting import Counted, Where
@@ -154,10 +154,10 @@ def crash_state(subject: Subject, kind: SaveKind, point: Point) -> Path:
     """
     is_call = point.fault == points.SYSTEM_CALL
     keep = _kept(subject, kind, Where.CALLS)
-    before, after = keep / point.disk[0], keep / point.disk[1]
     if point.moment != "prefix":
-        return after if point.moment == "after" else before
-    target = keep / f"{point.disk[1]} {point.path.replace('/', ' ')} {point.prefix} {point.at}"
+        return kept_trees.kept(keep, point.disk[point.moment == "after"])
+    before, after = (kept_trees.kept(keep, tree) for tree in point.disk)
+    target = keep / f"{after.name} {point.path.replace('/', ' ')} {point.prefix} {point.at}"
     if is_call:
         trees.materialize(before, target)
         _write_part(after / point.path, target / point.path, point)

@@ -11,11 +11,10 @@ is left".
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract.kept_trees import identity
 from ckpt_conformance.trace.faults import WRITING
 from ckpt_conformance.trace.syscall_faults import half
 
@@ -54,7 +53,8 @@ class Point:
     what: str
     path: str
     state: tuple[str, ...]
-    disk: tuple[str, str] = ("", "")  # names of the trees that were kept before and after the call
+    # The trees that were kept before and after the call.
+    disk: tuple[Tree, Tree] = field(default=({}, {}), compare=False)
     offset: int = 0  # where in the file a write at a system call begins
     cut: int = 0  # bytes of it that a kill in the middle leaves
 
@@ -94,7 +94,7 @@ def _of_call(fault: str, call: SeenCall, following: Tree, before: Tree, after: T
         return Point(
             *named,
             state,
-            (identity(call.tree), identity(following)),
+            (call.tree, following),
             offset=call.offset,
             cut=half(call.offset, call.size) if call.what in WRITING else 0,
         )

@@ -327,10 +327,13 @@ def prepare_mmap(request: Request) -> Action | None:
     may be later, by mprotect(2).
     """
     opened = _opened(request, 4)
-    if opened is None or request.mapped is None:
-        return None  # an injector has no error for a store
+    if opened is None:
+        return None
     file, _, number = opened
     if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR:
+        if request.mapped is None:
+            request.tree.mapped.add(number)  # an injector has no error for a store
+            return None
         why = request.mapped.mapping(number, file, request.process, request.thread)
         if why:
             request.cannot_object(number, why)

@@ -51,6 +51,8 @@ class FaultSupervisor:
     fired: int = 0
     log: list[CountedCall] = field(default_factory=list[CountedCall])
     objects: list[int] = field(default_factory=list[int])  # what each of these calls is about
+    keeper: kept_trees.Keeper | None = None
+    known: int = 0  # operations that the tree which was kept last has seen
     supervisor: Supervisor | None = None
 
     def attach(self, supervisor: Supervisor) -> None:
@@ -65,6 +67,7 @@ class FaultSupervisor:
         self.fault, self.armed = fault, True
         self._follow(is_on=fault.elsewhere)
         self.calls, self.fired, self.log, self.objects = 0, 0, [], []
+        self.keeper = kept_trees.Keeper(self.root, Path(fault.keep)) if fault.keep else None
 
     def report(self) -> FaultReport:
         """Return what was counted since the fault was armed."""
@@ -129,11 +132,25 @@ class FaultSupervisor:
 
     def _kept(self) -> dict[str, str]:
         """Keep the directory as a process that died now would leave it; return its content."""
-        if not self.fault.keep:
+        if self.keeper is None:
             return {}
-        tree = kept_trees.fingerprint(self.root)
-        kept_trees.keep(self.root, Path(self.fault.keep), tree)
-        return tree
+        return self.keeper.keep(self._touched())
+
+    def _touched(self) -> set[str] | None:
+        """Return the names that may differ since the last time; None if any may."""
+        supervisor = self.supervisor
+        if supervisor is None or supervisor.unsupported:
+            return None
+        tree, done = supervisor.tree, supervisor.operations[self.known :]
+        self.known = len(supervisor.operations)
+        renames = (op for op in done if op.kind in {Kind.RENAME, Kind.EXCHANGE})
+        if any({op.object, op.replaced} & tree.children.keys() for op in renames):
+            return None  # every name below it is another one
+        names = {op.path for op in done if op.path}
+        names |= {op.target for op in done if op.target and op.kind is not Kind.SYMLINK}
+        for number in {*tree.mapped, *(op.object for op in done)}:
+            names |= {tree.join(*name) for name in tree.names.get(number, ())}
+        return names
 
     def inject(self, request: Request, action: Action, path: str) -> Result | str:
         """Write down that the fault fires, at a file of that path, and fire."""

@@ -27,6 +27,7 @@ class Tree:
         # Files that were made elsewhere on the same disk: they may be moved or linked in yet.
         self.outside: set[int] = set()
         self.elsewhere: dict[int, str] = {}  # where they were made: an absolute path; also later
+        self.mapped: set[int] = set()  # files that may be stored into without a call, unfollowed
         self.unclear: dict[int, str] = {}  # of those: why their bytes are not known
         self.initial: list[Entry] = []
         self._scan("", ROOT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,8 +49,9 @@ FAMILY = """
 """
 
 
-def run(tmp_path: Path, work: str, **fault: Any) -> dict[str, Any]:  # noqa: ANN401
+def run(tmp_path: Path, work: str, before: str = "", **fault: Any) -> dict[str, Any]:  # noqa: ANN401
     script = DRIVER.replace("    WORK", work.strip("\n"))
+    script = script.replace("found = trial", f"{dedent(before)}found = trial")
     command = [sys.executable, "-B", "-c", script, str(tmp_path / "root"), json.dumps(fault)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -96,6 +98,42 @@ def test_a_call_at_a_file_made_elsewhere_fails_as_asked(tmp_path: Path) -> None:
         "elsewhere": True,
         "injected": True,
     }
+
+
+CHANGES = """
+    import mmap
+    (root / "old").mkdir()
+    careful(root / "old" / "a", b"a")
+    os.link(root / "old" / "a", root / "b")
+    careful(root / "b", b"both")
+    os.unlink(root / "b")
+    os.rename(root / "old", root / "new")
+    careful(root / "new" / "c", b"c" * 5000)
+    os.truncate(root / "new" / "c", 4096)
+    os.symlink("../../elsewhere", root / "link")
+    with open(root / "mapped", "w+b") as file:
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096) as stored:
+            stored[:5] = b"first"
+            careful(root / "d", b"d")
+            stored[:5] = b"later"
+            careful(root / "e", b"e")
+    os.replace(root / "d", root / "e")
+    careful(root / "last", b"")
+"""
+
+
+def test_the_trees_at_calls_are_those_that_a_whole_look_gives(tmp_path: Path) -> None:
+    fault = {"error": "kill", "keep": str(tmp_path / "kept")}
+    found = run(tmp_path, CHANGES, **fault)
+    forgets = """
+    from ckpt_conformance.trace.syscall_faults import FaultSupervisor
+    FaultSupervisor._touched = lambda _: None
+"""
+    looked = run(tmp_path / "looked", CHANGES, before=forgets, **fault)
+    assert [call["tree"] for call in found["log"]] == [call["tree"] for call in looked["log"]]
+    assert (found["code"], len(found["log"])) == (0, len(looked["log"]))
+    assert len({str(call["tree"]) for call in found["log"]}) > 15
 
 
 @pytest.mark.parametrize("writer", ["careful", "careless"])
