@@ -354,13 +354,15 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     """After restarts as many checkpoints are kept as without.
 
     Why: a list of what may go that lives in memory is empty after a restart (C11, VX10).
-    How: save with two to keep, count; resume and save in two more children, count again.
+    How: save with two to keep, count; resume and save in two more children, count again. Where saves
+    go on in the background there may be one more, or less: see CKC-RETN-002.
     """
     keep = keeping(subject, 2)
-    first = left(subject, rotating(subject, 3, (1, 2, 3), keep))
+    saved = rotating(subject, 3, (1, 2, 3), keep)
+    first = left(subject, saved)
     rotating(subject, 5, (4, 5), keep, resume=True, then=[Close()])
     last = left(subject, rotating(subject, 7, (6, 7), keep, resume=True))
-    if len(last) != len(first):
+    if abs(len(last) - len(first)) > saved.of(RunResult).in_background:
         evidence = {"in one child": first, "after two restarts": last}
         raise Violation("restarts change how many checkpoints are kept", evidence=evidence)
 
