@@ -354,8 +354,8 @@ def test_restarts_do_not_pile_up_checkpoints(subject: Subject) -> None:
     """After restarts as many checkpoints are kept as without.
 
     Why: a list of what may go that lives in memory is empty after a restart (C11, VX10).
-    How: save with two to keep, count; resume and save in two more children, count again. Where saves
-    go on in the background there may be one more, or less: see CKC-RETN-002.
+    How: save with two to keep, count; resume and save in two more children, count again. Where
+    saves go on in the background there may be one more, or less: see CKC-RETN-002.
     """
     keep = keeping(subject, 2)
     saved = rotating(subject, 3, (1, 2, 3), keep)
