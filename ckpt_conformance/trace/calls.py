@@ -15,6 +15,11 @@ NOTES = 1009  # the descriptor that stack dumps go to; writes to it are not aske
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FICLONE, _FICLONERANGE, _FIDEDUPERANGE = 0x40049409, 0x4020940D, 0xC0189436
 _SHARED, _ANONYMOUS = 1, 0x20
+_DUPLICATING = (0, 1030)  # F_DUPFD, F_DUPFD_CLOEXEC
+_NEW_USER = 0x10000000
+NOTES_TAKEN = (
+    f"it is open as descriptor {NOTES}, which the recorder uses: what is written there is not seen"
+)
 
 # name: (x86-64, aarch64); -1 where there is none
 NUMBERS: dict[str, tuple[int, int]] = {
@@ -66,7 +71,22 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "io_uring_enter": (426, 426),
     "open_by_handle_at": (304, 265),
     "ioctl": (16, 29),
+    "dup2": (33, -1),
+    "dup3": (292, 24),
+    "fcntl": (72, 25),
     "umask": (95, 166),
+    "setuid": (105, 146),
+    "setgid": (106, 144),
+    "setreuid": (113, 145),
+    "setregid": (114, 143),
+    "setgroups": (116, 159),
+    "setresuid": (117, 147),
+    "setresgid": (119, 149),
+    "setfsuid": (122, 151),
+    "setfsgid": (123, 152),
+    "capset": (126, 91),
+    "unshare": (272, 97),
+    "setns": (308, 268),
     "execve": (59, 221),
     "execveat": (322, 281),
     "read": (0, 63),
@@ -78,6 +98,48 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "close": (3, 57),
     "exit_group": (231, 94),
 }
+# Of programs for the older architecture of the same machine: i386, and ARM of 32 bits.
+NUMBERS_OF_32_BITS: dict[str, tuple[int, int]] = {
+    "write": (4, 4),
+    "open": (5, 5),
+    "creat": (8, 8),
+    "link": (9, 9),
+    "unlink": (10, 10),
+    "mknod": (14, 14),
+    "rename": (38, 38),
+    "mkdir": (39, 39),
+    "rmdir": (40, 40),
+    "symlink": (83, 83),
+    "truncate": (92, 92),
+    "ftruncate": (93, 93),
+    "writev": (146, 146),
+    "pwrite64": (181, 181),
+    "truncate64": (193, 193),
+    "ftruncate64": (194, 194),
+    "openat": (295, 322),
+    "mkdirat": (296, 323),
+    "unlinkat": (301, 328),
+    "renameat": (302, 329),
+    "linkat": (303, 330),
+    "symlinkat": (304, 331),
+    "fallocate": (324, 352),
+    "pwritev": (334, 362),
+    "renameat2": (353, 382),
+    "openat2": (437, 437),
+}
+# Only the name or the descriptor of these is looked at: the rest lies otherwise than in 64 bits.
+_LIKE = {
+    "writev": "write",
+    "pwrite64": "write",
+    "pwritev": "write",
+    "fallocate": "write",
+    "truncate64": "truncate",
+    "ftruncate64": "ftruncate",
+}
+RIGHTS = (
+    *("setuid", "setgid", "setreuid", "setregid", "setgroups", "setresuid", "setresgid"),
+    *("setfsuid", "setfsgid", "capset", "unshare", "setns"),
+)
 CLOSING = ("close", "exit_group")
 READING = ("read", "pread64", "readv", "preadv", "preadv2", "getdents64")
 # Let through and named where they touch a file below the directory.
@@ -91,7 +153,7 @@ UNSUPPORTED = {
 # Changes nothing that a crash state keeps: named here so that the table is whole.
 HARMLESS = frozenset(
     {
-        *("dup", "dup2", "dup3", "fcntl", "flock", "lseek", "chdir", "fchdir"),
+        *("dup", "flock", "lseek", "chdir", "fchdir"),
         *("stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2"),
         *("readlink", "readlinkat", "fadvise64", "readahead", "sync_file_range"),
         *("chown", "fchown", "fchownat", "lchown", "munmap", "mremap", "mprotect"),
@@ -104,6 +166,11 @@ CONDITIONS: dict[str, list[tuple[Test, ...]]] = {
     "open": [(Test(1, "any", _WRITES),)],
     "openat": [(Test(2, "any", _WRITES),)],
     "open_by_handle_at": [(Test(2, "any", _WRITES),)],
+    "dup2": [(Test(1, "is", NOTES),)],
+    "dup3": [(Test(1, "is", NOTES),)],
+    # Nobody has hundreds of descriptors in use from a smaller number on.
+    "fcntl": [(Test(1, "is", code), Test(2, "from", NOTES // 2)) for code in _DUPLICATING],
+    "unshare": [(Test(0, "any", _NEW_USER),)],
     "mmap": [(Test(3, "any", _SHARED), Test(3, "no", _ANONYMOUS))],
     "ioctl": [(Test(1, "is", code),) for code in (_FICLONE, _FICLONERANGE, _FIDEDUPERANGE)],
 }
@@ -122,6 +189,13 @@ def names() -> dict[int, str]:
     """Map numbers on this machine to names."""
     column = _column()
     return {numbers[column]: name for name, numbers in NUMBERS.items() if numbers[column] >= 0}
+
+
+def names_of_32_bits() -> dict[int, str]:
+    """Map numbers of the older architecture to names, by which a call is looked into."""
+    column = _column()
+    numbers = {name: both[column] for name, both in NUMBERS_OF_32_BITS.items()}
+    return {number: _LIKE.get(name, name) for name, number in numbers.items()}
 
 
 def rules(*, reading: bool = False, closing: bool = False) -> list[Rule]:

@@ -15,7 +15,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.trace import calls, mapped, notify, rings
+from ckpt_conformance.trace import calls, limits, mapped, notify, rings
 from ckpt_conformance.trace.operations import Kind
 from ckpt_conformance.trace.request import AT_FDCWD, Action, Request, Result
 
@@ -31,6 +31,7 @@ _ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(_BUFFER))
 _KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE, _UNSHARE, _COLLAPSE, _INSERT = 1, 2, 16, 64, 8, 32
 _RWF_SYNC, _RWF_APPEND = 2 | 4, 16
 _MOST = 0x7FFFF000  # bytes that one call copies at most
+_VECTORS = 1024  # IOV_MAX: of one call
 
 
 def _opened(request: Request, index: int) -> tuple[int, os.stat_result, int] | None:
@@ -98,7 +99,10 @@ def _pieces(request: Request) -> tuple[list[tuple[int, int]], int | None, int]:
     if request.name in {"write", "pwrite64"}:
         offset = request.long(3) if request.name == "pwrite64" else None
         return [(request.word(1), request.word(2))], offset, 0
-    words = request.memory(request.word(1), f"={2 * request.number(2)}Q")
+    count = request.number(2)
+    if not 0 <= count <= _VECTORS:
+        raise OSError(errno.EINVAL, "too many vectors")
+    words = request.memory(request.word(1), f"={2 * count}Q")
     pieces = list(zip(words[::2], words[1::2], strict=True))
     offset = None if request.name == "writev" else request.long(3)
     if request.name != "pwritev2":
@@ -132,9 +136,9 @@ def _copy_out(
         if not done and not request.is_valid():
             return None
         try:
-            wrote = _write(
-                file, _VIEW[:got], None if offset is None else offset + done, write_flags
-            )
+            with limits.as_of(request):
+                at = None if offset is None else offset + done
+                wrote = _write(file, _VIEW[:got], at, write_flags)
         except OSError as error:
             return done or -(error.errno or errno.EIO)
         request.sunk(_VIEW[:wrote])
@@ -172,10 +176,11 @@ def prepare_copy(request: Request) -> Action | None:
             return None  # the kernel says it better
         count = size if limit is None else limit
         try:
-            if is_range:
-                done = os.copy_file_range(source, target, count, at[0], at[1])
-            else:
-                done = os.sendfile(target, source, at[0], count)
+            with limits.as_of(request):
+                if is_range:
+                    done = os.copy_file_range(source, target, count, at[0], at[1])
+                else:
+                    done = os.sendfile(target, source, at[0], count)
         except OSError as error:
             return -(error.errno or errno.EIO)
         for index, before in zip((inward, outward), at, strict=True):
@@ -232,10 +237,11 @@ def prepare_truncate(request: Request) -> Action | None:
 
     def perform(_: int | None) -> Result:
         try:
-            if request.name == "ftruncate":
-                os.ftruncate(target, size)
-            else:
-                os.truncate(f"/proc/self/fd/{target}", size)
+            with limits.as_of(request):
+                if request.name == "ftruncate":
+                    os.ftruncate(target, size)
+                else:
+                    os.truncate(f"/proc/self/fd/{target}", size)
         except OSError as error:
             return -(error.errno or errno.EIO)
         parent = request.tree.parent(number)
@@ -255,12 +261,14 @@ def prepare_fallocate(request: Request) -> Action | None:
     path = request.tree.path(number)
 
     def perform(_: int | None) -> Result:
-        value = notify.syscall(calls.number_of("fallocate"), file, mode, offset, size)
-        if value < 0:
-            return value
+        try:
+            with limits.as_of(request):
+                _allocate(file, mode, offset, size)
+        except OSError as error:
+            return -(error.errno or errno.EIO)
         if mode & (_COLLAPSE | _INSERT):
             request.cannot_object(number, "fallocate moved the bytes behind a range")
-            return value
+            return 0
         fields = {"object": number, "path": path, "parent": request.tree.parent(number)}
         keeps = mode & _KEEP_SIZE
         if mode & (_PUNCH_HOLE | _ZERO_RANGE):
@@ -269,9 +277,15 @@ def prepare_fallocate(request: Request) -> Action | None:
                 request.make(Kind.WRITE, **fields, offset=offset, size=end - offset)
         elif not keeps:
             request.make(Kind.ALLOCATE, **fields, offset=offset, size=size)
-        return value
+        return 0
 
     return Action(path, perform, number)
+
+
+def _allocate(file: int, *arguments: int) -> None:
+    value = notify.syscall(calls.number_of("fallocate"), file, *arguments)
+    if value < 0:
+        raise OSError(-value, "fallocate")
 
 
 # -- syncing ----------------------------------------------------------------------------------
@@ -427,6 +441,14 @@ def prepare_clone(request: Request) -> Action | None:
     return Action(request.tree.path(opened[2]), lambda _: -errno.EOPNOTSUPP, opened[2])
 
 
+def prepare_duplicate(request: Request) -> Action | None:
+    """dup2, dup3, fcntl(F_DUPFD): done by the kernel; one number is the recorder's own."""
+    opened = _opened(request, 0)
+    if opened is not None:
+        request.cannot_object(opened[2], calls.NOTES_TAKEN)
+    return None
+
+
 def prepare_read(request: Request) -> Action | None:
     """Reads: asked about only by an injector, done by the kernel."""
     taken = request.take(0)
@@ -444,6 +466,7 @@ PREPARE: dict[str, Callable[[Request], Action | None]] = {
     "msync": prepare_msync,
     **dict.fromkeys(calls.UNSUPPORTED, prepare_foreign),
     "ioctl": prepare_clone,
+    **dict.fromkeys(("dup2", "dup3", "fcntl"), prepare_duplicate),
     **dict.fromkeys(calls.READING, prepare_read),
     **dict.fromkeys(calls.CLOSING, prepare_close),
 }

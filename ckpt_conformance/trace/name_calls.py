@@ -376,6 +376,8 @@ def prepare_link(request: Request) -> Action | None:
             request.number(0) if at else AT_FDCWD, source, follow=bool(flags & AT_SYMLINK_FOLLOW)
         )
         folder, name = old.folder, old.name
+        if old.magic and not flags & AT_SYMLINK_FOLLOW:
+            return None  # a link of the name itself: /proc is another file system, EXDEV
         info = os.stat(name, dir_fd=folder, follow_symlinks=old.magic)
         flags = AT_SYMLINK_FOLLOW if old.magic else 0
     number, parent = request.tree.find(info), new.parent

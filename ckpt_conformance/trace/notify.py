@@ -38,7 +38,9 @@ _RECV, _SEND, _ID_VALID, _ADDFD, _SET_FLAGS = (
 _CONTINUE = 1
 _ADDFD_SEND = 2
 _SYNC_WAKE_UP = 1
-_LOAD, _EQUALS, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: LD W ABS, JEQ, JSET, RET
+# Of BPF: LD W ABS, JEQ, JGE, JSET, RET, JA.
+_LOAD, _EQUALS, _FROM, _ANY_BIT, _RETURN, _JUMP = 0x20, 0x15, 0x35, 0x45, 0x06, 0x05
+_CODES = {"any": _ANY_BIT, "no": _ANY_BIT, "is": _EQUALS, "not": _EQUALS, "from": _FROM}
 PAGE = 4096
 PATH_MAX = 4096
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -56,7 +58,10 @@ class NotAvailableError(RuntimeError):
 
 @dataclass(frozen=True)
 class Test:
-    """A condition on the low 32 bits of an argument: `any` or `no` bit of a mask, `is`, `not`."""
+    """A condition on the low 32 bits of an argument: a bit of a mask, or a comparison.
+
+    `any` or `no` bit; `is`, `not`, or at least (`from`) the value.
+    """
 
     argument: int
     how: str
@@ -80,6 +85,7 @@ class Notification:
     number: int
     arguments: tuple[int, ...]
     begin: int = 0
+    is_foreign: bool = False  # of another architecture, whose numbers mean other calls
 
 
 def syscall(number: int, *arguments: object) -> int:
@@ -107,19 +113,22 @@ def _block(rule: Rule) -> bytes:
     ops += [_op(_LOAD, 0), _op(_EQUALS, rule.number, 0, left)]
     for test in rule.tests:
         left -= 2
-        code = _ANY_BIT if test.how in {"any", "no"} else _EQUALS
-        skip = (0, left) if test.how in {"any", "is"} else (left, 0)
+        code = _CODES[test.how]
+        skip = (0, left) if test.how in {"any", "is", "from"} else (left, 0)
         ops += [_op(_LOAD, 16 + 8 * test.argument), _op(code, test.value, *skip)]
     return b"".join([*ops, _op(_RETURN, _RET_NOTIFY)])
 
 
-def compile_filter(machine: str, rules: Iterable[Rule]) -> bytes:
-    """Compile rules to BPF; a call of a foreign architecture is let through."""
-    start = [_op(_LOAD, 4), _op(_EQUALS, MACHINES[machine], 1, 0), _op(_RETURN, _RET_ALLOW)]
-    return b"".join([*start, *(_block(rule) for rule in rules), _op(_RETURN, _RET_ALLOW)])
+def compile_filter(machine: str, rules: Iterable[Rule], foreign: Iterable[int] = ()) -> bytes:
+    """Compile rules to BPF; of another architecture it asks about the calls with these numbers."""
+    others = b"".join(_block(Rule(number)) for number in foreign) + _op(_RETURN, _RET_ALLOW)
+    own = b"".join(_block(rule) for rule in rules) + _op(_RETURN, _RET_ALLOW)
+    # A jump on a condition reaches 255 instructions, one without (JA) any.
+    start = [_op(_LOAD, 4), _op(_EQUALS, MACHINES[machine], 0, 1), _op(_JUMP, len(others) // 8)]
+    return b"".join([*start, others, own])
 
 
-def install(rules: Sequence[Rule]) -> int:
+def install(rules: Sequence[Rule], foreign: Sequence[int] = ()) -> int:
     """Install a filter in this process, for good; return the listener.
 
     Raises NotAvailableError where the kernel or a policy does not allow it.
@@ -127,7 +136,7 @@ def install(rules: Sequence[Rule]) -> int:
     machine = platform.machine()
     if machine not in MACHINES or platform.system() != "Linux":
         raise NotAvailableError(_explain(f"{platform.system()} on {machine} has no filter here"))
-    program = compile_filter(machine, rules)
+    program = compile_filter(machine, rules, foreign)
     kept = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(kept))
     LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -198,8 +207,9 @@ class Listener:
             if error.errno in {errno.ENOENT, errno.EINTR}:
                 return None
             raise
-        id_, thread, _, number, _, _, *arguments = struct.unpack("=QIIiIQ6Q", buffer)
-        return Notification(id_, thread, number, tuple(arguments))
+        id_, thread, _, number, machine, _, *arguments = struct.unpack("=QIIiIQ6Q", buffer)
+        is_foreign = machine != MACHINES[platform.machine()]
+        return Notification(id_, thread, number, tuple(arguments), is_foreign=is_foreign)
 
     def is_valid(self, call: Notification) -> bool:
         """Return whether the caller still waits: what was read until now was its memory."""
@@ -227,14 +237,18 @@ class Listener:
         else:
             self._send(call, value, 0, 0)
 
-    def answer_descriptor(self, call: Notification, descriptor: int, flags: int) -> None:
-        """Answer with a copy of our descriptor, in the caller's table."""
-        packed = struct.pack("=QIIII", call.id, _ADDFD_SEND, descriptor, 0, flags)
+    def answer_descriptor(self, call: Notification, descriptor: int, flags: int) -> int:
+        """Answer with a copy of our descriptor, in the caller's table; return its number there.
+
+        The number is -1 where the caller got an error instead, or is gone.
+        """
+        packed = bytearray(struct.pack("=QIIII", call.id, _ADDFD_SEND, descriptor, 0, flags))
         try:
-            fcntl.ioctl(self.descriptor, _ADDFD, packed)
+            return int(fcntl.ioctl(self.descriptor, _ADDFD, packed))
         except OSError as problem:
             if problem.errno != errno.ENOENT:
                 self.answer(call, -(problem.errno or errno.EMFILE))
+        return -1
 
 
 # -- the caller's memory and descriptors --------------------------------------------------------

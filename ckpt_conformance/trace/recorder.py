@@ -71,7 +71,7 @@ class Recorder:
         sources.register(self.notes)
         os.close(self.notes)
         try:
-            listener = notify.install(self.rules)
+            listener = notify.install(self.rules, tuple(calls.names_of_32_bits()))
         except notify.NotAvailableError as error:
             self.child.sendall(str(error).encode())
             os._exit(70)

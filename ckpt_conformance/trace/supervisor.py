@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpt_conformance.trace import calls, data_calls, events, name_calls, notify
+from ckpt_conformance.trace import calls, data_calls, events, limits, name_calls, notify
 from ckpt_conformance.trace.operations import Kind, Operation, Unsupported
 from ckpt_conformance.trace.request import Action, NewDescriptor, Request, Result, Sink
 
@@ -42,7 +42,7 @@ class Supervisor:
     def __init__(self, listener: Listener, tree: Tree, sources: Sources, journal: str = "") -> None:
         """Start with nothing seen; `journal` is the real path of the child's journal."""
         self.listener, self.tree, self.sources, self.journal = listener, tree, sources, journal
-        self.names = calls.names()
+        self.names, self.names_of_32_bits = calls.names(), calls.names_of_32_bits()
         self.processes = notify.Processes()
         self.queue: deque[Notification] = deque()
         self.operations: list[Operation] = []
@@ -53,6 +53,8 @@ class Supervisor:
         self.clock = 0  # counts receipts and answers
         self.looked = 0  # the clock when mapped files were looked at last
         self.umask_known = True
+        self.rights_known = True  # nobody has changed its own
+        self.rights = limits.rights_of(os.getpid())
         self.frozen = False  # the tree was killed: nobody is answered any more
         self.on_action: Callable[[Request, Action], Result | str] = lambda _a, _b: "perform"
         self.events_of: Callable[[int, bytes], Sequence[Event]] = _events  # of a write
@@ -107,7 +109,7 @@ class Supervisor:
         """Choose a call; while a stack is being dumped one that needs no dump."""
         pending = self.sources.pending
         for call in self.queue if pending else ():
-            if (pending and call.thread == pending.thread) or self.names[call.number] in _NO_DUMP:
+            if (pending and call.thread == pending.thread) or self._name_of(call) in _NO_DUMP:
                 return call
         if self.queue and pending is not None and self.sources.is_ended():
             self._fill_in_source()
@@ -116,7 +118,7 @@ class Supervisor:
     # -- one call -----------------------------------------------------------------------------
 
     def _handle(self, call: Notification) -> None:
-        name = self.names[call.number]
+        name = self._name_of(call)
         if self.sources.pending is not None and self.sources.pending.thread == call.thread:
             self._fill_in_source()  # a thread that calls has left its handler
         if name in _OF_THE_PROCESS:
@@ -138,10 +140,16 @@ class Supervisor:
         finally:
             request.close()
 
+    def _name_of(self, call: Notification) -> str:
+        """Return the name of a call."""
+        return (self.names_of_32_bits if call.is_foreign else self.names)[call.number]
+
     def _note_process(self, name: str, call: Notification) -> None:
         """Note a change of the calling process itself: its umask, or its program."""
         if name == "umask":
             self.umask_known = False
+        elif name in calls.RIGHTS:
+            self.rights_known = False
         else:
             self.sources.replaced(call.thread)
         self.listener.let_go(call)
@@ -154,11 +162,24 @@ class Supervisor:
                 os.umask(umask_of(request.thread))  # any caller may have changed its own
             if self.mapped is not None:
                 self._name_unmapped(self.mapped.inherited(request.process))
-            return PREPARE[request.name](request)
+            return self._as_the_kernel(request, PREPARE[request.name](request))
         except OSError as error:  # a bad path or descriptor: the kernel says so itself
             if error.errno == errno.EPERM:
                 request.cannot("", LOCKED)
         return None
+
+    def _as_the_kernel(self, request: Request, action: Action | None) -> Action | None:
+        """Leave to the kernel, and name, what can't be done as it would do it for the caller."""
+        if action is None or action.perform is None:
+            return action
+        if request.note.is_foreign:
+            request.cannot(action.path, limits.OF_32_BITS)
+            return None
+        by_name = request.name not in _BY_DESCRIPTOR
+        if by_name and not self.rights_known and limits.rights_of(request.thread) != self.rights:
+            request.cannot(action.path, limits.OTHER_RIGHTS)
+            return None
+        return action
 
     def _decide(self, request: Request) -> None:
         action = self._prepare(request)
@@ -202,7 +223,9 @@ class Supervisor:
         ):
             self._ask_for_source(request, action, indices)
         if isinstance(result, NewDescriptor):
-            self.listener.answer_descriptor(request.note, result.descriptor, result.flags)
+            given = self.listener.answer_descriptor(request.note, result.descriptor, result.flags)
+            if given == calls.NOTES:
+                self._name(Unsupported(request.name, action.path, calls.NOTES_TAKEN))
         elif result is None:
             self.listener.let_go(request.note)
         else:
@@ -353,7 +376,14 @@ def _events(_process: int, data: bytes) -> Sequence[Event]:
     return () if event is None else (event,)
 
 
-_OF_THE_PROCESS = frozenset({"umask", "execve", "execveat"})
+_OF_THE_PROCESS = frozenset({"umask", "execve", "execveat", *calls.RIGHTS})
+# What is open to write may be written: rights were asked for when it was opened.
+_BY_DESCRIPTOR = frozenset(
+    {
+        *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
+        *("ftruncate", "fallocate", "fsync", "fdatasync", "sync", "syncfs", "msync", "ioctl"),
+    }
+)
 _NO_DUMP = frozenset(
     {
         *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
