@@ -237,7 +237,11 @@ class Advancer:
     def countable(self, kind: str, log: Sequence[SeenCall]) -> list[SeenCall]:
         """Return the calls of a control that a fault of a kind counts, in their order."""
         counting = faults.Fault(**KINDS[kind].arguments(reading=self.task.reading))
-        return [call for call in log if counting.counts(call.what, reads=call.reads)]
+        return [
+            call
+            for call in log
+            if counting.counts(call.what, reads=call.reads, is_whole=call.is_whole)
+        ]
 
     def _sample(
         self, kind: str, count: int, log: Sequence[SeenCall], drawn: Drawn
@@ -342,6 +346,7 @@ class Advancer:
                 fault_step=task.step,
             )
         done: RunResult | SaveResult = child.run_one(op)
+        child.settle(faults, always=True)
         return done
 
     def arrived(self, result: TrialResult, done: RunResult) -> TrialResult:
@@ -363,11 +368,17 @@ class Advancer:
 
 
 def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:
-    """Return whether a file whose sync failed was written anew, and synced, by the same save."""
+    """Return whether a file whose sync failed was written anew, and synced, by the same save.
+
+    A directory has only to be synced again: what it has to write is not dropped.
+    """
     kind = trees.pattern(call.path)
-    later = [seen for seen in log if seen.call > call.call and trees.pattern(seen.path) == kind]
+    alike = [seen for seen in log if trees.pattern(seen.path) == kind]
+    later = [seen for seen in alike if seen.call > call.call]
     written = [seen.call for seen in later if seen.what in WRITING]
     synced = [seen.call for seen in later if seen.what in SYNCING and not seen.injected]
+    if not any(seen.what in WRITING for seen in alike):  # a directory
+        return any(seen.path == call.path for seen in later if seen.call in synced)
     return bool(written and synced and written[0] < synced[-1])
 
 

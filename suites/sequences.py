@@ -347,7 +347,9 @@ class Execution:
         if "explicit_step" not in self.subject.info.capabilities:
             kept = {step}
         elif most := min(filter(None, (self.keep, self.subject.info.max_keep)), default=0):
-            kept = {*known[-most:], step}
+            newest = known[-most:]
+            # Of a step below the newest it is not said whether it is one of those that may stay.
+            kept = {step, *(newest if step in newest else newest[1:])}
         else:
             kept = set(known)
         for other in known:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ckpt_conformance.contract import trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Violation, control_failed
 from ckpt_conformance.fault_injectors import injected_calls
 from ckpt_conformance.fault_injectors.advancing import HARMLESS
@@ -28,7 +30,8 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
     Why: a writer in C++ or Rust, or one that ignores what a bare os.write or fsync says, goes on
     where no patched Python call looks (O03, D04).
     How: ENOSPC, EDQUOT and EIO at the N-th system call of a save and of one that rotates, once and
-    from there on, and at its syncs alone; if it reports success, load what it saved.
+    from there on, and at its syncs alone; if it reports success, load what it saved. Where the sync
+    of a file failed, load it without what that sync had to write.
     """
 
     def is_wrong(what: str, trial: Trial) -> str:
@@ -38,7 +41,7 @@ def test_an_error_of_any_system_call_reaches_the_caller(subject: Subject) -> Non
             return f"the process does not survive {trial.name}"
         if trial.error:
             return ""
-        if what == "save" and trial.is_sync and not trial.observed.renewed:
+        if what == "save" and trial.is_sync and is_lost(subject, what, trial):
             return f"{trial.name} does not reach the caller"
         return not_new(subject, what, trial)
 
@@ -189,6 +192,28 @@ def nothing_whole(subject: Subject, what: str, trial: Trial) -> str:
     legal = injected_calls.legal(subject, what)
     due = [step for step in legal if step >= injected_calls.OPERATIONS[what].before[-1]]
     return "" if by_name.loads(subject, trial.folder, legal, due) else message
+
+
+def is_lost(subject: Subject, what: str, trial: Trial) -> bool:
+    """Return whether a sync that failed in silence costs the step that was reported as saved.
+
+    After a failed sync the kernel may drop what it had to write. Where the same save wrote and
+    synced it anew nothing is lost. A file that is there under its name is given the bytes from
+    before the save: a database may find them again in its log. Of any other it is taken for lost.
+    """
+    if trial.observed.renewed:
+        return False
+    if trial.folder is None or not (trial.folder / trial.call.path).is_file():
+        return True
+    tree = subject.scratch / "dropped"
+    trees.materialize(trial.folder, tree)
+    dropped = tree / trial.call.path
+    before = subject.golden().snapshot(injected_calls.OPERATIONS[what].before[-1])
+    old, size = before / trial.call.path, dropped.stat().st_size
+    dropped.write_bytes(old.read_bytes() if old.is_file() else bytes(size))
+    trees.materialize(tree, subject.root)
+    without = replace(trial, folder=tree, result=subject.resume())
+    return injected_calls.outcome(subject, what, without) is not Outcome.NEW
 
 
 def not_new(subject: Subject, what: str, trial: Trial) -> str:

@@ -79,6 +79,7 @@ class SeenCall(Message, frozen=True, omit_defaults=True):
     reads: bool = False  # changes nothing
     injected: bool = False  # the fault hit this call
     elsewhere: bool = False  # the file was made elsewhere on the disk, and was not moved in
+    is_whole: bool = False  # a write that can't be cut short
 
 
 class UnsupportedCall(Message, frozen=True):

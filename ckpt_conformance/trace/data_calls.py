@@ -91,7 +91,8 @@ def prepare_write(request: Request) -> Action | None:
         return os.fstat(file).st_size - done if appends else offset
 
     begin = os.lseek(file, 0, os.SEEK_CUR) if offset is None else offset
-    return Action(path, perform, number, size, info.st_size if appends else begin)
+    unit = notify.PAGE if flags & os.O_DIRECT else 1
+    return Action(path, perform, number, size, info.st_size if appends else begin, unit)
 
 
 def _pieces(request: Request) -> tuple[list[tuple[int, int]], int | None, int]:

@@ -52,8 +52,13 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep: str = ""
     elsewhere: bool = False
 
-    def counts(self, name: str, *, reads: bool) -> bool:
-        """Return whether a call is one that this fault may hit; `reads`: it changes nothing."""
+    def counts(self, name: str, *, reads: bool, is_whole: bool = False) -> bool:
+        """Return whether a call is one that this fault may hit; `reads`: it changes nothing.
+
+        `is_whole`: it is a write that can't be cut short, of one byte, or of one block by O_DIRECT.
+        """
+        if is_whole and self.error == "short":
+            return False
         if self.only and name not in self.only:
             return False
         if reads and not self.reading:
@@ -81,6 +86,7 @@ class CountedCall(msgspec.Struct, frozen=True):
     injected: bool
     tree: dict[str, str] = {}  # the directory before the call, where it was kept
     elsewhere: bool = False  # the file was made elsewhere, and has not come in
+    is_whole: bool = False  # a write that can't be cut short
 
 
 class FaultReport(msgspec.Struct, frozen=True):

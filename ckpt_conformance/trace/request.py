@@ -64,7 +64,13 @@ class Action:
     object: int = 0
     size: int = 0  # bytes of a write or a read, or of the range of an msync
     offset: int = 0  # where in the file a write, or that range, begins
+    unit: int = 1  # bytes of which a short write does a multiple
     elsewhere: str = ""  # the absolute path of a file that it would make elsewhere on the disk
+
+    @property
+    def half(self) -> int:
+        """Bytes of a write that is cut short; 0 for one that can't be."""
+        return self.size // 2 // self.unit * self.unit
 
 
 class Sink:

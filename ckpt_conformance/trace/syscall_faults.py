@@ -111,7 +111,9 @@ class FaultSupervisor:
         usual = LET_GO if is_left else "perform"
         elsewhere = action.elsewhere or request.tree.where_outside(action.object)
         is_asked_for = self.fault.elsewhere or not elsewhere
-        if not (self.armed and is_asked_for and self.fault.counts(request.name, reads=reads)):
+        is_whole = action.half == 0
+        is_counted = self.fault.counts(request.name, reads=reads, is_whole=is_whole)
+        if not (self.armed and is_asked_for and is_counted):
             return usual
         self.calls += 1
         due = self.fault.is_due(self.calls)
@@ -125,6 +127,7 @@ class FaultSupervisor:
             injected=due,
             tree=self._kept(),
             elsewhere=bool(elsewhere),
+            is_whole=is_whole,
         )
         self.log.append(call)
         self.objects.append(request.tree.next if action.elsewhere else action.object)
@@ -168,8 +171,7 @@ class FaultSupervisor:
         if self.fault.error == "kill":
             return self._kill(action)
         if self.fault.error == "short":
-            half = action.size // 2
-            return action.perform(half) if half and action.perform is not None else "perform"
+            return action.perform(action.half) if action.perform is not None else "perform"
         code = int(getattr(errno, self.fault.error))
         if request.name in SYNCING:
             of_data = request.name in {"fdatasync", "msync"}

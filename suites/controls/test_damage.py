@@ -222,10 +222,12 @@ def test_where_nothing_is_whole_the_load_refuses(subject: Subject) -> None:
 
     Why: an unreadable checkpoint was logged as not found; the run began at step 0 and wrote over
     what could have been repaired (B08).
-    How: cut the payload of every step in half, and in a second try every file; resume.
+    How: cut the payload of every step in half, and in a second try every file; resume. A file that
+    holds several steps is cut to its first byte: half of it may be a whole one.
     """
     large = {place.file for step in (OLDER, NEWEST) for place in payload_of(subject, step)}
-    made = damaged(subject, [partial(cut_all, only=large), partial(cut_all, only=None)])
+    cut = partial(cut_all, of_several=of_several(subject.golden()))
+    made = damaged(subject, [partial(cut, only=large), partial(cut, only=None)])
     resumed = outcomes(subject, [case for _, case in made], set(REFUSALS))
     for what, (outcome, result) in zip(("its payload", "every file"), resumed, strict=True):
         if outcome not in REFUSALS:
@@ -233,10 +235,16 @@ def test_where_nothing_is_whole_the_load_refuses(subject: Subject) -> None:
             raise Violation(f"{message}: {outcome}", evidence=subject.evidence(result))
 
 
-def cut_all(folder: Path, only: set[str] | None) -> Damage:
-    """Cut all files of some names in half; gives the last."""
+def of_several(golden: Golden) -> set[str]:
+    """Name the files that may hold both steps: of the older one, and changed by the newest."""
+    return set(payload.names(golden.snapshot(OLDER))) & set(payload.of_step(golden, NEWEST))
+
+
+def cut_all(folder: Path, only: set[str] | None, of_several: set[str]) -> Damage:
+    """Cut all files of some names in half, those of several steps to one byte; gives the last."""
     names = [n for n in payload.names(folder) if (folder / n).stat().st_size > 1]
-    return [at_rest.truncate(folder, n, "half") for n in names if only is None or n in only][-1]
+    chosen = [n for n in names if only is None or n in only]
+    return [at_rest.truncate(folder, n, "1" if n in of_several else "half") for n in chosen][-1]
 
 
 @check("CKC-CORR-006")
@@ -336,9 +344,12 @@ def spoilt(subject: Subject, names: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def spoil(golden: Golden, folder: Path, name: str, *, cut: bool, rng: random.Random) -> None:
-    """Cut a file in half, or flip a bit of its last tensor, so that all others are read before."""
+    """Cut a file in half, or flip a bit of its last tensor, so that all others are read before.
+
+    A file of several steps is cut to one byte: half of it may hold a step that loads.
+    """
     if cut:
-        at_rest.truncate(folder, name, "half")
+        at_rest.truncate(folder, name, "1" if name in of_several(golden) else "half")
         return
     payload_samples = [one for samples in golden.payload_samples.values() for one in samples]
     at_rest.flip_bits(folder, payload.places(folder, payload_samples, [name])[-1], rng)

@@ -28,7 +28,8 @@ from ckpt_conformance.harness.messages import (
     StepsResult,
     whole,
 )
-from ckpt_conformance.subject import by_name, controls, names, oracle
+from ckpt_conformance.subject import batched_recovery, by_name, controls, names, oracle
+from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_discovery as discovery
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.counting import Counted
     from ckpt_conformance.fault_injectors.points import Point
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves
+    from ckpt_conformance.harness.messages import AnyOp, Fault, Leaves, Tree
     from ckpt_conformance.subject.subject import Golden, Subject
 
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
+HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
 GROWTH = 4  # names more after six saves more, of which each deletes one
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
 
@@ -192,6 +194,58 @@ def dangerous(subject: Subject, counted: Counted) -> list[Point]:
     subject.rng.shuffle(every)
     by_danger = sorted(every, key=danger, reverse=True)
     return by_danger[:2] if subject.budget == "quick" else by_danger
+
+
+@check("CKC-ATOM-004")
+def test_discovery_after_a_kill_of_a_rotation_names_only_what_loads(subject: Subject) -> None:
+    """After a kill inside a save that rotates discovery names no step that does not load.
+
+    Why: the files of an old step are deleted one by one; while the one that makes it a checkpoint is
+    still there, a half of it is advertised (A09).
+    How: keep one; of the directories that a kill in the second save may leave take those in which a
+    part of the old step is gone; ask discovery in a new process, load each step that it names.
+    """
+    subject.need(Capability.RETENTION)
+    subject.need(Capability.STEPS)
+    subject.need(Capability.EXPLICIT_STEP)
+    place = subject.folder / "kept" / "rotation"
+    counted = counting.count_calls(subject, partial(_save_one_of_two, subject), place)
+    if counted.result.error or not counted.calls:
+        raise control_failed(f"no call of the save was seen: {subject.tell(counted.result)}")
+    parted = half_deleted(subject, counted)
+    folders = {point.name: kept_trees.kept(place, _tree_at(point)) for point in parted}
+    answers = batched_recovery.steps_each(subject, list(folders.values()))
+    for (name, folder), answer in zip(folders.items(), answers, strict=True):
+        named = answer.steps or ()
+        loads = resume_each(
+            subject,
+            [Case(folder, step=step) for step in named],
+            lambda result: oracle.arrival(result)[0] is not None,
+        )
+        by_step = zip(named, loads, strict=True)
+        wrong = {step: load for step, load in by_step if oracle.arrival(load)[0] != step}
+        if wrong:
+            message = f"killed {name}, discovery names step {max(wrong)}"
+            told = {step: subject.tell(load) for step, load in wrong.items()}
+            raise Violation(message, evidence={"steps": list(named), "loads": told})
+
+
+def half_deleted(subject: Subject, counted: Counted) -> list[Point]:
+    """Choose points at which a part of what the save deletes is gone, each content once."""
+    before, after = counted.calls[0].tree, kept_trees.fingerprint(subject.root)
+    old = {name for name in before if name not in after and before[name] != "/"}
+
+    def left(point: Point) -> int:
+        return len(old & _tree_at(point).keys())
+
+    whole_calls = [point for point in counted.points if point.moment != "prefix"]
+    parted = {kept_trees.identity(_tree_at(p)): p for p in whole_calls if 0 < left(p) < len(old)}
+    return subject.sample(list(parted.values()), HALF_DELETED)
+
+
+def _tree_at(point: Point) -> Tree:
+    """Return the tree before or after the call of a point."""
+    return point.disk[point.moment == "after"]
 
 
 @check("CKC-RETN-002")

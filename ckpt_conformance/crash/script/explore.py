@@ -87,7 +87,7 @@ class ScriptExplorer(BaseExplorer):
             return
         self.hangs += recovery.exit_kind == "hang"
         self.outputs[case.content] = run.output
-        if not self._has_reported:
+        if case.model and not self._has_reported:  # else no model allows it: it is a probe
             self._has_reported = True
             self.on_first(f"{outcome} under {case.model}: {recovery.summary}")
 
