@@ -437,8 +437,8 @@ def test_a_resumed_run_overwrites_no_other_step(subject: Subject) -> None:
 
     Why: a name from a counter that starts at 0 in each process wrote step 2200 over step 200
     (C14).
-    How: resume from step 4, save step 6 in that child; then ask for step 2 (step 4, where the manager
-    keeps two) and for the latest.
+    How: resume from step 4, save step 6 in that child; then ask for step 2 (step 4, where the
+    manager keeps two) and for the latest.
     """
     most = subject.info.max_keep or 3
     if most < 2:  # noqa: PLR2004  the step that is saved, and another one

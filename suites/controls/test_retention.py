@@ -200,8 +200,8 @@ def dangerous(subject: Subject, counted: Counted) -> list[Point]:
 def test_discovery_after_a_kill_of_a_rotation_names_only_what_loads(subject: Subject) -> None:
     """After a kill inside a save that rotates discovery names no step that does not load.
 
-    Why: the files of an old step are deleted one by one; while the one that makes it a checkpoint is
-    still there, a half of it is advertised (A09).
+    Why: the files of an old step are deleted one by one; while the one that makes it a checkpoint
+    is still there, a half of it is advertised (A09).
     How: keep one; of the directories that a kill in the second save may leave take those in which a
     part of the old step is gone; ask discovery in a new process, load each step that it names.
     """

@@ -234,8 +234,8 @@ def test_a_job_goes_on_saving_after_a_kill(subject: Subject) -> None:
 
     Why: what a dead save left behind blocked the next save of that step, or was mixed into it
     (A12, A11).
-    How: die inside a save, resume, save that step and the next, resume again from the last, and from
-    the one before it where that can be asked for.
+    How: die inside a save, resume, save that step and the next, resume again from the last, and
+    from the one before it where that can be asked for.
     """
     kept = usable(subject)
     tried = min(2 + sum(1 for crash in kept if torn_names(crash)), 5)
