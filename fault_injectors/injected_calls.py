@@ -43,6 +43,7 @@ from ckpt_conformance.harness.messages import Error, ExitKind, Probe, SeenCall
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.subject.batched_recovery import Case, recover_in_batch
 from ckpt_conformance.subject.subject import JOB_SEED, OTHER_SEED, Slot
+from ckpt_conformance.trace import faults
 from ckpt_conformance.trace.faults import SYNCING
 
 if TYPE_CHECKING:
@@ -238,11 +239,26 @@ def advance(
         done = tuple(trial.key for trial in made if trial.kind != CONTROL)
         result = try_on(subject, structs.replace(task, done=done))
         known = {trial.key for trial in made}
-        made += [trial for trial in read(out, result) if trial.key not in known]
+        seen = [trial for trial in read(out, result) if trial.key not in known]
+        made += [with_call(trial, (*made, *seen)[0]) for trial in seen]
         if result.went_well and made:
             return made
         if task.fork or not made or made[-1].exit_kind is ExitKind.ENDED:
             raise why_not(subject, result)
+
+
+def with_call(trial: TrialResult, control: TrialResult) -> TrialResult:
+    """Add the call that was hit where the process did not live to say it: the control's."""
+    if trial.call is not None or trial.exit_kind is ExitKind.ENDED:
+        return trial
+    fault = faults.Fault(**trial.fault.arguments(reading=trial.what == "load"))
+    calls = [
+        call
+        for call in control.log
+        if fault.counts(call.what, reads=call.reads, is_whole=call.is_whole)
+    ]
+    is_there = 0 < trial.fault.at <= len(calls)
+    return structs.replace(trial, call=calls[trial.fault.at - 1]) if is_there else trial
 
 
 def _folder(subject: Subject, what: str) -> Path:

@@ -118,6 +118,32 @@ def test_a_process_that_dies_of_its_error_is_an_error_that_says_so() -> None:
     assert trial.error.type == "crashed"
 
 
+def test_what_a_process_that_died_was_hit_at_is_told_by_the_control() -> None:
+    log = [
+        SeenCall(call=number, what=what, path=path)
+        for number, (what, path) in enumerate(
+            [("openat", "a"), ("sync", ""), ("write", "a"), ("write", "b"), ("fsync", "b")], 1
+        )
+    ]
+    control = trial_result("control", log=tuple(log))
+    died = trial_result(exit_kind=ExitKind.HANG, call=None)
+    assert injected_calls.with_call(died, control).call == log[3], "sync(2) returns no error"
+    lived = trial_result(call=None)
+    assert injected_calls.with_call(lived, control) is lived
+    assert "at write of b" in Trial(injected_calls.with_call(died, control)).name
+
+
+def test_a_directory_has_only_to_be_synced_again() -> None:
+    def synced(number: int, path: str, *, injected: bool = False) -> SeenCall:
+        return SeenCall(call=number, what="fsync", path=path, injected=injected)
+
+    log = [synced(1, "", injected=True), synced(2, "a"), synced(3, "")]
+    assert is_renewed(log, log[0])
+    assert not is_renewed(log[:2], log[0])
+    lasting = [synced(1, "", injected=True), synced(3, "", injected=True)]
+    assert not is_renewed(lasting, lasting[0])
+
+
 def test_where_nothing_can_be_hit_the_machine_is_named(quick: Subject) -> None:
     output = "ckpt_conformance.trace.notify.NotAvailableError: not allowed here"
     status = NotAvailableError.EXIT_STATUS

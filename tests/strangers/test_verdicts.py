@@ -42,7 +42,7 @@ UNDECLARED = {
     "float8_undeclared": {"CKC-RTRP-004"},
     "views_undeclared": {"CKC-RTRP-004"},
 }
-TRICKS = ("log", "linked", "synchronous", "data_synchronous")
+TRICKS = ("log", "linked", "synchronous", "data_synchronous", "direct")
 ASCENDING = ("ascending", "ascending_wordless")
 STAGED = {
     "careful": set[str](),
@@ -52,7 +52,10 @@ STAGED = {
     "counts_nothing": {"CKC-IOER-006"},
 }
 DECLARED = ("nothing", "everything", "scalar_lost", "declared_in_vain", "without_extra")
-REUSING = ("addressed", "slots", "always_three", "sweeping", "three_unsaid")
+REUSING = (
+    *("addressed", "slots", "two_slots", "always_three"),
+    *("sweeping", "three_unsaid", "trusting"),
+)
 ROTATED = ("CKC-SMOK-003", *(f"CKC-RETN-00{number}" for number in range(1, 7)))
 UNSYNCED = tuple(f"unsynced_{count}" for count in (1, 20, 60, 160, 500))
 SYNCED = tuple(f"synced_{count}" for count in (1, 20, 160, 500))
@@ -79,7 +82,7 @@ ADAPTERS = (
     ),
     *(f"mapped:{name}" for name in (*MAPPED, "lmdb_unsynced", "lmdb_in_place")),
     *(f"limited:{name}" for name in (*UNDECLARED, *DECLARED, *ASCENDING)),
-    *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring")),
+    *(f"tricks:{name}" for name in (*TRICKS, "exchange", "ring", "folders")),
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
     *(f"staged:{name}" for name in STAGED),
@@ -348,6 +351,44 @@ def test_what_fails_where_a_file_is_staged_is_a_failure_of_the_save(
     assert others(found).keys() == STAGED[name]
 
 
+def test_blocks_of_o_direct_are_cut_between_blocks(strangers: Server) -> None:
+    """A short write of them does whole blocks, and never none."""
+    assert others(verdicts("tricks:direct", strangers, *ids("CKC-IOER"))) == {}
+
+
+def test_of_a_log_every_step_is_damaged_or_none(strangers: Server) -> None:
+    """Half of the one file is a whole older step: that it is served is no fault."""
+    found = verdicts("tricks:log", strangers, "CKC-CORR-005", "CKC-CORR-007")
+    assert others(found) == {}
+    assert {one.verdict for outcomes in found.values() for one in outcomes} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("name", ["extra", "full", "truncate", "wal"])
+def test_a_sync_that_fails_and_costs_nothing_may_be_passed_over(
+    name: str, strangers: Server
+) -> None:
+    """SQLite keeps its log where what it wrote into the database could not be synced."""
+    found = verdicts(f"databases:{name}", strangers, "CKC-IOER-001")
+    assert others(found) == {}
+
+
+def test_a_half_of_a_step_that_is_deleted_is_named(strangers: Server) -> None:
+    found = others(verdicts("tricks:folders", strangers, "CKC-ATOM-004", "CKC-RETN-001"))
+    assert found.keys() == {"CKC-ATOM-004"}
+    assert "discovery names step 2" in found["CKC-ATOM-004"]
+
+
+def test_a_torn_object_that_is_taken_for_whole_costs_the_step_that_is_saved_again(
+    strangers: Server,
+) -> None:
+    assert others(verdicts("reused:trusting", strangers, "CKC-ATOM-003")).keys() == {"CKC-ATOM-003"}
+
+
+def test_of_two_slots_no_check_asks_for_three_steps(strangers: Server) -> None:
+    names = ids("CKC-DISC", "CKC-RETN", "CKC-CORR", "CKC-SMOK")
+    assert others(verdicts("reused:two_slots", strangers, *names)) == {}
+
+
 def test_an_exchange_keeps_one_whole_step_at_any_moment(strangers: Server) -> None:
     """renameat2(2): RENAME_EXCHANGE is atomic. It holds one step: what needs two does not apply."""
     found = verdicts("tricks:exchange", strangers, *KILLED, *LOST)
@@ -410,7 +451,7 @@ def test_a_manager_that_always_keeps_three_says_so(strangers: Server) -> None:
 
 def test_a_thread_that_deletes_after_the_save_is_waited_for(strangers: Server) -> None:
     """What it deletes meets the faults of that save, and is gone when it is asked for."""
-    names = (*(f"CKC-RETN-00{number}" for number in range(1, 8)), "CKC-IOER-007", "CKC-SMOK-003")
+    names = (*(f"CKC-RETN-00{number}" for number in range(1, 8)), *ids("CKC-IOER"), "CKC-SMOK-003")
     assert others(verdicts("background:purging", strangers, *names)) == {}
 
 

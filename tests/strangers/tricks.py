@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import struct
 import zlib
 from contextlib import closing
@@ -34,7 +35,7 @@ def require(value: int) -> int:
     return value
 
 
-def write_all(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes | mmap.mmap) -> None:
     """Write all of it, however little one call takes."""
     view = memoryview(content)
     while view:
@@ -169,6 +170,75 @@ class Synchronous(StepFiles):
 
 
 @dataclass
+class Direct(StepFiles):
+    """A file that is written through O_DIRECT, in blocks of 4 KiB, and cut to its size."""
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        content, draft = packed(job), self.root / "draft"
+        with closing(mmap.mmap(-1, -(-len(content) // 4096) * 4096)) as blocks:
+            blocks.write(content)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+            try:
+                write_all(descriptor, blocks)
+                os.ftruncate(descriptor, len(content))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        draft.replace(self.path(step))
+        sync(self.root)
+
+
+@dataclass
+class Folders:
+    """A directory for each step, which `done` makes a checkpoint; `done` is deleted last.
+
+    So a half of an old step is named, while it is deleted.
+    """
+
+    root: Path
+    keep: int | None
+
+    def path(self, step: int) -> Path:
+        return self.root / f"step-{step:08d}"
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        draft = self.root / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        for name, part in (("data", packed(job)), ("done", b"")):
+            (draft / name).write_bytes(part)
+            sync(draft / name)
+        sync(draft)
+        draft.rename(self.path(step))
+        sync(self.root)
+        others = [there for there in self.steps() if there != step]
+        for old in others[: max(0, len(others) + 1 - self.keep)] if self.keep else ():
+            for name in ("data", "done"):
+                (self.path(old) / name).unlink()
+            self.path(old).rmdir()
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.parent.name[5:]) for path in self.root.glob("step-*/done"))
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        there = self.steps()
+        if not there or step not in {None, *there}:
+            raise FileNotFoundError(f"step {step} is not in {self.root}")
+        wanted = there[-1] if step is None else step
+        unpack(job, (self.path(wanted) / "data").read_bytes())
+        return wanted
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+@dataclass(frozen=True)
+class Rotating(AdapterBase):
+    def open(self, root: Path, options: OpenOptions) -> Manager:
+        return Folders(root, options.keep_last)
+
+
+@dataclass
 class Ring(StepFiles):
     """The bytes are written by an io_uring, synced, and renamed."""
 
@@ -234,3 +304,11 @@ def through_dsync(root: Path) -> Manager:
 
 log, exchange, linked = make(Log), make(Exchange), make(Linked)
 synchronous, data_synchronous, ring = make(Synchronous), make(through_dsync), make(Ring)
+direct = make(Direct)
+folders = Rotating(
+    name="folders",
+    version="1",
+    capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP, Capability.RETENTION}),
+    holds=EVERYTHING | {"gradients"},
+    refusals=(FileNotFoundError,),
+)

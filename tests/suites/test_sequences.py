@@ -53,6 +53,17 @@ def test_a_lower_step_that_was_saved_last_may_be_the_latest() -> None:
     assert run.outcomes(None) == ({2, 6}, False)
 
 
+@pytest.mark.parametrize(("keep", "whole"), [(1, {2}), (2, {2, 6}), (3, {2, 4, 6})])
+def test_below_the_newest_a_save_may_take_the_place_of_any_older_one(
+    keep: int, whole: set[int]
+) -> None:
+    run = execution("explicit_step")
+    for step in (4, 6, 2):
+        run.keep = None if step != 2 else keep
+        run.saved(step)
+    assert {step for step, entry in run.disk.items() if entry.status == "whole"} == whole
+
+
 @pytest.mark.parametrize(("keep", "whole"), [(1, {6}), (2, {4, 6}), (None, {2, 4, 6})])
 def test_rotation_puts_older_steps_in_doubt(keep: int | None, whole: set[int]) -> None:
     run = execution("explicit_step")
