@@ -213,21 +213,30 @@ def test_discovery_after_a_kill_of_a_rotation_names_only_what_loads(subject: Sub
     if counted.result.error or not counted.calls:
         raise control_failed(f"no call of the save was seen: {subject.tell(counted.result)}")
     parted = half_deleted(subject, counted)
-    folders = {point.name: kept_trees.kept(place, _tree_at(point)) for point in parted}
-    answers = batched_recovery.steps_each(subject, list(folders.values()))
-    for (name, folder), answer in zip(folders.items(), answers, strict=True):
-        named = answer.steps or ()
-        loads = resume_each(
-            subject,
-            [Case(folder, step=step) for step in named],
-            lambda result: oracle.arrival(result)[0] is not None,
-        )
-        by_step = zip(named, loads, strict=True)
-        wrong = {step: load for step, load in by_step if oracle.arrival(load)[0] != step}
+    unharmed = (counted.calls[0].tree, kept_trees.fingerprint(subject.root))
+    for tree in unharmed:
+        if wrong := _named_in_vain(subject, kept_trees.kept(place, tree))[1]:
+            reason = f"without any kill discovery names a step that gives {wrong}"
+            raise controls.blame(subject, reason, discovery.test_steps_names_what_loads)
+    for point in parted:
+        named, wrong = _named_in_vain(subject, kept_trees.kept(place, _tree_at(point)))
         if wrong:
-            message = f"killed {name}, discovery names step {max(wrong)}"
-            told = {step: subject.tell(load) for step, load in wrong.items()}
-            raise Violation(message, evidence={"steps": list(named), "loads": told})
+            message = f"killed {point.name}, discovery names step {max(wrong)}"
+            raise Violation(message, evidence={"steps": named, "loads": wrong})
+
+
+def _named_in_vain(subject: Subject, folder: Path) -> tuple[list[int], dict[int, str]]:
+    """Return the steps that discovery names in a directory, and how those end that do not load."""
+    (answer,) = batched_recovery.steps_each(subject, [folder])
+    named = list(answer.steps or ())
+    loads = resume_each(
+        subject,
+        [Case(folder, step=step) for step in named],
+        lambda result: oracle.arrival(result)[0] is not None,
+    )
+    by_step = zip(named, loads, strict=True)
+    wrong = {step: load for step, load in by_step if oracle.arrival(load)[0] != step}
+    return named, {step: subject.tell(load) for step, load in wrong.items()}
 
 
 def half_deleted(subject: Subject, counted: Counted) -> list[Point]:
