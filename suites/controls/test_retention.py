@@ -304,8 +304,8 @@ def _require_load(subject: Subject, saved: ProcessResult, steps: Sequence[int]) 
             explicit.test_an_explicit_step_is_served_whole,
         )
     is_exact = oracle.same(state, states[last], subject.holds)
-    for step in sorted(set(steps) - {last}):
-        load = subject.resume(step)
+    loads = {step: subject.resume(step) for step in sorted(set(steps) - {last})}
+    for step, load in loads.items():
         arrived, state = oracle.arrival(load)
         if arrived == step and (not is_exact or oracle.same(state, states[step], subject.holds)):
             continue
