@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Explore = Callable[..., Exploration]
 
-NAMES = ("with_noise", "with_pointer", "with_flag", "unsynced")
+NAMES = ("with_noise", "with_status", "with_pointer", "with_flag", "unsynced")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,10 @@ def test_what_no_load_needs_is_not_told(explore: Explore) -> None:
 def test_what_a_load_needs_is_told_beside_what_it_does_not(explore: Explore) -> None:
     found = told(explore("with_pointer", "ext4"))
     assert found == {("never-synced", "newest"), ("removed-before-replaced", "newest")}
+
+
+def test_what_is_written_in_place_and_no_load_needs_whole_is_not_told(explore: Explore) -> None:
+    assert told(explore("with_status", "ext4")) == set()
 
 
 def test_a_removal_that_costs_a_step_when_the_name_comes_back(explore: Explore) -> None:

@@ -37,6 +37,11 @@ class Noisy:
         if "log" in self.extras:
             with (self.root / "train.log").open("a") as log:
                 log.write(f"saving {step}\n")
+        if "status" in self.extras:
+            with (self.root / "status").open(
+                "r+" if (self.root / "status").exists() else "w+"
+            ) as file:
+                file.write(f"saving {step:08d}\n")
         if "flag" in self.extras:
             flag = self.root / "saving"
             flag.write_text(str(step))
@@ -97,5 +102,6 @@ def make(*extras: str) -> Adapter:
 
 with_noise = make("log", "cache")
 with_pointer = make("log", "pointer")
+with_status = make("status")
 with_flag = make("flag")
 unsynced = make("log", "unsynced")

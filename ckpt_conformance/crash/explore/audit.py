@@ -37,6 +37,8 @@ RULES = {
 }
 OF_DATA = frozenset({"never-synced", "renamed-unsynced", "fsync-before-flush", "retried-fsync"})
 OF_REMOVAL = frozenset({"removal-not-synced"})
+OF_ORDER = frozenset({"overwritten-in-place", "removed-before-replaced"})
+"""Rules about what is there in the middle of a save, whatever is synced."""
 OF_SYNCS = (
     OF_DATA
     | OF_REMOVAL

@@ -1,9 +1,10 @@
 """Which findings of the audit matter: those about what a load needs.
 
 A log, or a temporary file that was left, may be unsynced as long as it likes. So each finding is
-held against states that lack just what it is about: the name, the bytes, or a removal. Where a load
-gives the acknowledged step from all of them the finding is dropped. These states are made up, not
-legal: only how a load takes them counts.
+held against states that lack just what it is about: the name, the bytes, or a removal; one about
+the order of calls against what is there in the middle of the save. Where a load gives the
+acknowledged step from all of them the finding is dropped. These states are made up, not legal: only
+how a load takes them counts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from posixpath import dirname
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
-from ckpt_conformance.crash.explore.audit import OF_DATA, OF_REMOVAL
+from ckpt_conformance.crash.explore.audit import OF_DATA, OF_ORDER, OF_REMOVAL
 from ckpt_conformance.crash.explore.exploration import Case
 from ckpt_conformance.crash.explore.judging import is_fine, judge
 from ckpt_conformance.crash.model.states import Content
@@ -80,6 +81,8 @@ def _cases(explorer: BaseExplorer, findings: Sequence[Finding]) -> Iterator[Case
     whole = explorer.complete(point)
     if findings[0].rule in OF_REMOVAL:
         states = list(_with_the_removed(explorer, findings, whole))
+    elif findings[0].rule in OF_ORDER:
+        states = list(_in_the_middle(explorer, findings[0], point))
     else:
         states = list(_lacking(findings[0], whole))
     for state in states:
@@ -96,6 +99,19 @@ def _acknowledged(explorer: BaseExplorer, finding: Finding) -> int | None:
     ]
     later = [point for point in marks if point > finding.operation]
     return next(iter([*later, *reversed(marks)]), None)
+
+
+def _in_the_middle(explorer: BaseExplorer, finding: Finding, end: int) -> Iterator[State]:
+    """Yield states from a finding to the end of its save; with half of its file, too."""
+    points = range(finding.operation + 1, end)
+    for at in sorted({0, len(points) // 3, 2 * len(points) // 3, len(points) - 1}):
+        if not 0 <= at < len(points):
+            continue
+        whole = explorer.complete(points[at])
+        yield whole
+        if finding.object in whole.contents:
+            half = _cut(whole, finding, whole.contents[finding.object].size // 2)
+            yield replace(whole, contents={**whole.contents, finding.object: half})
 
 
 def _lacking(finding: Finding, whole: State) -> Iterator[State]:
