@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     Explore = Callable[..., Exploration]
 
-NAMES = ("with_noise", "with_status", "with_pointer", "with_flag", "unsynced")
+NAMES = ("with_noise", "in_turn", "with_pointer", "with_flag", "unsynced")
 
 
 @pytest.fixture(scope="module")
 def explore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explore]:
-    """Explore one save of an adapter of `noisy`, with all that a model allows."""
+    """Explore a workload of an adapter of `noisy`, with all that a model allows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
         with (
@@ -34,11 +34,11 @@ def explore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explore]:
             closing(Client(server.socket)) as client,
         ):
 
-            def explored(name: str, *models: str) -> Exploration:
+            def explored(name: str, *models: str, workload: str = "second") -> Exploration:
                 adapter, folder = f"noisy:{name}", tmp_path_factory.mktemp("facts")
                 info = facts.read(client, adapter, folder)
                 subject = Subject(info, client, tmp_path_factory.mktemp("subject"))
-                recorded = workloads.record(subject, "second")
+                recorded = workloads.record(subject, workload)
                 return engine.explore(subject, recorded, models)
 
             yield explored
@@ -62,8 +62,10 @@ def test_what_a_load_needs_is_told_beside_what_it_does_not(explore: Explore) -> 
     assert found == {("never-synced", "newest"), ("removed-before-replaced", "newest")}
 
 
-def test_what_is_written_in_place_and_no_load_needs_whole_is_not_told(explore: Explore) -> None:
-    assert told(explore("with_status", "ext4")) == set()
+def test_what_is_written_in_place_beside_a_whole_step_is_not_told(explore: Explore) -> None:
+    result = explore("in_turn", "ext4", workload="thrice")
+    assert not result.violations
+    assert told(result) == set()
 
 
 def test_a_removal_that_costs_a_step_when_the_name_comes_back(explore: Explore) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,11 +39,6 @@ class Noisy:
         if "log" in self.extras:
             with (self.root / "train.log").open("a") as log:
                 log.write(f"saving {step}\n")
-        if "status" in self.extras:
-            with (self.root / "status").open(
-                "r+" if (self.root / "status").exists() else "w+"
-            ) as file:
-                file.write(f"saving {step:08d}\n")
         if "flag" in self.extras:
             flag = self.root / "saving"
             flag.write_text(str(step))
@@ -81,6 +78,45 @@ class Noisy:
         """Nothing is open."""
 
 
+@dataclass
+class InTurn:
+    """Two files that are written in turn, in place; the newest that is whole is loaded."""
+
+    root: Path
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        path = self.root / ("a", "b")[step // 2 % 2]
+        file = io.BytesIO()
+        torch.save({name: part.state_dict() for name, part in job.components.items()}, file)
+        body = b"%08d" % step + file.getvalue()
+        with path.open("r+b" if path.exists() else "w+b", buffering=0) as target:
+            for at, part in ((0, bytes(32)), (32, body), (0, sha256(body).digest())):
+                target.seek(at)
+                target.write(part)
+                os.fsync(target)
+        sync(self.root)
+
+    def whole(self) -> dict[int, bytes]:
+        """Map the step of each whole file to its content."""
+        contents = [path.read_bytes() for path in self.root.glob("[ab]")]
+        right = [raw[32:] for raw in contents if sha256(raw[32:]).digest() == raw[:32]]
+        return {int(body[:8]): body[8:] for body in right}
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        there = self.whole()
+        wanted = max(there) if step is None else step
+        states = torch.load(io.BytesIO(there[wanted]), weights_only=True)
+        for name, part in job.components.items():
+            part.load_state_dict(states[name])
+        return wanted
+
+    def steps(self) -> list[int]:
+        return sorted(self.whole())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 @dataclass(frozen=True)
 class Adapter(AdapterBase):
     extras: frozenset[str] = frozenset()
@@ -88,6 +124,13 @@ class Adapter(AdapterBase):
     def open(self, root: Path, options: OpenOptions) -> Noisy:
         del options
         return Noisy(root, self.extras)
+
+
+@dataclass(frozen=True)
+class InTurns(Adapter):
+    def open(self, root: Path, options: OpenOptions) -> InTurn:  # type: ignore[override]
+        del options
+        return InTurn(root)
 
 
 def make(*extras: str) -> Adapter:
@@ -102,6 +145,6 @@ def make(*extras: str) -> Adapter:
 
 with_noise = make("log", "cache")
 with_pointer = make("log", "pointer")
-with_status = make("status")
+in_turn = InTurns(**vars(make()))
 with_flag = make("flag")
 unsynced = make("log", "unsynced")
