@@ -201,7 +201,7 @@ def test_loading_leaves_the_parameters_of_a_live_job_as_saved(subject: Subject) 
             raise Violation(message, evidence={"entries": wrong})
 
 
-def _require_in_a_new_process(subject: Subject, model: Mapping[str, str]) -> None:
+def _require_in_a_new_process(subject: Subject, model: Mapping[str, object]) -> None:
     """Raise Unknown if a new process does not load the model that was saved either."""
     result = subject.execute(Load(), ReadLeaves(), seed=OTHER_SEED)
     if (result.of(LeavesResult).leaves or {}).get("model") != model:

@@ -26,7 +26,7 @@ from ckpt_conformance.crash.explore.evidence import Evidence, from_json, to_json
 from ckpt_conformance.plugin import depends
 from ckpt_conformance.plugin.options import CheckOptions
 from ckpt_conformance.report import environment
-from ckpt_conformance.work.cache import key_of
+from ckpt_conformance.work.cache import KeyParts, key_of
 from ckpt_conformance.work.identity import SUITE
 from ckpt_conformance.work.sources import code_in, code_outside
 
@@ -50,7 +50,7 @@ OF_ADAPTER = (
 )
 OF_SCRIPT = tuple(f"{CRASH}.script.{name}" for name in ("explore", "kept", "rehearsal", "worker"))
 RECORDINGS = "recordings"  # a folder in that of a cache
-Machine = dict[str, Any]
+Machine = KeyParts
 
 
 class KeptRecording(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ class Found:
         known = (self.cached.get(inputs, machine, contents) for machine in different.values())
         return next((evidence for evidence in known if evidence is not None), None)
 
-    def _inputs(self, basis: Basis, contents: Sequence[str]) -> dict[str, Any]:
+    def _inputs(self, basis: Basis, contents: Sequence[str]) -> KeyParts:
         """Return what a batch depends on, beside the code and the machine."""
         return {
             "states": basis.digest,
@@ -128,7 +128,7 @@ class Cached:
     """A cache, and what everything in it depends on that is explored here."""
 
     cache: Cache
-    explored: dict[str, Any]  # what it is, and the digest of its code
+    explored: KeyParts  # what it is, and the digest of its code
     machine: Machine
 
     @classmethod
@@ -172,7 +172,7 @@ class Cached:
         if _is_sure(evidence, contents):
             self.cache.put(self._all(inputs, machine), to_json(evidence))
 
-    def _all(self, inputs: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    def _all(self, inputs: Mapping[str, Any], machine: Machine) -> KeyParts:
         own = {name: value for name, value in self.explored.items() if name != "workloads"}
         return {**inputs, **own, "machine": key_of(machine)}
 
@@ -206,7 +206,7 @@ class Cached:
         self.cache.put(self._of_recording(), msgspec.json.encode(entry))
         return place / name
 
-    def _of_recording(self) -> dict[str, Any]:
+    def _of_recording(self) -> KeyParts:
         return {"recorded": True, **self.explored, "machine": key_of(self.machine)}
 
 
@@ -216,7 +216,7 @@ def _is_sure(evidence: Evidence, contents: Sequence[str]) -> bool:
     return is_whole and not (evidence.doubts or evidence.failed or evidence.not_applicable)
 
 
-def _depends_of(identity: Identity) -> dict[str, Any]:
+def _depends_of(identity: Identity) -> KeyParts:
     """Return what a recording is refused for, so none that is kept here ever is.
 
     The suite is left out: modules of it count that have to do with exploring.
@@ -224,7 +224,7 @@ def _depends_of(identity: Identity) -> dict[str, Any]:
     return {"versions": identity.without(SUITE).values, "files": identity.files}
 
 
-def _code_of(script: Script) -> dict[str, Any]:
+def _code_of(script: Script) -> KeyParts:
     """Describe what a command runs: files that it names, code beside these, its interpreter.
 
     Unlike what a recording depends on, nothing here is passed over because it is large.

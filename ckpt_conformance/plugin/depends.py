@@ -20,7 +20,7 @@ import msgspec
 
 from ckpt_conformance.contract import registry, written
 from ckpt_conformance.contract.catalogue import load_catalogue
-from ckpt_conformance.work.cache import key_of
+from ckpt_conformance.work.cache import KeyParts, key_of
 from ckpt_conformance.work.sources import SourceTree, code_beside, code_outside, our_packages
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Inputs:
     machine: Mapping[str, Any]
     around: tuple[str, ...] = AROUND  # modules that run whatever is checked
 
-    def of(self, item: CheckItem) -> dict[str, Any]:
+    def of(self, item: CheckItem) -> KeyParts:
         """Return all that the outcome of one check on one adapter depends on."""
         return {
             "check": item.check.key,
@@ -82,11 +82,11 @@ class Inputs:
             **self._common(item.adapter, item.check.module),
         }
 
-    def of_adapter(self, name: str) -> dict[str, Any]:
+    def of_adapter(self, name: str) -> KeyParts:
         """Return all that an adapter's description of itself depends on."""
         return {"facts": True, **self._common(name)}
 
-    def of_other(self, adapter: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def of_other(self, adapter: str, values: Mapping[str, Any]) -> KeyParts:
         """Return all that something else depends on that is found out with an adapter."""
         return {**values, **self._common(adapter)}
 
@@ -95,7 +95,7 @@ class Inputs:
         roots = (*self.around, *adapter_modules(adapter), *modules)
         return frozenset[str]().union(*(self._closure(root) for root in roots))
 
-    def _common(self, adapter: str, *modules: str) -> dict[str, Any]:
+    def _common(self, adapter: str, *modules: str) -> KeyParts:
         key = (adapter, *modules)
         if key not in self._digests:
             self._digests[key] = self.tree.digest(self.modules_of(*key))
@@ -194,7 +194,7 @@ def _rules(version: int | None) -> str:
     return hashlib.blake2b(msgspec.json.encode(rules, order="sorted"), digest_size=16).hexdigest()
 
 
-def machine(scratch: str) -> dict[str, Any]:
+def machine(scratch: str) -> KeyParts:
     """Describe what surrounds the code: interpreter, packages, processor, kernel, variables."""
     return {
         "python": sys.version,

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+KeyParts = dict[str, Any]
+"""What a result depends on, by name: plain values, hashed as JSON."""
+
 MARKER = "ckpt-conformance-cache"  # a file that says whose folder this is
 SCHEMA = "ckpt-conformance/cache/v1"
 
@@ -30,7 +33,7 @@ class Entry(Struct, frozen=True):
     """One result: what it depends on, for a reader who asks why it was found; and its content."""
 
     schema: str
-    inputs: dict[str, Any]
+    inputs: KeyParts
     digest: str  # of the content: a file that was damaged is not believed
     content: msgspec.Raw
 
