@@ -372,6 +372,12 @@ def test_a_sync_that_fails_and_costs_nothing_may_be_passed_over(
     assert others(found) == {}
 
 
+def test_a_load_may_recover_from_a_log(strangers: Server) -> None:
+    """SQLite writes what its WAL holds into the database when it is opened, once."""
+    found = verdicts("databases:wal_open", strangers, "CKC-SIDE-002")
+    assert {one.verdict for one in found["CKC-SIDE-002"]} == {Verdict.PASS}
+
+
 def test_a_half_of_a_step_that_is_deleted_is_named(strangers: Server) -> None:
     found = others(verdicts("tricks:folders", strangers, "CKC-ATOM-004", "CKC-RETN-001"))
     assert found.keys() == {"CKC-ATOM-004"}
