@@ -236,12 +236,7 @@ class Advancer:
 
     def countable(self, kind: str, log: Sequence[SeenCall]) -> list[SeenCall]:
         """Return the calls of a control that a fault of a kind counts, in their order."""
-        counting = faults.Fault(**KINDS[kind].arguments(reading=self.task.reading))
-        return [
-            call
-            for call in log
-            if counting.counts(call.what, reads=call.reads, is_whole=call.is_whole)
-        ]
+        return faults.Fault(**KINDS[kind].arguments(reading=self.task.reading)).among(log)
 
     def _sample(
         self, kind: str, count: int, log: Sequence[SeenCall], drawn: Drawn
@@ -305,8 +300,7 @@ class Advancer:
         """Do the operation under the fault, and say what came of it."""
         child, task, at = self.child, self.task, begun.fault.at
         child.close()
-        arguments = begun.fault.arguments(reading=task.reading)
-        done = self.operate(messages.Fault(injector=self.injector, args=arguments))
+        done = self.operate(self.armed(begun.fault))
         counted = next(iter(done.faults), FaultReport())
         call = next((call for call in counted.log if call.call == at), None)
         result = structs.replace(
@@ -323,9 +317,14 @@ class Advancer:
             return self.arrived(result, done)
         result = structs.replace(result, left=self.left())
         if result.error and self.count % task.again == 0:
-            error = self.operate().error
+            error = self.operate(self.armed(NONE)).error  # armed, so that it is settled, too
             result = structs.replace(result, again=SecondSave(error, self.left()))
         return result
+
+    def armed(self, fault: CallFault) -> messages.Fault:
+        """Return a fault as an operation takes it."""
+        arguments = fault.arguments(reading=self.task.reading)
+        return messages.Fault(injector=self.injector, args=arguments)
 
     def operate(self, *faults: messages.Fault) -> RunResult | SaveResult:
         """Save or load once; a framework runs its loop up to there."""
@@ -346,7 +345,6 @@ class Advancer:
                 fault_step=task.step,
             )
         done: RunResult | SaveResult = child.run_one(op)
-        child.settle(faults, always=True)
         return done
 
     def arrived(self, result: TrialResult, done: RunResult) -> TrialResult:
@@ -372,13 +370,14 @@ def is_renewed(log: Sequence[SeenCall], call: SeenCall) -> bool:
 
     A directory has only to be synced again: what it has to write is not dropped.
     """
+    later = [seen for seen in log if seen.call > call.call]
+    if call.is_folder:
+        again = (seen for seen in later if seen.path == call.path and seen.what in SYNCING)
+        return any(not seen.injected for seen in again)
     kind = trees.pattern(call.path)
-    alike = [seen for seen in log if trees.pattern(seen.path) == kind]
-    later = [seen for seen in alike if seen.call > call.call]
+    later = [seen for seen in later if trees.pattern(seen.path) == kind]
     written = [seen.call for seen in later if seen.what in WRITING]
     synced = [seen.call for seen in later if seen.what in SYNCING and not seen.injected]
-    if not any(seen.what in WRITING for seen in alike):  # a directory
-        return any(seen.path == call.path for seen in later if seen.call in synced)
     return bool(written and synced and written[0] < synced[-1])
 
 

@@ -99,7 +99,7 @@ def full_from(counted: Counted, point: Point) -> Fault:
         return point.spec("raise", error="ENOSPC", persistent=True)
     full = faults.Fault(error="ENOSPC")
     first = point.at + (point.moment == "after")
-    in_need = [call.call for call in counted.calls if full.counts(call.what, reads=call.reads)]
+    in_need = [call.call for call in full.among(counted.calls)]
     before = sum(number < first for number in in_need)
     at = min(before + 1, len(in_need))
     return fault_injectors.spec(points.SYSTEM_CALL, at=at, error="ENOSPC", persistent=True)

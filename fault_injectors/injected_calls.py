@@ -252,11 +252,7 @@ def with_call(trial: TrialResult, control: TrialResult) -> TrialResult:
     if trial.call is not None or trial.exit_kind is ExitKind.ENDED:
         return trial
     fault = faults.Fault(**trial.fault.arguments(reading=trial.what == "load"))
-    calls = [
-        call
-        for call in control.log
-        if fault.counts(call.what, reads=call.reads, is_whole=call.is_whole)
-    ]
+    calls = fault.among(control.log)
     is_there = 0 < trial.fault.at <= len(calls)
     return structs.replace(trial, call=calls[trial.fault.at - 1]) if is_there else trial
 

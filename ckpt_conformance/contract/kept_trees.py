@@ -20,7 +20,7 @@ import msgspec
 from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
 POOL, FOLDERS = "files", "folders"  # in the folder of kept trees: contents, notes on folders
@@ -52,19 +52,20 @@ def read(path: str) -> bytes:
 
 
 def keep(
-    root: Path, folder: Path, tree: Mapping[str, str], changed: Iterable[str] | None = None
+    root: Path, folder: Path, tree: Mapping[str, str], changed: Collection[str] | None = None
 ) -> bool:
     """Keep in a folder what a tree needs to be laid out again; each content is there once.
 
     `changed` are the names that may differ from the trees that were kept there before; None: all.
     Returns False for a tree in which files share an inode: it is copied at once, by itself.
     """
-    if any(_links(root / name) > 1 for name, digest in tree.items() if digest != "/"):
+    names = tree if changed is None else changed
+    if any(_links(root / name) > 1 for name in names if tree.get(name, "/") != "/"):
         target = folder / identity(tree)
         if not target.exists():
             trees.copy(root, target)
         return False
-    _pool(root, folder, tree, tree if changed is None else changed)
+    _pool(root, folder, tree, names)
     notes = folder / FOLDERS / identity(tree)
     if not notes.exists():
         notes.parent.mkdir(parents=True, exist_ok=True)

@@ -277,12 +277,9 @@ class Child:
             wait_for(pending)
         self.journal.acknowledged(step)
 
-    def settle(self, faults: Sequence[messages.Fault], *, always: bool = False) -> None:
-        """Let faults meet what the manager does after a save has returned, where it says so.
-
-        Without faults it is waited for where that is asked for, `always`.
-        """
-        if (faults or always) and self._opened is not None and hasattr(self._opened, "settle"):
+    def settle(self, faults: Sequence[messages.Fault]) -> None:
+        """Let faults meet what the manager does after a save has returned, where it says so."""
+        if faults and self._opened is not None and hasattr(self._opened, "settle"):
             self._opened.settle()
 
     @contextlib.contextmanager

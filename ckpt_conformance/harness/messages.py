@@ -80,6 +80,7 @@ class SeenCall(Message, frozen=True, omit_defaults=True):
     injected: bool = False  # the fault hit this call
     elsewhere: bool = False  # the file was made elsewhere on the disk, and was not moved in
     is_whole: bool = False  # a write that can't be cut short
+    is_folder: bool = False  # the call is about a directory
 
 
 class UnsupportedCall(Message, frozen=True):

@@ -6,7 +6,7 @@ Both ends read these types: the injector in the child, which asks, and the child
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from ckpt_conformance.trace import calls
 from ckpt_conformance.trace.operations import Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
@@ -29,6 +30,22 @@ GIVERS: dict[str, frozenset[str]] = {
     "EINTR": WRITING | COPYING | OPENING | READING | {"ftruncate", "truncate", "fallocate"},
 }
 NEEDS_ROOM = {"ENOSPC", "EDQUOT"}  # not by reading, removing, and opening what is there
+
+
+class Counted(Protocol):
+    """What has to be known of a call to say whether a fault counts it: see `CountedCall`."""
+
+    @property
+    def what(self) -> str: ...  # noqa: D102
+
+    @property
+    def reads(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_whole(self) -> bool: ...  # noqa: D102
+
+
+C = TypeVar("C", bound=Counted)
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +84,14 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         return name in GIVERS.get(self.error, {name}) - QUIET
 
+    def among(self, calls: Iterable[C]) -> list[C]:
+        """Return the calls of a log that it counts, in their order."""
+        return [
+            call
+            for call in calls
+            if self.counts(call.what, reads=call.reads, is_whole=call.is_whole)
+        ]
+
     def is_due(self, call: int) -> bool:
         """Return whether it hits the call of this number, counted from 1."""
         if not self.persistent or self.at < 1 or call < self.at:
@@ -87,6 +112,7 @@ class CountedCall(msgspec.Struct, frozen=True):
     tree: dict[str, str] = {}  # the directory before the call, where it was kept
     elsewhere: bool = False  # the file was made elsewhere, and has not come in
     is_whole: bool = False  # a write that can't be cut short
+    is_folder: bool = False  # the call is about a directory
 
 
 class FaultReport(msgspec.Struct, frozen=True):

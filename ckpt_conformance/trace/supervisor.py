@@ -54,7 +54,6 @@ class Supervisor:
         self.looked = 0  # the clock when mapped files were looked at last
         self.umask_known = True
         self.rights_known = True  # nobody has changed its own
-        self.rights = limits.rights_of(os.getpid())
         self.frozen = False  # the tree was killed: nobody is answered any more
         self.on_action: Callable[[Request, Action], Result | str] = lambda _a, _b: "perform"
         self.events_of: Callable[[int, bytes], Sequence[Event]] = _events  # of a write
@@ -175,11 +174,12 @@ class Supervisor:
         if request.note.is_foreign:
             request.cannot(action.path, limits.OF_32_BITS)
             return None
-        by_name = request.name not in _BY_DESCRIPTOR
-        if by_name and not self.rights_known and limits.rights_of(request.thread) != self.rights:
-            request.cannot(action.path, limits.OTHER_RIGHTS)
-            return None
-        return action
+        if request.name in _BY_DESCRIPTOR or self.rights_known:
+            return action
+        if limits.rights_of(request.thread) == limits.rights_of(os.getpid()):
+            return action
+        request.cannot(action.path, limits.OTHER_RIGHTS)
+        return None
 
     def _decide(self, request: Request) -> None:
         action = self._prepare(request)

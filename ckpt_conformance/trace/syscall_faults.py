@@ -128,6 +128,7 @@ class FaultSupervisor:
             tree=self._kept(),
             elsewhere=bool(elsewhere),
             is_whole=is_whole,
+            is_folder=action.object in request.tree.children,
         )
         self.log.append(call)
         self.objects.append(request.tree.next if action.elsewhere else action.object)

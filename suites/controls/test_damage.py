@@ -236,8 +236,20 @@ def test_where_nothing_is_whole_the_load_refuses(subject: Subject) -> None:
 
 
 def of_several(golden: Golden) -> set[str]:
-    """Name the files that may hold both steps: of the older one, and changed by the newest."""
-    return set(payload.names(golden.snapshot(OLDER))) & set(payload.of_step(golden, NEWEST))
+    """Name the files that may hold both steps: of the older one, and changed by the newest.
+
+    Where the newest step's own bytes are seen and the older one's are not, the file was replaced.
+    """
+    place = golden.snapshot(NEWEST)
+    both = set(payload.names(golden.snapshot(OLDER))) & set(payload.of_step(golden, NEWEST))
+    older, newest = (golden.payload_samples.get(step, ()) for step in (OLDER, NEWEST))
+    shared = {sample.bytes for sample in older} & {sample.bytes for sample in newest}
+    old, new = ([s for s in own if s.bytes not in shared] for own in (older, newest))
+    return {
+        name
+        for name in both
+        if payload.find(place, old, [name]) or not payload.find(place, new, [name])
+    }
 
 
 def cut_all(folder: Path, only: set[str] | None, of_several: set[str]) -> Damage:

@@ -31,6 +31,7 @@ from ckpt_conformance.harness.messages import (
 from ckpt_conformance.subject import batched_recovery, by_name, controls, names, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import Slot
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 ASK = (Close(), Steps())  # a manager may still be deleting: to close it is to wait for that
 HALF_DELETED = 6  # directories with a part of an old step, at the quick budget
 GROWTH = 4  # names more after six saves more, of which each deletes one
+ROTATION: Slot[Counted] = Slot("calls of a save that rotates")
 EITHER = {Outcome.NEW, Outcome.PREVIOUS}
 
 
@@ -149,8 +151,7 @@ def test_one_whole_checkpoint_is_always_there(subject: Subject) -> None:
     loads when it is asked for by its name is not lost: that a restart finds it is CKC-ATOM-001.
     """
     legal = subject.legal(subject.golden())
-    run = partial(_save_one_of_two, subject)
-    counted = counting.count_calls(subject, run, subject.folder / "kept" / "one of two")
+    run, counted = partial(_save_one_of_two, subject), rotation_of_one(subject)
     chosen = dangerous(subject, counted)
     hits = [(f"a kill {point.name}", point.spec("kill")) for point in chosen]
     full = dict.fromkeys((counted.points[0], chosen[0]))  # from the first call, and in mid-rotation
@@ -181,7 +182,7 @@ def dangerous(subject: Subject, counted: Counted) -> list[Point]:
     """Choose points of a counted save: first where old names are gone, and new ones not there."""
     if counted.result.error or not counted.calls:
         raise control_failed(f"no call of the save was seen: {subject.tell(counted.result)}")
-    before, after = counted.calls[0].tree, kept_trees.fingerprint(subject.root)
+    before, after = _before_and_after(counted)
     old, new = set(before) - set(after), set(after) - set(before)
 
     def danger(point: Point) -> tuple[int, int]:
@@ -208,41 +209,68 @@ def test_discovery_after_a_kill_of_a_rotation_names_only_what_loads(subject: Sub
     subject.need(Capability.RETENTION)
     subject.need(Capability.STEPS)
     subject.need(Capability.EXPLICIT_STEP)
-    place = subject.folder / "kept" / "rotation"
-    counted = counting.count_calls(subject, partial(_save_one_of_two, subject), place)
+    counted = rotation_of_one(subject)
     if counted.result.error or not counted.calls:
         raise control_failed(f"no call of the save was seen: {subject.tell(counted.result)}")
     parted = half_deleted(subject, counted)
-    unharmed = (counted.calls[0].tree, kept_trees.fingerprint(subject.root))
-    for tree in unharmed:
-        if wrong := _named_in_vain(subject, kept_trees.kept(place, tree))[1]:
-            reason = f"without any kill discovery names a step that gives {wrong}"
-            raise controls.blame(subject, reason, discovery.test_steps_names_what_loads)
-    for point in parted:
-        named, wrong = _named_in_vain(subject, kept_trees.kept(place, _tree_at(point)))
-        if wrong:
-            message = f"killed {point.name}, discovery names step {max(wrong)}"
-            raise Violation(message, evidence={"steps": named, "loads": wrong})
+    if not parted:
+        raise NotApplicable("rotation takes a step away in one call")
+    unharmed = _before_and_after(counted)
+    place = _kept_rotation(subject)
+    trees_of_all = [*unharmed, *(_tree_at(point) for point in parted)]
+    folders = [kept_trees.kept(place, tree) for tree in trees_of_all]
+    wrong = _named_in_vain(subject, folders)
+    for told in filter(None, wrong[: len(unharmed)]):
+        reason = f"without any kill discovery names what does not load: {told}"
+        raise controls.blame(subject, reason, discovery.test_steps_names_what_loads)
+    for point, told in zip(parted, wrong[len(unharmed) :], strict=True):
+        if told:
+            step = max(told)
+            what = f"discovery names step {step}" if step else "discovery does not answer"
+            raise Violation(f"killed {point.name}, {what}", evidence={"loads": told})
 
 
-def _named_in_vain(subject: Subject, folder: Path) -> tuple[list[int], dict[int, str]]:
-    """Return the steps that discovery names in a directory, and how those end that do not load."""
-    (answer,) = batched_recovery.steps_each(subject, [folder])
-    named = list(answer.steps or ())
-    loads = resume_each(
-        subject,
-        [Case(folder, step=step) for step in named],
-        lambda result: oracle.arrival(result)[0] is not None,
-    )
-    by_step = zip(named, loads, strict=True)
-    wrong = {step: load for step, load in by_step if oracle.arrival(load)[0] != step}
-    return named, {step: subject.tell(load) for step, load in wrong.items()}
+def _named_in_vain(subject: Subject, folders: Sequence[Path]) -> list[dict[int, str]]:
+    """Map for each directory the steps that are named and do not load to how their loads end.
+
+    Step 0 stands for a discovery that does not answer.
+    """
+    answers = batched_recovery.steps_each(subject, folders)
+    named = zip(folders, answers, strict=True)
+    cases = [Case(folder, step=step) for folder, answer in named for step in answer.steps or ()]
+    loads = iter(resume_each(subject, cases, lambda result: oracle.arrival(result)[0] is not None))
+    wrong: list[dict[int, str]] = []
+    for answer in answers:
+        if answer.steps is None:
+            wrong.append({0: answer.error.message if answer.error else "no answer"})
+            continue
+        by_step = {step: next(loads) for step in answer.steps}
+        vain = {step: load for step, load in by_step.items() if oracle.arrival(load)[0] != step}
+        wrong.append({step: subject.tell(load) for step, load in vain.items()})
+    return wrong
+
+
+def rotation_of_one(subject: Subject) -> Counted:
+    """Count the calls of a save that rotates with as few to keep as can be; once per adapter."""
+    run = partial(_save_one_of_two, subject)
+    place = _kept_rotation(subject)
+    return subject.once(ROTATION, lambda: counting.count_calls(subject, run, place))
+
+
+def _kept_rotation(subject: Subject) -> Path:
+    """Return the folder with the trees that its counting pass kept."""
+    return subject.folder / "kept" / "one of two"
+
+
+def _before_and_after(counted: Counted) -> tuple[Tree, Tree]:
+    """Return the trees before and after a counted save, of which a call was seen."""
+    return counted.calls[0].tree, counted.points[-1].disk[1]
 
 
 def half_deleted(subject: Subject, counted: Counted) -> list[Point]:
     """Choose points at which a part of what the save deletes is gone, each content once."""
-    before, after = counted.calls[0].tree, kept_trees.fingerprint(subject.root)
-    old = {name for name in before if name not in after and before[name] != "/"}
+    before, after = _before_and_after(counted)
+    old = {name for name, digest in before.items() if name not in after and digest != "/"}
 
     def left(point: Point) -> int:
         return len(old & _tree_at(point).keys())

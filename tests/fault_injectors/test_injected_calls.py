@@ -135,13 +135,18 @@ def test_what_a_process_that_died_was_hit_at_is_told_by_the_control() -> None:
 
 def test_a_directory_has_only_to_be_synced_again() -> None:
     def synced(number: int, path: str, *, injected: bool = False) -> SeenCall:
-        return SeenCall(call=number, what="fsync", path=path, injected=injected)
+        is_folder = path == ""
+        return SeenCall(
+            call=number, what="fsync", path=path, injected=injected, is_folder=is_folder
+        )
 
     log = [synced(1, "", injected=True), synced(2, "a"), synced(3, "")]
     assert is_renewed(log, log[0])
     assert not is_renewed(log[:2], log[0])
     lasting = [synced(1, "", injected=True), synced(3, "", injected=True)]
     assert not is_renewed(lasting, lasting[0])
+    mapped = [synced(1, "a", injected=True), synced(2, "a")]
+    assert not is_renewed(mapped, mapped[0]), "a file without a write: it was mapped"
 
 
 def test_where_nothing_can_be_hit_the_machine_is_named(quick: Subject) -> None:
