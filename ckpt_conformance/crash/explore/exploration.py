@@ -462,11 +462,15 @@ class BaseExplorer:
 
     def complete(self, point: int) -> State:
         """Return the state in which all that had been issued at a point is kept."""
-        if point not in self._complete_states:
-            operations = self.recording.operations
-            wanted = {point, len(operations), *plan.acknowledgements(operations)}
-            self._complete_states |= complete_at(self.recording, wanted)
+        self.complete_all({point})
         return self._complete_states[point]
+
+    def complete_all(self, points: Collection[int]) -> None:
+        """Make such states of several points in one walk: each walk takes the whole recording."""
+        if not self._complete_states.keys() >= set(points):
+            operations = self.recording.operations
+            wanted = {*points, len(operations), *plan.acknowledgements(operations)}
+            self._complete_states |= complete_at(self.recording, wanted)
 
     def add(self, cases: Sequence[Case]) -> None:
         """Recover from further states of models that were enumerated, and judge all anew."""

@@ -50,7 +50,10 @@ def sift(explorer: BaseExplorer) -> None:
     first: dict[Sort, Finding] = {}
     for finding in result.audit:
         first.setdefault(sort_of(finding), finding)
-    tried = {sort: list(_cases(explorer, [one])) for sort, one in list(first.items())[:AT_MOST]}
+    chosen = dict(list(first.items())[:AT_MOST])
+    middle = (_middle(explorer, finding) for finding in chosen.values() if finding.rule in OF_ORDER)
+    explorer.complete_all({point for points in middle for point in points})
+    tried = {sort: list(_cases(explorer, [finding])) for sort, finding in chosen.items()}
     explorer.recover([case for cases in tried.values() for case in cases])
     idle = {
         sort for sort, cases in tried.items() if cases and all(_loads(explorer, c) for c in cases)
@@ -82,7 +85,7 @@ def _cases(explorer: BaseExplorer, findings: Sequence[Finding]) -> Iterator[Case
     if findings[0].rule in OF_REMOVAL:
         states = list(_with_the_removed(explorer, findings, whole))
     elif findings[0].rule in OF_ORDER:
-        states = list(_in_the_middle(explorer, findings[0], point))
+        states = list(_in_the_middle(explorer, findings[0]))
     else:
         states = list(_lacking(findings[0], whole))
     for state in states:
@@ -101,13 +104,17 @@ def _acknowledged(explorer: BaseExplorer, finding: Finding) -> int | None:
     return next(iter([*later, *reversed(marks)]), None)
 
 
-def _in_the_middle(explorer: BaseExplorer, finding: Finding, end: int) -> Iterator[State]:
-    """Yield states from a finding to the end of its save; with half of its file, too."""
-    points = range(finding.operation + 1, end)
-    for at in sorted({0, len(points) // 3, 2 * len(points) // 3, len(points) - 1}):
-        if not 0 <= at < len(points):
-            continue
-        whole = explorer.complete(points[at])
+def _middle(explorer: BaseExplorer, finding: Finding) -> list[int]:
+    """Return up to four crash points from a finding to the end of its save."""
+    points = range(finding.operation + 1, _acknowledged(explorer, finding) or 0)
+    last = len(points) - 1
+    return sorted({points[last * part // 3] for part in range(4)}) if points else []
+
+
+def _in_the_middle(explorer: BaseExplorer, finding: Finding) -> Iterator[State]:
+    """Yield states in the middle of a save; with half of a finding's file, too."""
+    for point in _middle(explorer, finding):
+        whole = explorer.complete(point)
         yield whole
         if finding.object in whole.contents:
             half = _cut(whole, finding, whole.contents[finding.object].size // 2)
