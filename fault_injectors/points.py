@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from enum import StrEnum, auto
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.trace.faults import WRITING
@@ -39,7 +40,30 @@ PREFIXES = ("0", "half", "len-1")
 SYSTEM_CALL = "system-call"
 _WORDS = {"0": "after 0 bytes of", "half": "after half of", "len-1": "before the last byte of"}
 MOMENTS = {"before": "before", "prefix": "half", "after": "after"}  # of a kill at a system call
-LEFT = "left: something temporary"
+
+
+class Now(StrEnum):
+    """What a name that a save changes is at a point: as before it, as after it, gone, or torn."""
+
+    BEFORE = auto()
+    AFTER = auto()
+    GONE = auto()
+    OTHER = auto()
+
+
+class Mark(NamedTuple):
+    """One such name; `digest` is that of other bytes."""
+
+    name: str
+    now: Now
+    digest: str = ""
+
+
+class Condition(NamedTuple):
+    """What a new process would find at a point; `is_left`: something temporary, too."""
+
+    marks: tuple[Mark, ...]
+    is_left: bool
 
 
 @dataclass(frozen=True)
@@ -52,7 +76,7 @@ class Point:
     prefix: str
     what: str
     path: str
-    state: tuple[str, ...]
+    state: Condition
     # The trees that were kept before and after the call.
     disk: tuple[Tree, Tree] = field(default=({}, {}), compare=False)
     offset: int = 0  # where in the file a write at a system call begins
@@ -116,23 +140,23 @@ def _is_cut(fault: str, call: SeenCall) -> bool:
     return call.what == "write"
 
 
-def condition(tree: Tree, before: Tree, after: Tree) -> tuple[str, ...]:
+def condition(tree: Tree, before: Tree, after: Tree) -> Condition:
     """Describe a tree by what each name that a save changes is: before, after, gone, other."""
     digests = {
         name: (tree.get(name), before.get(name), after.get(name))
         for name in sorted({*before, *after})
     }
-    marks = [f"{_mark(*three)}: {name}" for name, three in digests.items() if len(set(three)) > 1]
-    left = any(name not in before and name not in after for name in tree)
-    return (*marks, LEFT if left else "left: nothing")
+    changed = {name: three for name, three in digests.items() if len(set(three)) > 1}
+    marks = tuple(_mark(name, *three) for name, three in changed.items())
+    return Condition(marks, any(name not in before and name not in after for name in tree))
 
 
-def _mark(now: str | None, before: str | None, after: str | None) -> str:
+def _mark(name: str, now: str | None, before: str | None, after: str | None) -> Mark:
     if now == before:
-        return "before"
+        return Mark(name, Now.BEFORE)
     if now is None or now == after:
-        return "gone" if now is None else "after"
-    return f"other {now}"  # its digest: a torn file differs from one that is whole and new
+        return Mark(name, Now.GONE if now is None else Now.AFTER)
+    return Mark(name, Now.OTHER, now)  # a torn file differs from one that is whole and new
 
 
 def choose(candidates: Sequence[Point], rng: random.Random, quick: int) -> list[Point]:
@@ -141,38 +165,37 @@ def choose(candidates: Sequence[Point], rng: random.Random, quick: int) -> list[
     The sorts: a lasting file is damaged or gone, alone where possible and each file once before any
     twice; files of before stand beside files of after; all is untouched, or finished.
     """
-    groups: dict[tuple[str, ...], list[Point]] = {}
+    groups: dict[Condition, list[Point]] = {}
     for point in candidates:
         groups.setdefault(point.state, []).append(point)
     states = list(groups)
     rng.shuffle(states)
     harmed = _one_of_each(sorted((s for s in states if damage(s)), key=lambda s: len(damage(s))))
     mixed = [s for s in states if not damage(s) and not is_plain(s)]
-    plain = sorted((s for s in states if is_plain(s)), key=lambda s: s[-1] != LEFT)
+    plain = sorted((s for s in states if is_plain(s)), key=lambda s: not s.is_left)
     turns = itertools.zip_longest(harmed, mixed)
     order = [state for turn in turns for state in turn if state is not None]
     order = [*order[: quick - 1], *plain[:1], *order[quick - 1 :], *plain[1:]]
     return sorted((rng.choice(groups[state]) for state in order[:quick]), key=candidates.index)
 
 
-def _one_of_each(states: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _one_of_each(states: list[Condition]) -> list[Condition]:
     """Put those first that harm a file which none before them harms."""
-    first: list[tuple[str, ...]] = []
+    first: list[Condition] = []
     names: set[str] = set()
     for state in states:
-        harmed = {mark.partition(": ")[2] for mark in damage(state)}
+        harmed = {mark.name for mark in damage(state)}
         if harmed - names:
             first.append(state)
             names |= harmed
     return first + [state for state in states if state not in first]
 
 
-def damage(state: tuple[str, ...]) -> set[str]:
+def damage(state: Condition) -> set[Mark]:
     """Return the marks of lasting files that are damaged or gone."""
-    return {mark for mark in state if not mark.startswith(("before:", "after:", "left:"))}
+    return {mark for mark in state.marks if mark.now in {Now.GONE, Now.OTHER}}
 
 
-def is_plain(state: tuple[str, ...]) -> bool:
+def is_plain(state: Condition) -> bool:
     """Return whether every lasting file is as before, or every one as after."""
-    marks = {mark.partition(":")[0] for mark in state[:-1]}
-    return not damage(state) and len(marks) < 2  # noqa: PLR2004  both of them is a mixture
+    return not damage(state) and len({mark.now for mark in state.marks}) < 2  # noqa: PLR2004  both

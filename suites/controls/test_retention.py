@@ -17,6 +17,7 @@ from ckpt_conformance.contract.verdicts import (
 )
 from ckpt_conformance.fault_injectors import counting
 from ckpt_conformance.fault_injectors.injected_calls import why_not
+from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.fault_injectors.system_call import REMOVALS
 from ckpt_conformance.harness.client import is_unsupervised
 from ckpt_conformance.harness.messages import (
@@ -186,10 +187,9 @@ def dangerous(subject: Subject, counted: Counted) -> list[Point]:
     old, new = set(before) - set(after), set(after) - set(before)
 
     def danger(point: Point) -> tuple[int, int]:
-        parts = (mark.partition(": ") for mark in point.state)
-        marks = {name: mark for mark, _, name in parts}
-        gone = sum(marks.get(name) == "gone" for name in old)
-        return gone * sum(marks.get(name) == "before" for name in new), gone
+        marks = {mark.name: mark.now for mark in point.state.marks}
+        gone = sum(marks.get(name) is Now.GONE for name in old)
+        return gone * sum(marks.get(name) is Now.BEFORE for name in new), gone
 
     every = list(counted.points)
     subject.rng.shuffle(every)

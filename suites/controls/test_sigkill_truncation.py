@@ -13,6 +13,7 @@ from ckpt_conformance.contract.kept_trees import fingerprint, identity
 from ckpt_conformance.contract.verdicts import NotApplicable, Outcome, Unknown, Violation
 from ckpt_conformance.fault_injectors import counting, injected_save, payload, points
 from ckpt_conformance.fault_injectors.injected_save import SaveKind
+from ckpt_conformance.fault_injectors.points import Now
 from ckpt_conformance.harness import messages
 from ckpt_conformance.harness.messages import ExitKind, RunResult, whole
 from ckpt_conformance.subject import batched_recovery, controls, oracle
@@ -319,8 +320,8 @@ def usable(subject: Subject) -> list[Crash]:
 def torn_names(crash: Crash) -> list[str]:
     """Name the files of a whole save that have other bytes, where the save has to be made again."""
     step, _ = oracle.arrival(crash.resumed)
-    marks = (mark.partition(": ") for mark in crash.point.state)
-    return [name for mark, _, name in marks if mark.startswith("other ") and step != NEWEST]
+    torn = [mark.name for mark in crash.point.state.marks if mark.now is Now.OTHER]
+    return torn if step != NEWEST else []
 
 
 def faithful(subject: Subject, state: Leaves) -> oracle.State:
