@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.trace import calls, data_calls, events, limits, name_calls, notify
+from ckpt_conformance.trace.faults import COPYING, READING, SYNCING, WRITING
 from ckpt_conformance.trace.operations import Kind, Operation, Unsupported
 from ckpt_conformance.trace.request import Action, NewDescriptor, Request, Result, Sink
 
@@ -378,17 +379,5 @@ def _events(_process: int, data: bytes) -> Sequence[Event]:
 
 _OF_THE_PROCESS = frozenset({"umask", "execve", "execveat", *calls.RIGHTS})
 # What is open to write may be written: rights were asked for when it was opened.
-_BY_DESCRIPTOR = frozenset(
-    {
-        *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
-        *("ftruncate", "fallocate", "fsync", "fdatasync", "sync", "syncfs", "msync", "ioctl"),
-    }
-)
-_NO_DUMP = frozenset(
-    {
-        *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile"),
-        *calls.READING,
-        *calls.CLOSING,
-        *_OF_THE_PROCESS,
-    }
-)
+_BY_DESCRIPTOR = WRITING | COPYING | SYNCING | {"ftruncate", "fallocate", "ioctl"}
+_NO_DUMP = WRITING | COPYING | READING | {*calls.CLOSING, *_OF_THE_PROCESS}

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tricks
 from databases import packed
 from step_files import StepFiles, sync
 from tricks import write_all
 
-from ckpt_conformance.contract import EVERYTHING, AdapterBase, Capability
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckpt_conformance.contract import Manager, OpenOptions, TrainingJob
+    from ckpt_conformance.contract import TrainingJob
 
 
 @dataclass
@@ -66,24 +63,8 @@ class Staged(StepFiles):
             os.fsync(log.fileno())
 
 
-@dataclass(frozen=True)
-class Staging(AdapterBase):
-    opens: Callable[[Path], Manager] = Staged
-
-    def open(self, root: Path, options: OpenOptions) -> Manager:
-        del options
-        return self.opens(root)
-
-
-def make(**options: Any) -> Staging:  # noqa: ANN401  fields of Staged
-    return Staging(
-        name="staged",
-        version="1",
-        capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
-        holds=EVERYTHING | {"gradients"},
-        refusals=(FileNotFoundError,),
-        opens=lambda root: Staged(root, **options),
-    )
+def make(**options: Any) -> tricks.Adapter:  # noqa: ANN401  fields of Staged
+    return tricks.make(lambda root: Staged(root, **options), "staged")
 
 
 careful, logging = make(), make(logs=True)

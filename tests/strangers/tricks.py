@@ -287,9 +287,9 @@ class Adapter(AdapterBase):
         return self.opens(root)
 
 
-def make(opens: Callable[[Path], Manager]) -> Adapter:
+def make(opens: Callable[[Path], Manager], name: str = "tricks") -> Adapter:
     return Adapter(
-        name="tricks",
+        name=name,
         version="1",
         capabilities=frozenset({Capability.STEPS, Capability.EXPLICIT_STEP}),
         holds=EVERYTHING | {"gradients"},

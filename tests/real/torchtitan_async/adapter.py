@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,5 +49,4 @@ class TorchTitan(synchronous.TorchTitan):  # type: ignore[misc]  # as above
 
 def make() -> TorchTitan:
     """Make the adapter."""
-    fields = vars(synchronous.make())
-    return replace(TorchTitan(**fields), name="torchtitan-async")
+    return TorchTitan(**vars(synchronous.make()) | {"name": "torchtitan-async"})
