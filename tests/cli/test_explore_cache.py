@@ -135,7 +135,9 @@ class Edited:
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("module", MATTERS)
+@pytest.mark.parametrize(
+    "module", [MATTERS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in MATTERS[1:])]
+)
 def test_an_edit_of_what_matters_runs_again(
     ckpt: Run, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:

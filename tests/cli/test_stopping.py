@@ -57,6 +57,7 @@ def test_a_stopped_certify_leaves_its_certificate(
     assert place.is_clean()
 
 
+@pytest.mark.slow
 def test_stopped_mutants_print_what_was_found(place: Place) -> None:
     process = place.start("mutants", "--only", "R01", "--jobs", "1")
     place.wait_for_outcome()

@@ -108,6 +108,7 @@ def test_the_report_is_that_of_one_process_whoever_is_killed(
     assert result_of("again") == result_of("whole")
 
 
+@pytest.mark.slow
 def test_without_a_recording_the_client_makes_one(ckpt: Run, scratch: Path) -> None:
     status, text = ckpt("explore", REFERENCE, "--workload", "second", "--model", "kill", *ON)
     assert status == 0, text
@@ -117,6 +118,7 @@ def test_without_a_recording_the_client_makes_one(ckpt: Run, scratch: Path) -> N
 
 
 @pytest.mark.usefixtures("scratch")
+@pytest.mark.slow
 def test_what_no_worker_judged_is_unknown(ckpt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_: client.Cluster, items: Sequence[Item]) -> Iterator[Result]:
         yield Result(items[0].id, "w", lost="the machine burns")
@@ -251,6 +253,7 @@ make = broken(load=load)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_found_and_leaves_nothing_else(place: Place) -> None:
     (place.folder / "stuck.py").write_text(HANGS)
     words = ("explore", "stuck:make", "--workload", "first")

@@ -74,6 +74,7 @@ def test_a_relative_place_is_one_of_the_clients_folder(
     assert json.loads(whole.out)["path"] == name
 
 
+@pytest.mark.slow
 def test_a_large_checkpoint_is_cut_and_a_shard_may_use_a_cluster(
     large: Path, scratch: Path, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_kills_change_nothing(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_results_and_leaves_nothing_else(place: Place) -> None:
     """The last checkpoint is a pipe that nobody writes to: a worker waits there, and is stopped."""
     for step in range(4):

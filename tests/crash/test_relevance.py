@@ -75,6 +75,7 @@ def test_a_removal_that_costs_a_step_when_the_name_comes_back(explore: Explore) 
     assert [one.blame and one.blame.rule for one in result.violations] == ["removal-not-synced"]
 
 
+@pytest.mark.slow
 def test_a_kill_needs_no_sync(explore: Explore) -> None:
     assert told(explore("unsynced", "kill")) == set()
     both = explore("unsynced", "kill", "ext4")

@@ -215,6 +215,7 @@ def kill_ranks(folder: Path, end: str, *ranks: str) -> Told:
     return run(folder / "out", *options, command=command, cwd=folder)
 
 
+@pytest.mark.slow
 def test_the_death_of_a_rank_ends_the_job_and_costs_nothing(tmp_path: Path) -> None:
     told = kill_ranks(tmp_path, ENDS, "0", "1")
     assert told.code == 0, told.text

@@ -448,6 +448,7 @@ def test_what_is_forgotten_is_asked_again(
 # -- memory ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_memory_grows_with_checkpoints_a_little_and_not_with_files(tmp_path: Path) -> None:
     """Of 200 more checkpoints a row stays, and none of their 2,000 files; so in a shard."""
     torch.save({"w": torch.ones(2)}, tmp_path / "content.pt")

@@ -172,6 +172,7 @@ def test_what_only_a_new_interpreter_imports_is_refused_with_the_way_out(place: 
     assert "declare isolation = 'exec'" in told
 
 
+@pytest.mark.slow
 def test_facts_are_read_where_its_children_will_run(place: Place, tmp_path: Path) -> None:
     with contextlib.closing(client.Client(place.socket)) as connection:
         for name in ("iso_spawn", "iso_exec", "iso_new"):
@@ -196,6 +197,7 @@ def test_what_is_missing_is_named(
     assert told in str(refused.value)
 
 
+@pytest.mark.slow
 def test_where_torch_itself_starts_threads_nothing_is_forked(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

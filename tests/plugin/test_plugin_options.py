@@ -82,6 +82,7 @@ def test_the_users_own_tests_stay(words: list[str], tmp_path: Path) -> None:
     assert ("test_a_new_process_loads" in found) is not bool(words)
 
 
+@pytest.mark.slow
 def test_what_shares_golden_runs_runs_in_one_worker() -> None:
     """What a suite found out once is not found out in each worker again."""
     smoke = ["--ckpt-profile", "smoke", "-n", "2", "--dist", "loadgroup", "-vv"]

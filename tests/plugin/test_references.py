@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import re
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from items import item_with
@@ -26,9 +27,6 @@ from ckpt_conformance.plugin import options, outcomes
 from ckpt_conformance.plugin.options import SessionOptions
 from ckpt_conformance.plugin.session import run_session
 from ckpt_conformance.subject import controls, resumption
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SUITES = Path(__file__).parents[2] / "suites"
 BROKEN = ("misbehaving:wrong", "misbehaving:loads_none", "misbehaving:leaves_quietly")
@@ -89,15 +87,20 @@ def test_a_check_that_ran_is_not_run_again_as_a_control(error: Violation | None)
     assert str(blamed) == str(control_failed("nothing arrives", blamed.see))
 
 
-def calls() -> Iterator[tuple[str, ast.FunctionDef, ast.Call]]:
+@cache
+def calls() -> tuple[tuple[str, ast.FunctionDef, ast.Call], ...]:
     """Give the calls in each function of the suites, with the module's name."""
-    for path in sorted(SUITES.rglob("test_*.py")):
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(function, ast.FunctionDef):
-                inside = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-                yield from ((path.stem, function, call) for call in inside)
+    return tuple(
+        (path.stem, function, call)
+        for path in sorted(SUITES.rglob("test_*.py"))
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+    )
 
 
+@cache
 def ids() -> dict[str, str]:
     """Map each check to its invariant."""
     return {

@@ -7,6 +7,7 @@ import re
 import statistics
 import tomllib
 from collections import Counter
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -36,6 +37,7 @@ def is_test_of_the_project(path: Path) -> bool:
     return path.parts[0] == "tests" and path.name.startswith("test_")
 
 
+@cache
 def parse(repository: Path, path: Path) -> ast.Module:
     return ast.parse((repository / path).read_text(encoding="utf-8"), filename=str(path))
 

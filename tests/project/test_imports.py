@@ -131,9 +131,11 @@ def is_for_types(node: ast.If) -> bool:
 
 
 def statements(node: ast.AST, *, at_import: bool = True) -> Iterator[tuple[ast.AST, bool]]:
-    """Walk with the knowledge of whether a statement runs at import."""
+    """Walk with the knowledge of whether a statement runs at import; no expression imports."""
     for child in ast.iter_child_nodes(node):
-        lazy = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            continue
+        lazy = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         runs = at_import and not lazy and not (isinstance(child, ast.If) and is_for_types(child))
         yield child, runs
         yield from statements(child, at_import=runs)
@@ -164,14 +166,18 @@ def imports_of(source: str, path: Path) -> Iterator[Import]:
 
 
 @pytest.fixture(scope="module")
-def imports(repository: Path, python_files: list[Path]) -> list[Import]:
-    """Every import statement of the package."""
-    return [
-        each
+def everywhere(repository: Path, python_files: list[Path]) -> dict[Path, list[Import]]:
+    """Every import statement of every file."""
+    return {
+        path: list(imports_of((repository / path).read_text(encoding="utf-8"), path))
         for path in python_files
-        if module_of(path)
-        for each in imports_of((repository / path).read_text(encoding="utf-8"), path)
-    ]
+    }
+
+
+@pytest.fixture(scope="module")
+def imports(everywhere: dict[Path, list[Import]]) -> list[Import]:
+    """Every import statement of the package."""
+    return [each for path, found in everywhere.items() if module_of(path) for each in found]
 
 
 def is_ours(each: Import) -> bool:
@@ -248,16 +254,10 @@ def test_the_reference_manager_stands_alone(imports: list[Import]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_everything_is_imported_by_its_full_name(
-    repository: Path, python_files: list[Path]
-) -> None:
+def test_everything_is_imported_by_its_full_name(everywhere: dict[Path, list[Import]]) -> None:
     """`suites.x` or a relative import would be a second copy of a module, or nothing in a wheel."""
-    wrong = [
-        each.where
-        for path in python_files
-        for each in imports_of((repository / path).read_text(encoding="utf-8"), path)
-        if each.root in BESIDE or each.relative
-    ]
+    found = [each for path in everywhere for each in everywhere[path]]
+    wrong = [each.where for each in found if each.root in BESIDE or each.relative]
     assert not wrong, "\n".join(wrong)
 
 

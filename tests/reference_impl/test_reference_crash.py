@@ -95,10 +95,14 @@ def lives(root: Path, kind: str, steps: list[int], keep_last: int, left: int) ->
 
 
 HISTORIES = {"first": [5], "second": [5, 6], "again": [5, 5], "rotation": [5, 6, 7]}
+OFTEN = {"first", "second"}  # the suites kill such saves, too
 
 
 @KINDS
-@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize(
+    "history",
+    [pytest.param(name, marks=pytest.mark.slow if name in OFTEN else []) for name in HISTORIES],
+)
 def test_a_kill_at_any_operation_leaves_old_or_new(tmp_path: Path, kind: str, history: str) -> None:
     """After a kill anywhere the newest acknowledged save loads whole, or its successor.
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from recording import replay, tree
 
 from ckpt_conformance.trace.operations import Kind, Recording
@@ -136,6 +137,7 @@ def test_where_calls_cannot_be_recorded_a_life_falls_back_and_says_why(tmp_path:
     assert tree(tmp_path / "replayed") == tree(tmp_path / "root")
 
 
+@pytest.mark.slow
 def test_a_certificate_says_that_entry_points_were_patched(tmp_path: Path) -> None:
     shown = run(tmp_path, CERTIFIED)
     told = "crash: recorded by patched entry points"

@@ -113,7 +113,10 @@ dcp.save(state, checkpoint_id=root / "dcp")
 
 
 @needs_strace
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "libraries" else []) for name in SCRIPTS],
+)
 def test_operations_equal_those_of_strace(name: str, tmp_path: Path) -> None:
     recording = record(tmp_path, HEAD + SCRIPTS[name], by="strace")
     seen = Witness(tmp_path / "root").read(tmp_path / "strace")

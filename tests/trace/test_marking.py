@@ -41,6 +41,7 @@ def events(notes: list[dict[str, Any]]) -> list[str]:
     return [note["event"] for note in notes]
 
 
+@pytest.mark.slow
 def test_a_collective_is_entered_and_left_by_both_under_one_name(ways: list[Notes]) -> None:
     for way in ("barrier", "objects", "waited later"):
         mine, others = ways[0][way], ways[1][way]

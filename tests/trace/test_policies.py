@@ -40,9 +40,8 @@ def test_what_is_refused_is_named_with_what_to_allow(
     assert told in under(calls, error, "-c", script, folder=tmp_path).stdout
 
 
-@pytest.mark.parametrize(
-    "calls", ["pidfd_getfd,process_vm_readv", pytest.param("seccomp", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", ["pidfd_getfd,process_vm_readv", "seccomp"])
 def test_entry_points_of_python_stand_in_and_the_certificate_says_so(
     calls: str, tmp_path: Path
 ) -> None:
