@@ -1,6 +1,10 @@
 """The persistence models by name, from the one that promises most to the one that does least.
 
 Each is an enumerator, which walks, and a predicate, which judges: they share no code.
+
+ext4 and xfs are one walk with other rules: operations on metadata are kept in order up to the last
+transaction that was committed. An fsync commits the transaction that last changed its inode. New
+data is absent or a prefix in blocks of 4 KiB.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from ckpt_conformance.crash.model import (
     legality,
     legality_ranks,
     node_loss,
-    ordered,
     posix,
     ranks,
 )
@@ -29,6 +32,13 @@ if TYPE_CHECKING:
     from ckpt_conformance.trace.operations import Recording
 
 OF_RANKS = ("ranks", "nfs", "node-loss")  # only of a recording of several ranks
+
+# data=ordered, delayed allocation, auto_da_alloc, no fast_commit: a rename over a file, or a new
+# size, is committed only with the data that it stands for.
+EXT4 = Rules("ext4", replace_flushes=True, in_block=True, zeroes_tail=True)
+# A rename over a file does not flush the new one: old and new content can both be gone then. The
+# size of a file is logged when its data was written.
+XFS = Rules("xfs", zeroes_tail=True)
 
 
 @dataclass
@@ -60,10 +70,8 @@ _ALL = (
         node_loss.NFS, node_loss.NfsWalk, partial(legality_ranks.node_lost, closing=True)
     ),
     PersistenceModel(node_loss.RULES, node_loss.NodeLossWalk, legality_ranks.node_lost),
-    PersistenceModel(
-        ordered.RULES["ext4"], Walk, partial(legality.journalled, replace_flushes=True)
-    ),
-    PersistenceModel(ordered.RULES["xfs"], Walk, legality.journalled),
+    PersistenceModel(EXT4, Walk, partial(legality.journalled, replace_flushes=True)),
+    PersistenceModel(XFS, Walk, legality.journalled),
     PersistenceModel(btrfs.RULES, btrfs.BtrfsWalk, legality.logged),
     PersistenceModel(posix.RULES, posix.PosixWalk, legality.unordered),
 )
