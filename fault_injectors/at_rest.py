@@ -97,6 +97,16 @@ def flip_bits(root: Path, place: Place, rng: random.Random, bits: int = 1) -> Da
     return _patch("bit-flip" if bits == 1 else "multi-bit", root, place, change)
 
 
+def change_number(root: Path, place: Place) -> Damage:
+    """Change a number by its lowest bit: an integer by one, a float by the least it can."""
+
+    def change(window: bytearray) -> str:
+        window[0] ^= 1
+        return "the lowest bit"
+
+    return _patch("changed-number", root, place, change)
+
+
 def zero_block(root: Path, place: Place, size: int = 512) -> Damage:
     """Zero the first bytes of a place: what a lost block of a file reads as."""
 

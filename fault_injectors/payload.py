@@ -5,22 +5,32 @@ files, so a fault can hit a weight and not a comment. Files that belong to one s
 its save made or changed.
 Does not model: compressed, encrypted or re-encoded payloads; there the middle of the largest file
 stands in, and the place says so (`found` is False).
+A number has no bytes of its own to search for: `numbers` finds it behind its key in a pickle.
 Proof: a place is the position where a tensor's first bytes were read from the file.
 """
 
 from __future__ import annotations
 
+import pickle
+import pickletools
+import struct
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance.contract import trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from ckpt_conformance.harness.messages import PayloadSample
 
+LOCAL_HEADER = struct.Struct("<4s4xH16xHH")  # of a zip: magic, method; lengths of name and extra
+STORED = 0
+NUMBERS = {"BININT": 1, "BININT1": 1, "BININT2": 1, "LONG1": 2, "BINFLOAT": 8}
+"""Where the lowest byte of a number stands in a pickle, counted from its opcode."""
+NOTES = ("PROTO", "FRAME", "BINPUT", "LONG_BINPUT", "MEMOIZE", "PUT")  # between key and value
 GUESS = 256  # bytes around the middle of a file that stand in for a payload that was not found
 
 
@@ -33,6 +43,11 @@ class Place:
     length: int
     tensor: str
     found: bool = True
+
+    @property
+    def component(self) -> str:
+        """The component that the tensor belongs to."""
+        return self.tensor.partition("/")[0]
 
 
 def names(root: Path) -> list[str]:
@@ -98,3 +113,60 @@ def middle(root: Path, files: Sequence[str] | None = None) -> Place:
         raise ValueError(msg)
     length = min(GUESS, sizes[largest])
     return Place(largest, (sizes[largest] - length) // 2, length, "", found=False)
+
+
+def in_turn(places: Iterable[Place]) -> list[Place]:
+    """Order places: the first of each component, then the second of each, and so on."""
+    by_component: dict[str, list[Place]] = {}
+    for place in places:
+        by_component.setdefault(place.component, []).append(place)
+    turns = zip_longest(*by_component.values())
+    return [place for turn in turns for place in turn if place is not None]
+
+
+def numbers(root: Path, keys: Collection[str], files: Iterable[str]) -> list[Place]:
+    """Find the lowest byte of each number that stands behind one of the keys in a pickle.
+
+    Pickles are looked for at the start of a file and in records of zip archives that are not
+    compressed, as `torch.save` makes them, wherever in a file the archive begins.
+    """
+    found: list[Place] = []
+    for file in files:
+        data = (root / file).read_bytes()
+        for start in _pickles(data):
+            for key, offset in _numbers(data[start:], keys):
+                found.append(Place(file, start + offset, 1, f"number/{key or start}"))
+    return found
+
+
+def _pickles(data: bytes) -> Iterator[int]:
+    """Yield where pickles begin."""
+    if data[:1] == pickle.PROTO:
+        yield 0
+    for at in _occurrences(data, b"PK\3\4"):
+        header = data[at : at + LOCAL_HEADER.size]
+        if len(header) < LOCAL_HEADER.size:
+            return
+        _, method, name, extra = LOCAL_HEADER.unpack(header)
+        begin = at + LOCAL_HEADER.size + name + extra
+        if method == STORED and data[begin - extra - name : begin - extra].endswith(b"data.pkl"):
+            yield begin
+
+
+def _numbers(data: bytes, keys: Collection[str]) -> list[tuple[str, int]]:
+    """List keys, and where the lowest byte of the number behind them stands.
+
+    A pickle may be a number alone, as DCP writes those of a state; its key is empty.
+    """
+    found: list[tuple[str, int]] = []
+    key: str | None = ""
+    try:
+        for opcode, argument, position in pickletools.genops(data):
+            if opcode.name in NOTES:
+                continue
+            if key is not None and position is not None and opcode.name in NUMBERS:
+                found.append((key, position + NUMBERS[opcode.name]))
+            key = argument if isinstance(argument, str) and argument in keys else None
+    except (ValueError, IndexError, struct.error):
+        return found  # no pickle, or one that another program reads
+    return found

@@ -108,6 +108,76 @@ def directory_digest(file: BinaryIO) -> str:
 
 
 @mutant(
+    "O02-sum",
+    url="safetensors/safetensors#220",
+    change="a file is whole if its size and the sum of its bytes are as they were",
+    violates={"CKC-CORR-001"},
+)
+class SumOfTheBytes(Trusting):
+    """Has a checksum that does not see in which order bytes come."""
+
+    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
+        """Note the sum of each file's bytes too."""
+        names = () if self.use_dcp else files
+        sums = {name: sum(self.staged(name, save_id).read_bytes()) for name in names}
+        manifest = super().make_manifest(state, save_id, files, tensors)
+        return replace(manifest, config={**manifest.config, "sums": sums})
+
+    def read_manifest(self, reference: CheckpointReference) -> Manifest:
+        """Remember the sums."""
+        manifest = super().read_manifest(reference)
+        self.sums: dict[str, int] = dict(manifest.config.get("sums", {}))
+        return manifest
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Let a file pass whose size and sum are right."""
+        size, name = durable.file_size(file), Path(str(file.name)).name
+        content = durable.read_exact(file, 0, size)
+        if size != entry.size or sum(content) != self.sums.get(name):
+            super().verify_file(file, entry)
+
+
+@mutant(
+    "O02-tensors",
+    url="safetensors/safetensors#220",
+    change="the digest covers the tensors of a file, not the counters and positions beside them",
+    violates={"CKC-CORR-001"},
+)
+class DigestOfTheTensors(Trusting):
+    """Compares what is large, and trusts what is small."""
+
+    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
+        """Note the digest of each archive's tensors too."""
+        names = () if self.use_dcp else files
+        payloads = {name: digest_of_tensors(self.staged(name, save_id)) for name in names}
+        manifest = super().make_manifest(state, save_id, files, tensors)
+        return replace(manifest, config={**manifest.config, "payloads": payloads})
+
+    def read_manifest(self, reference: CheckpointReference) -> Manifest:
+        """Remember the digests."""
+        manifest = super().read_manifest(reference)
+        self.payloads: dict[str, str] = dict(manifest.config.get("payloads", {}))
+        return manifest
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Let a file pass whose size and tensors are right."""
+        path = Path(str(file.name))
+        is_right_size = durable.file_size(file) == entry.size
+        if not is_right_size or digest_of_tensors(path) != self.payloads.get(path.name):
+            super().verify_file(file, entry)
+
+
+def digest_of_tensors(path: Path) -> str:
+    """Digest the records of a zip archive that hold tensors; of what is no archive, nothing."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if "/data/" in name]
+            return durable.digest_bytes(b"".join(archive.read(name) for name in names))
+    except zipfile.BadZipFile:
+        return path.name
+
+
+@mutant(
     "O04",
     url="unslothai/unsloth#6796",
     change="an empty optimizer file passes for a checkpoint without an optimizer",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance.contract import trees
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 NEVER_WRONG = {Outcome.NEW, Outcome.LOST_STEP, *REFUSALS}
 OLDER, NEWEST = 2, 4
+GENERATORS = "rng"  # the component whose tensors do not take any bits
+SEVERAL = 9  # bits
 
 
 def damaged(subject: Subject, faults: Sequence[Fault]) -> list[tuple[Damage, Case]]:
@@ -97,24 +101,76 @@ def payload_of(subject: Subject, step: int = NEWEST) -> list[Place]:
 
 @check("CKC-CORR-001")
 def test_damaged_payload_is_never_served(subject: Subject) -> None:
-    """No bit of a tensor can change on disk and be served.
+    """No bit of a tensor, and no number, can change on disk and be served.
 
     Why: torch writes CRCs and never verifies them, safetensors has none; one flipped bit resumed a
     run silently from weights that nobody saved (O01, O02).
-    How: flip one bit, flip several, zero a block, swap blocks, where tensors lie; resume.
+    How: flip one bit in tensors of each component in turn; flip several, zero a block, swap halves
+    and swap two tensors where any bits are legal; change numbers in pickles by one; resume.
     """
-    rng, places = subject.rng, payload_of(subject)
-    tries = 60 if subject.budget == "full" else 6
-    place, long = rng.choice(places), max(places, key=lambda place: place.length)
-    faults: list[Fault] = [
-        partial(at_rest.flip_bits, place=rng.choice(places), rng=rng) for _ in range(tries)
+    never_served(subject, of_payload(subject))
+
+
+def of_payload(subject: Subject) -> list[Fault]:
+    """Return faults that a manager without any protection serves."""
+    full = subject.budget == "full"
+    places = without_copies(subject.golden().snapshot(NEWEST), payload_of(subject))
+    subject.rng.shuffle(places)
+    in_turn = payload.in_turn(places)
+    faults = [flipped(subject, place) for place in (in_turn * 60)[: 60 if full else 6]]
+    faults += of_any_bits(subject, [place for place in in_turn if place.component != GENERATORS])
+    changed = numbers_of(subject)[: None if full else 4]
+    return faults + [partial(at_rest.change_number, place=place) for place in changed]
+
+
+def flipped(subject: Subject, place: Place) -> Fault:
+    """Flip a bit; of a generator several, since torch's has bits that it does not use."""
+    bits = SEVERAL if place.component == GENERATORS else 1
+    return partial(at_rest.flip_bits, place=place, rng=subject.rng, bits=bits)
+
+
+def without_copies(folder: Path, places: Sequence[Place]) -> list[Place]:
+    """Leave out tensors that a component holds twice: a load may take the other one."""
+    texts = {file: (folder / file).read_bytes() for file in {place.file for place in places}}
+    contents = [
+        (place.component, texts[place.file][place.offset : place.offset + place.length])
+        for place in places
     ]
-    faults += [
-        partial(at_rest.flip_bits, place=place, rng=rng, bits=9),
+    held = Counter(contents)
+    alone = [place for place, key in zip(places, contents, strict=True) if held[key] == 1]
+    return alone or list(places)
+
+
+def of_any_bits(subject: Subject, places: Sequence[Place]) -> list[Fault]:
+    """Return faults that keep nothing of a tensor as it was; a generator would refuse such bits."""
+    if not places:
+        return []
+    long = max(places, key=lambda place: place.length)
+    faults: list[Fault] = [
+        partial(at_rest.flip_bits, place=places[0], rng=subject.rng, bits=SEVERAL),
         partial(at_rest.zero_block, place=long),
         partial(at_rest.swap_blocks, place=long),
     ]
-    never_served(subject, faults)
+    alike = [pair for pair in combinations(places, 2) if are_alike(*pair)]
+    return faults + [
+        partial(at_rest.swap_blocks, place=a, other=b) for a, b in subject.sample(alike, 1)
+    ]
+
+
+def are_alike(a: Place, b: Place) -> bool:
+    """Whether two tensors of one file are of one component and size."""
+    return (a.file, a.length, a.component) == (b.file, b.length, b.component)
+
+
+def numbers_of(subject: Subject) -> list[Place]:
+    """Find numbers of the newest step in its pickles: counters, positions, rates; one of a key."""
+    golden = subject.golden()
+    leaves = oracle.held(golden.at[NEWEST], subject.holds).values()
+    keys = {path.rpartition(".")[2] for component in leaves for path in component}
+    files = payload.of_step(golden, NEWEST)
+    found = payload.numbers(golden.snapshot(NEWEST), keys, files)
+    subject.rng.shuffle(found)
+    return list({place.tensor: place for place in found}.values())
 
 
 @check("CKC-CORR-002")
