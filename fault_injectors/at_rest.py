@@ -51,7 +51,10 @@ class Damage:
 
 def digest(path: Path) -> str:
     """Digest a file's bytes; `absent` if there is no such file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ABSENT
+    if not path.is_file():
+        return ABSENT
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def prove(fault: str, root: Path, file: str, before: str, **more: Any) -> Damage:  # noqa: ANN401
@@ -73,11 +76,14 @@ def rewrite(path: Path, data: bytes) -> None:
 def _patch(fault: str, root: Path, place: Place, change: Callable[[bytearray], str]) -> Damage:
     """Change the bytes of a place; `change` edits them and says what it did."""
     path = root / place.file
-    before, data = digest(path), bytearray(path.read_bytes())
-    window = data[place.offset : place.offset + place.length]
-    detail = change(window)
-    data[place.offset : place.offset + place.length] = window
-    rewrite(path, bytes(data))
+    before, info = digest(path), path.stat()
+    with path.open("r+b") as file:
+        file.seek(place.offset)
+        window = bytearray(file.read(place.length))
+        detail = change(window)
+        file.seek(place.offset)
+        file.write(window)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
     detail = f"{detail} of {place.tensor or 'the middle of the largest file'}"
     return prove(fault, root, place.file, before, offset=place.offset, detail=detail)
 
@@ -144,11 +150,16 @@ def swap_blocks(root: Path, place: Place, other: Place | None = None) -> Damage:
 
 def truncate(root: Path, file: str, cut: Cut = "half") -> Damage:
     """Cut a file to 0 bytes, 1 byte, half of it, or all but the last byte."""
+    return cut_at(root, file, length_of(cut, (root / file).stat().st_size))
+
+
+def cut_at(root: Path, file: str, length: int) -> Damage:
+    """Cut a file to its first `length` bytes."""
     path = root / file
-    before, data = digest(path), path.read_bytes()
-    length = length_of(cut, len(data))
-    rewrite(path, data[:length])
-    detail = f"{len(data)} to {length} bytes"
+    before, info = digest(path), path.stat()
+    os.truncate(path, min(length, info.st_size))
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    detail = f"{info.st_size} to {length} bytes"
     return prove("truncation", root, file, before, offset=length, detail=detail)
 
 

@@ -39,6 +39,7 @@ OWNERS = {
     "masters": "CKC-RSUM-010",
     "extra-state": "CKC-RTRP-006",
     "unused": "CKC-RTRP-010",
+    "large": "CKC-RTRP-001",
     "empty": "CKC-RTRP-011",
     "scalar": "CKC-RTRP-012",
     "transformer": "CKC-RSUM-010",

@@ -15,18 +15,26 @@ import torch
 from ckpt_conformance.workload.hashing import hash_bytes
 
 
+def tensor_view(tensor: torch.Tensor) -> memoryview:
+    """Show the bytes of the elements in row-major order, whatever the strides and the device.
+
+    They are copied only where they do not lie so already.
+    """
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.resolve_conj().resolve_neg().view(torch.uint8).numpy().data
+
+
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of the elements in row-major order, whatever the strides and the device."""
-    if tensor.numel() == 0:
-        return b""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.resolve_conj().resolve_neg().view(torch.uint8).numpy().tobytes()
+    return bytes(tensor_view(tensor))
 
 
 def hash_tensor(tensor: torch.Tensor) -> str:
     """Hash dtype, shape and bytes."""
     head = f"{tensor.dtype}{list(tensor.shape)}".encode()
-    return hash_bytes(head, tensor_bytes(tensor))
+    return hash_bytes(head, tensor_view(tensor))
 
 
 def hash_leaf(value: object) -> str:

@@ -175,8 +175,8 @@ class Job:
         samples: list[PayloadSample] = []
         for name, part in self.components.items():
             for path, tensor in digests.tensors(part.state_dict()):
-                data = digests.tensor_bytes(tensor)
-                head = data[:SAMPLE_BYTES]
+                data = digests.tensor_view(tensor)
+                head = bytes(data[:SAMPLE_BYTES])
                 if len(head) == SAMPLE_BYTES and any(head):
                     size = len(data)
                     samples.append({"name": f"{name}/{path}", "bytes": head.hex(), "size": size})

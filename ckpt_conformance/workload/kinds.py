@@ -69,6 +69,7 @@ KINDS: dict[str, Kind] = {
     "extra-state": Kind(
         models.ExtraState, shows="a module that gives a dict by get_extra_state, as fp8 recipes do"
     ),
+    "large": Kind(models.WithLarge, shows="a tensor of 64 MiB: larger than chunks and buffers"),
     "workers": Kind(workers=2, shows="a loader with two worker processes that prefetch"),
     "packed": Kind(
         packing=2, shows="rows of several samples: a batch consumes more than its size says"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ckpt_conformance.workload.state import StateDict
 
 
+LARGE = 64 << 20  # bytes; more than any chunk or buffer of a manager that we know of
+
+
 class ScalingHistory(TypedDict):
     """What an fp8 recipe keeps beside the weights: the largest inputs of the last steps."""
 
@@ -110,6 +113,19 @@ class WithUnused(Plain):
         super().__init__(without)
         if Feature.UNUSED not in without:
             self.lazy = nn.Parameter(torch.randn(4))
+
+
+class WithLarge(Plain):
+    """Beside what `Plain` has, a buffer that is larger than what programs read or write at once.
+
+    No element is like another, so that no part can stand for another one.
+    """
+
+    def __init__(self, without: Collection[str] = (), elements: int = LARGE // 4) -> None:
+        """Draw every small tensor, and the first element of the large one, from the generator."""
+        super().__init__(without)
+        first = int(torch.randint(1 << 20, ()))
+        self.register_buffer("large", torch.arange(first, first + elements, dtype=torch.int32))
 
 
 class Mixed(nn.Module):

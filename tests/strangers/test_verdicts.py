@@ -86,6 +86,7 @@ ADAPTERS = (
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
     *(f"staged:{name}" for name in STAGED),
+    *(f"large:{name}" for name in ("head", "body")),
     "by_times:make",
     "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
@@ -491,3 +492,16 @@ def test_one_file_of_many_that_is_not_synced_is_found(name: str, strangers: Serv
     assert outcome.verdict is Verdict.NOT_MET
     blame = str(outcome.evidence["blame"])
     assert f"shard-{int(name.rpartition('_')[2]) // 2:05d}" in blame, blame
+
+
+@pytest.mark.parametrize(
+    ("name", "violated"), [("head", {"CKC-CORR-001", "CKC-CORR-002"}), ("body", set[str]())]
+)
+def test_what_is_verified_of_a_large_file_in_part_only_is_seen(
+    name: str, violated: set[str], strangers: Server
+) -> None:
+    names = ("CKC-CORR-001", "CKC-CORR-002", "CKC-RTRP-001", "CKC-IOER-006")
+    found = verdicts(f"large:{name}", strangers, *names)
+    assert others(found).keys() == violated
+    wrong = [one.check for id_ in violated for one in found[id_] if one.verdict not in GOOD]
+    assert {check.partition("::")[0] for check in wrong} <= {"test_large_tensors"}

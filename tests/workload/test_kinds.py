@@ -37,6 +37,7 @@ SHOWN_BY = {
     "rare-dtypes": "K04",
     "masters": "K01",
     "extra-state": "J02-extra-state",
+    "large": "M06-blocks",
     "workers": "H09",
     "packed": "H15",
     "cosine": "F07-cosine",

@@ -1,0 +1,134 @@
+"""Classes A07, C01, M06, O01 where they begin with size: small checkpoints are handled right."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ckpt_conformance.mutants import mutant
+from ckpt_conformance.mutants.damage import Trusting
+from ckpt_conformance.reference_impl import CheckpointManager, durable, torch_zip
+from ckpt_conformance.reference_impl.manifest import FileEntry
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
+    from ckpt_conformance.reference_impl.manifest import Manifest
+    from ckpt_conformance.reference_impl.snapshot import Snapshot
+    from ckpt_conformance.reference_impl.encode import Tree
+
+MIB = 1 << 20
+
+
+@mutant(
+    "O01-head",
+    url="pytorch/pytorch#28858",
+    change="the digest covers the first MiB of a file",
+    violates={"CKC-CORR-001"},
+)
+class DigestOfTheHead(Trusting):
+    """Saves the time that hashing the rest would take."""
+
+    def make_manifest(self, state: Snapshot, save_id: str, files: Any, tensors: Any) -> Manifest:  # noqa: ANN401
+        """Note the digest of each file's first MiB too."""
+        heads: dict[str, str] = {}
+        for name in () if self.use_dcp else files:
+            with self.staged(name, save_id).open("rb") as file:
+                heads[name] = durable.digest_bytes(file.read(MIB))
+        manifest = super().make_manifest(state, save_id, files, tensors)
+        return replace(manifest, config={**manifest.config, "heads": heads})
+
+    def read_manifest(self, reference: Any) -> Manifest:  # noqa: ANN401
+        """Remember the digests."""
+        manifest = super().read_manifest(reference)
+        self.heads: dict[str, str] = dict(manifest.config.get("heads", {}))
+        return manifest
+
+    def verify_file(self, file: BinaryIO, entry: FileEntry) -> None:
+        """Let a file pass whose size and head are right."""
+        size, name = durable.file_size(file), Path(str(file.name)).name
+        head = durable.digest_bytes(durable.read_exact(file, 0, min(size, MIB)))
+        if size != entry.size or head != self.heads.get(name):
+            super().verify_file(file, entry)
+
+
+@mutant(
+    "M06-blocks",
+    url="huggingface/lerobot#3459",
+    change="a large tensor is copied in blocks of 48 MiB, and what is left over is not",
+    violates={"CKC-RTRP-001"},
+)
+class ForgetsTheRest(CheckpointManager):
+    """Rounds down."""
+
+    def fill(self, opened: OpenCheckpoint, plan: LoadPlan) -> None:
+        """Leave the rest of a tensor as it is in the job."""
+        large = [each for part in plan.reads.wanted.values() for each in part if is_large(each)]
+        rests = [(tensor, rest_of(tensor).clone()) for tensor in large]
+        super().fill(opened, plan)
+        for tensor, rest in rests:
+            rest_of(tensor).copy_(rest)
+
+
+def is_large(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has more than one block."""
+    return tensor.nbytes > 48 * MIB
+
+
+def rest_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what follows the last whole block."""
+    block = 48 * MIB // tensor.element_size()
+    return tensor.detach().view(-1)[tensor.numel() // block * block :]
+
+
+@mutant(
+    "A07-large",
+    url="pytorch/pytorch#8477",
+    change="what is large is written by one bare write, whose count nobody looks at",
+    violates={"CKC-IOER-006"},
+)
+class WritesItAtOnce(CheckpointManager):
+    """Spares the buffer a copy."""
+
+    def write_file(self, path: Path, tree: Tree) -> FileEntry:
+        """Write as the parent does, but for what is large."""
+        with durable.create(path) as file, AtOnce(file) as writer:
+            torch_zip.write_tree(tree, writer)
+            self.fsync_file(file)
+        return FileEntry(writer.size, writer.hexdigest())
+
+
+class AtOnce(durable.HashingWriter):
+    """Believes that a write takes all."""
+
+    def write(self, data: durable.Bytes) -> int:
+        """Write past the buffer, and go on behind what should be there."""
+        view = memoryview(data).cast("B")
+        if len(view) < MIB:
+            return super().write(data)
+        self.file.flush()
+        os.write(self.file.fileno(), view)
+        self._hasher.update(view)
+        self.size += len(view)
+        self.file.seek(self.size)
+        return len(view)
+
+
+@mutant(
+    "C01-large",
+    url="Lightning-AI/pytorch-lightning#1150",
+    change="before a large step is saved the older ones are deleted, to make room for it",
+    violates={"CKC-ATOM-001"},
+)
+class MakesRoomFirst(CheckpointManager):
+    """Fits onto a disk that holds one checkpoint."""
+
+    def save(self, step: int, **parts: Any) -> Path:  # noqa: ANN401
+        """Delete, then save."""
+        large = [each for each in parts["model"].buffers() if each.nbytes > 16 * MIB]
+        for path in sorted(self.root.iterdir()) if large and self.root.is_dir() else ():
+            durable.remove_tree(path)
+        return super().save(step, **parts)

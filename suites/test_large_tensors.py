@@ -1,0 +1,163 @@
+"""What is larger than a manager's chunks and buffers is saved, checked and read to its last byte.
+
+Other suites use tensors of some kilobytes, which fit into every buffer. Here one has 64 MiB: loops
+over chunks have many turns, threads take part, and what is written or verified only in part shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract.verdicts import (
+    REFUSALS,
+    NotApplicable,
+    Outcome,
+    Unknown,
+    Violation,
+)
+from ckpt_conformance.fault_injectors import at_rest, large_save, payload
+from ckpt_conformance.fault_injectors.large_save import KIND, MIB, SYSTEM_CALL, told
+from ckpt_conformance.harness.messages import ExitKind
+from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.subject.subject import SAVES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ckpt_conformance.fault_injectors.at_rest import Damage
+    from ckpt_conformance.fault_injectors.payload import Place
+    from ckpt_conformance.subject.subject import Subject
+
+LEAF = "large"  # the large tensor of the model
+OLDER, NEWEST = SAVES
+
+
+@check("CKC-RTRP-001")
+def test_a_large_tensor_is_the_saved_one(subject: Subject) -> None:
+    """A tensor of 64 MiB arrives with every bit that was saved.
+
+    Why: from some size on a file is written, hashed and read by other code: in chunks, by threads,
+    by calls that take a part only (A07). Tensors of some kilobytes never enter it.
+    How: resume a job with such a tensor, in which no element is like another; compare.
+    """
+    resumption.arrive(subject, "large", owner=True)
+    message = "a tensor of 64 MiB is not what was saved"
+    resumption.identity(subject, "model", message, lambda path: path == LEAF, KIND)
+
+
+@check("CKC-CORR-001")
+def test_damage_deep_in_a_large_tensor_is_never_served(subject: Subject) -> None:
+    """No bit of a tensor of 64 MiB can change on disk and be served.
+
+    Why: a checksum of a file's head is cheap, and says nothing of what follows (O01, O02).
+    How: flip one bit in its last byte; at the full budget also one in each fifth MiB; resume.
+    """
+    place = place_of(subject)
+    every = range(MIB - 1, place.length, 5 * MIB) if subject.budget == "full" else ()
+    bytes_ = [
+        replace(place, offset=place.offset + at, length=1) for at in (place.length - 1, *every)
+    ]
+    flip = partial(at_rest.flip_bits, rng=subject.rng)
+    never_served(subject, [partial(flip, place=byte) for byte in bytes_])
+
+
+@check("CKC-CORR-002")
+def test_a_large_file_cut_short_is_never_served(subject: Subject) -> None:
+    """No file with a tensor of 64 MiB can be cut short, and the rest be served as whole.
+
+    Why: what stops to read at the end of the file keeps what was in memory for the rest (O04).
+    How: cut it after the first MiB of the tensor; at the full budget also later, and by its last
+    byte; resume.
+    """
+    place = place_of(subject)
+    size = (subject.golden(kind=KIND).snapshot(OLDER) / place.file).stat().st_size
+    more = (4, 16, 32, 63) if subject.budget == "full" else ()
+    lengths = [place.offset + MIB * at for at in (1, *more)]
+    lengths += [size - 1] if more else []
+    cuts = [at for at in lengths if at < size]
+    never_served(subject, [partial(at_rest.cut_at, file=place.file, length=at) for at in cuts])
+
+
+@check("CKC-ATOM-001")
+def test_a_kill_in_the_middle_of_a_large_tensor_costs_at_most_that_step(subject: Subject) -> None:
+    """After a kill inside a tensor of 64 MiB the next load gives that step or the one before.
+
+    Why: what is large is streamed to its final place to save a copy, and takes so long to write
+    that a kill most often hits it there (A01).
+    How: die by SIGKILL in its middle, at the full budget also before its last write; resume in a
+    new process.
+    """
+    legal = subject.legal(subject.golden(kind=KIND))
+    for call, moment in large_save.in_the_middle(subject):
+        fault = fault_injectors.spec(SYSTEM_CALL, at=call.call, moment=moment, error="kill")
+        died = large_save.save(subject, [fault])
+        if died.exit_kind is not ExitKind.KILLED or not died.has_fired:
+            raise Unknown(f"the kill in {told(call)} did not fire: {subject.tell(died)}")
+        subject.judge(
+            subject.resume(kind=KIND),
+            legal,
+            {Outcome.NEW, Outcome.PREVIOUS},
+            f"killed {moment} {told(call)} of a tensor of 64 MiB",
+            newest=NEWEST,
+            acknowledged=(OLDER, *died.steps_of("acknowledged")),
+        )
+
+
+@check("CKC-IOER-006")
+def test_a_short_write_of_a_large_tensor_costs_nothing(subject: Subject) -> None:
+    """A save of a tensor of 64 MiB whose write is short raises, or has written it whole.
+
+    Why: the kernel takes a part of a large write on a healthy disk, at most 2 GiB of it at once;
+    who does not look at the count leaves a file with a hole and reports success (A07).
+    How: let the last large write to its file really take half, at the full budget each; if the save
+    reports success, load it.
+    """
+    legal = subject.legal(subject.golden(kind=KIND))
+    for call, fault in large_save.shortened(subject):
+        result = large_save.save(subject, [fault])
+        if not result.has_fired:
+            raise Unknown(f"the short {told(call)} did not happen: {subject.tell(result)}")
+        if result.exit_kind is not ExitKind.ENDED:
+            evidence = subject.evidence(result)
+            raise Violation(f"the process does not survive a short {told(call)}", evidence=evidence)
+        if result.error is None:
+            message = f"a short {told(call)} is not noticed"
+            resumed, known = subject.resume(kind=KIND), (OLDER, NEWEST)
+            subject.judge(resumed, legal, {Outcome.NEW}, message, newest=NEWEST, acknowledged=known)
+
+
+# ---- damage ----------------------------------------------------------------------------------
+
+
+def place_of(subject: Subject) -> Place:
+    """Find the large tensor in the files of the older step; raises NotApplicable if it cannot."""
+    resumption.arrive(subject, KIND)
+    golden = subject.golden(kind=KIND)
+    samples = [one for one in golden.payload_samples[OLDER] if one.name == f"model/{LEAF}"]
+    found = payload.find(golden.snapshot(OLDER), samples)
+    if not found:
+        raise NotApplicable("the bytes of the large tensor are not in the files as they are")
+    return found[0]
+
+
+def never_served(subject: Subject, damages: Sequence[Callable[[Path], Damage]]) -> None:
+    """Do damage to the older step alone, one at a time; none may be served."""
+    golden = subject.golden(kind=KIND)
+    legal = {OLDER: subject.loaded(golden, OLDER)}
+    for do in damages:
+        subject.materialize(golden, OLDER)
+        damage = do(subject.root)
+        subject.judge(
+            subject.resume(kind=KIND),
+            legal,
+            {Outcome.NEW, *REFUSALS},
+            f"{damage.fault} of {damage.file} ({damage.detail}), which holds a tensor of 64 MiB",
+            newest=OLDER,
+            acknowledged=(OLDER,),
+            damage=damage.to_json(),
+        )
