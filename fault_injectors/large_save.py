@@ -8,13 +8,15 @@ Proof: a call is one that was seen; whoever hits it looks whether the fault fire
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import trees
-from ckpt_conformance.contract.verdicts import NotApplicable, Unknown
+from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.harness.client import is_unsupervised
-from ckpt_conformance.harness.messages import RunResult
+from ckpt_conformance.harness.messages import Close, ExitKind, RunResult, whole
 from ckpt_conformance.subject import resumption
 from ckpt_conformance.subject.subject import SAVES, Slot
 from ckpt_conformance.trace import faults
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpt_conformance.harness.client import ProcessResult
-    from ckpt_conformance.harness.messages import Fault, SeenCall
+    from ckpt_conformance.harness.messages import Fault, Leaves, SeenCall
     from ckpt_conformance.subject.subject import Subject
 
 KIND = "large"  # of the job
 MIB = 1 << 20
 SYSTEM_CALL = "system-call"
+MEMORY, DISK = 14 << 30, 10 << 30  # bytes: the job, a copy that the manager makes, and a load
+ROOMY: dict[str, Any] = {"deadline": 900.0, "memory": MEMORY}  # of a child with such a tensor
 CALLS: Slot[list[SeenCall]] = Slot("system calls of a save with a large tensor")
 
 
@@ -37,6 +41,38 @@ def save(subject: Subject, given: Sequence[Fault]) -> ProcessResult:
     """Save two steps in an empty directory, with faults armed in the second save."""
     trees.clear(subject.root)
     return subject.run(SAVES[-1], SAVES, kind=KIND, faults=given, fault_step=SAVES[-1])
+
+
+def state_saved(subject: Subject, kind: str) -> Leaves:
+    """Save the older step of a job of a kind once, and return the state that was saved.
+
+    Raises Violation if it is not saved.
+    """
+    trees.clear(subject.root)
+    saved = subject.run(SAVES[0], SAVES[:1], then=[Close()], kind=kind, final=True, **ROOMY)
+    result = ended(saved)
+    final = result.of(RunResult).final
+    if not result.went_well or final is None:
+        raise Violation(f"a job of kind {kind} is not saved", evidence=subject.evidence(result))
+    return whole(final)
+
+
+def ended(result: ProcessResult) -> ProcessResult:
+    """Return a result; raises NotApplicable where the child ran out of memory: that is no fault."""
+    if result.exit_kind is ExitKind.MEMORY or (result.error and result.error.memory):
+        raise NotApplicable(f"this machine has no room: it takes more than {MEMORY >> 30} GiB")
+    return result
+
+
+def require_room(subject: Subject) -> None:
+    """Raise NotApplicable where this machine has no room for a tensor of more than 4 GiB."""
+    known = Path("/proc/meminfo").read_text(encoding="ascii")
+    memory = int(known.partition("MemAvailable:")[2].split()[0]) << 10
+    disk = shutil.disk_usage(subject.root).free
+    if memory < MEMORY or disk < DISK:
+        there = f"{memory >> 30} GiB of memory and {disk >> 30} GiB of disk are free"
+        need = f"a tensor of more than 4 GiB needs {MEMORY >> 30} and {DISK >> 30}"
+        raise NotApplicable(f"this machine has no room: {need}; {there}")
 
 
 def calls_of(subject: Subject) -> list[SeenCall]:

@@ -21,7 +21,7 @@ from ckpt_conformance.contract.verdicts import (
 from ckpt_conformance.fault_injectors import at_rest, large_save, payload
 from ckpt_conformance.fault_injectors.large_save import KIND, MIB, SYSTEM_CALL, told
 from ckpt_conformance.harness.messages import ExitKind
-from ckpt_conformance.subject import resumption
+from ckpt_conformance.subject import oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import SAVES
 
@@ -48,6 +48,29 @@ def test_a_large_tensor_is_the_saved_one(subject: Subject) -> None:
     resumption.arrive(subject, "large", owner=True)
     message = "a tensor of 64 MiB is not what was saved"
     resumption.identity(subject, "model", message, lambda path: path == LEAF, KIND)
+
+
+@check("CKC-RTRP-001")
+def test_what_outgrows_a_call_and_a_format_is_the_saved_one(subject: Subject) -> None:
+    """A tensor of more than 4 GiB, and each of 66,000 tensors, arrives with every bit.
+
+    Why: one write takes 2 GiB at most; sizes, offsets and numbers of records have 32 and 16 bits in
+    a plain zip archive; who counts in them saves what no longer loads (A07).
+    How: at the full budget: save such a job once, resume in a new process, compare. It needs 14 GiB
+    of memory and 10 GiB of disk.
+    """
+    if subject.budget != "full":
+        raise NotApplicable("runs at the full budget: a tensor of 4 GiB, and 66,000 tensors")
+    resumption.arrive(subject, KIND)
+    large_save.require_room(subject)
+    for kind in ("many", "huge"):
+        saved = large_save.state_saved(subject, kind)
+        result = large_save.ended(subject.resume(kind=kind, **large_save.ROOMY))
+        step, arrived = oracle.arrival(result)
+        wrong = oracle.differences(arrived, saved, {"model"}) if step == OLDER else ["everything"]
+        if wrong:
+            evidence = subject.evidence(result, kind=kind, differs=wrong)
+            raise Violation(f"a job of kind {kind} is not what was saved", evidence=evidence)
 
 
 @check("CKC-CORR-001")

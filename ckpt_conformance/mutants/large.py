@@ -15,10 +15,10 @@ from ckpt_conformance.reference_impl.manifest import FileEntry
 if TYPE_CHECKING:
     import torch
 
+    from ckpt_conformance.reference_impl.encode import Tree
     from ckpt_conformance.reference_impl.loading import LoadPlan, OpenCheckpoint
     from ckpt_conformance.reference_impl.manifest import Manifest
     from ckpt_conformance.reference_impl.snapshot import Snapshot
-    from ckpt_conformance.reference_impl.encode import Tree
 
 MIB = 1 << 20
 

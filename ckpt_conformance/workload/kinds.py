@@ -70,6 +70,8 @@ KINDS: dict[str, Kind] = {
         models.ExtraState, shows="a module that gives a dict by get_extra_state, as fp8 recipes do"
     ),
     "large": Kind(models.WithLarge, shows="a tensor of 64 MiB: larger than chunks and buffers"),
+    "huge": Kind(models.WithHuge, shows="a tensor of more than 4 GiB; at the full budget"),
+    "many": Kind(models.WithMany, shows="66,000 tensors; at the full budget"),
     "workers": Kind(workers=2, shows="a loader with two worker processes that prefetch"),
     "packed": Kind(
         packing=2, shows="rows of several samples: a batch consumes more than its size says"

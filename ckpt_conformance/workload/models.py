@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 LARGE = 64 << 20  # bytes; more than any chunk or buffer of a manager that we know of
+HUGE = (4 << 30) + LARGE  # bytes; a write takes 2 GiB at most, and zip counts 4 GiB in 32 bits
+MANY = 66_000  # tensors; zip counts 65,535 records in 16 bits
 
 
 class ScalingHistory(TypedDict):
@@ -126,6 +128,26 @@ class WithLarge(Plain):
         super().__init__(without)
         first = int(torch.randint(1 << 20, ()))
         self.register_buffer("large", torch.arange(first, first + elements, dtype=torch.int32))
+
+
+class WithHuge(WithLarge):
+    """As `WithLarge`, beyond what one system call writes and a plain zip archive holds."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw as the parent does."""
+        super().__init__(without, HUGE // 4)
+
+
+class WithMany(Plain):
+    """Beside what `Plain` has, more buffers than a plain zip archive has records."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every small tensor, and the first value, from the generator."""
+        super().__init__(without)
+        self.many = nn.Module()
+        first = int(torch.randint(1 << 20, ()))
+        for number in range(MANY):
+            self.many.register_buffer(f"n{number}", torch.tensor([first + number]))
 
 
 class Mixed(nn.Module):

@@ -70,16 +70,46 @@ class Headed(StepFiles):
         return wanted
 
 
+@dataclass
+class Narrow(Headed):
+    """Counts bytes in 32 bits."""
+
+    def save(self, job: TrainingJob, step: int) -> None:
+        super().save(job, step)
+        path = self.path(step)
+        with path.open("r+b") as file:
+            size, more, digest = FRONT.unpack(file.read(FRONT.size))
+            file.seek(0)
+            file.write(FRONT.pack(size, more & 0xFFFFFFFF, digest))
+
+
+@dataclass
+class Few(Headed):
+    """Counts tensors in 16 bits."""
+
+    def load(self, job: TrainingJob, step: int | None = None) -> int:
+        model = job.components["model"]
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        wanted = super().load(job, step)
+        beyond = list(before)[len(before) & 0xFFFF :]
+        now = model.state_dict()
+        with torch.no_grad():
+            for name in beyond:
+                now[name].copy_(before[name])
+        return wanted
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adapter(AdapterBase):
     whole: bool
+    kind: type[Headed] = Headed
 
     def open(self, root: Path, options: OpenOptions) -> Manager:
         del options
-        return Headed(root, whole=self.whole)
+        return self.kind(root, whole=self.whole)
 
 
-def adapter(name: str, *, whole: bool) -> Adapter:
+def adapter(name: str, *, whole: bool, kind: type[Headed] = Headed) -> Adapter:
     return Adapter(
         name=name,
         version="1",
@@ -87,8 +117,11 @@ def adapter(name: str, *, whole: bool) -> Adapter:
         holds=EVERYTHING | {"gradients"},
         refusals=(DamagedError, FileNotFoundError),
         whole=whole,
+        kind=kind,
     )
 
 
 head = adapter("head", whole=False)
 body = adapter("body", whole=True)
+narrow = adapter("narrow", whole=False, kind=Narrow)
+few = adapter("few", whole=False, kind=Few)

@@ -86,7 +86,7 @@ ADAPTERS = (
     *(f"reused:{name}" for name in REUSING),
     *(f"sharded:{name}" for name in SHARDED),
     *(f"staged:{name}" for name in STAGED),
-    *(f"large:{name}" for name in ("head", "body")),
+    *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     "by_times:make",
     "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
@@ -103,10 +103,13 @@ def strangers() -> Iterator[Server]:
             yield started
 
 
-def verdicts(adapter: str, server: Server, *only: str) -> dict[str, list[CheckOutcome]]:
+def verdicts(
+    adapter: str, server: Server, *only: str, budget: str = "quick"
+) -> dict[str, list[CheckOutcome]]:
     """Return the outcomes of an adapter by invariant."""
     found: dict[str, list[CheckOutcome]] = defaultdict(list)
-    for outcome in run_session(SessionOptions((adapter,), only=only, server=server.socket)):
+    given = SessionOptions((adapter,), only=only, server=server.socket, budget=budget)
+    for outcome in run_session(given):
         found[outcome.invariant].append(outcome)
     return found
 
@@ -494,6 +497,9 @@ def test_one_file_of_many_that_is_not_synced_is_found(name: str, strangers: Serv
     assert f"shard-{int(name.rpartition('_')[2]) // 2:05d}" in blame, blame
 
 
+BEYOND = "test_what_outgrows_a_call_and_a_format_is_the_saved_one"
+
+
 @pytest.mark.parametrize(
     ("name", "violated"), [("head", {"CKC-CORR-001", "CKC-CORR-002"}), ("body", set[str]())]
 )
@@ -505,3 +511,13 @@ def test_what_is_verified_of_a_large_file_in_part_only_is_seen(
     assert others(found).keys() == violated
     wrong = [one.check for id_ in violated for one in found[id_] if one.verdict not in GOOD]
     assert {check.partition("::")[0] for check in wrong} <= {"test_large_tensors"}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("narrow", "huge"), ("few", "many")])
+def test_who_counts_in_few_bits_is_seen_at_the_full_budget(
+    name: str, kind: str, strangers: Server
+) -> None:
+    found = verdicts(f"large:{name}", strangers, "CKC-RTRP-001", budget="full")
+    wrong = [one for one in found["CKC-RTRP-001"] if one.verdict is Verdict.VIOLATION]
+    assert [one.check.partition("::")[2] for one in wrong] == [BEYOND]
+    assert f"kind {kind}" in wrong[0].reason
