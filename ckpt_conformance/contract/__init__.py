@@ -47,6 +47,7 @@ class Feature(StrEnum):
     COMPLEX64 = "complex64"
     BOOL = "bool"
     INT8 = "int8"
+    DOTTED = "dotted-keys"  # keys of a dict with dots in them, beside a tree of the same names
     VIEWS = "partial-views"  # two tensors that are parts of one storage
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ckpt_conformance.mutants import mutant
 from ckpt_conformance.reference_impl import CheckpointManager
+from ckpt_conformance.reference_impl.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,3 +103,75 @@ class CounterIsCast(CheckpointManager):
         """Load, then cast the counters."""
         super().restore_optimizer(optimizer, state)
         _change(optimizer, "step", lambda parameter, value: value.to(parameter.dtype))
+
+
+@mutant(
+    "K04-nan",
+    url="NVIDIA/Megatron-LM#6666",
+    change="every NaN that is loaded is the NaN that arithmetic makes",
+    violates={"CKC-RTRP-004"},
+)
+class OneNan(CheckpointManager):
+    """Cleans tensors up, and loses the bits by which NaNs were told apart."""
+
+    def restore_model(self, model: Any, state: StateDict) -> None:
+        """Write one NaN over all."""
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.dtype in {torch.float32, torch.float64}:
+                value.masked_fill_(value.isnan(), float("nan"))
+        super().restore_model(model, state)
+
+
+class Rewritten(Trainer):
+    """Gives the job another dict of its own than was saved."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Return what comes of the dict."""
+        return value
+
+    def restore(self, job: Any, resume: Any) -> None:
+        """Load, then rewrite."""
+        super().restore(job, resume)
+        job.extra.load_state_dict(self.rewrite(job.extra.state_dict()))
+
+
+@mutant(
+    "M01-double",
+    url="huggingface/transformers#34631",
+    change="numbers of the user's dict are read as JSON's are by many readers: as float64",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class AllAreDoubles(Rewritten):
+    """Keeps the type and loses the last bits."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Round each integer to 53 bits, also below."""
+        if isinstance(value, dict):
+            return {key: self.rewrite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.rewrite(one) for one in value)
+        return int(float(value)) if type(value) is int else value
+
+
+@mutant(
+    "M01-dotted",
+    url="huggingface/transformers#34631",
+    change="names with dots in the user's dict become a tree",
+    violates={"CKC-COMP-012"},
+    base="reference-trainer",
+)
+class DotsAreTrees(Rewritten):
+    """Was written for names without dots."""
+
+    def rewrite(self, value: Any) -> Any:
+        """Split each name at its first dot, also below."""
+        if not isinstance(value, dict):
+            return value
+        tree: dict[Any, Any] = {}
+        for key, one in value.items():
+            first, _, rest = key.partition(".") if isinstance(key, str) else (key, "", "")
+            found = {rest: one} if rest else one
+            both = isinstance(found, dict) and isinstance(tree.get(first), dict)
+            tree[first] = {**tree[first], **found} if both else found
+        return {key: self.rewrite(one) for key, one in tree.items()}

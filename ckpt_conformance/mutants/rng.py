@@ -153,3 +153,32 @@ class SeededAfterLoad(Trainer):
         """Load, then seed."""
         super().restore(job, resume)
         torch.manual_seed(job.seed)
+
+
+@mutant(
+    "E05-gauss",
+    url="huggingface/accelerate#3960",
+    change="of random's state the words are restored, and not the normal draw that it holds back",
+    violates={PYTHON},
+)
+class WordsAlone(CheckpointManager):
+    """Takes the words for the whole state of `random`."""
+
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
+        """Forget the second of two normal draws."""
+        super().restore_rng({**state, "python": {**state["python"], "gauss": None}})
+
+
+@mutant(
+    "E05-cached",
+    url="huggingface/accelerate#3960",
+    change="of NumPy's state three fields of five are restored",
+    violates={NUMPY},
+)
+class ThreeOfFive(CheckpointManager):
+    """Takes name, keys and position for the whole state of NumPy's generator."""
+
+    def restore_rng(self, state: Mapping[str, Tree]) -> None:
+        """Forget the second of two normal draws."""
+        numpy = {**state["numpy"], "has_gauss": 0, "gauss": 0.0}
+        super().restore_rng({**state, "numpy": numpy})

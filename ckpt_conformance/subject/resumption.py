@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from ckpt_conformance.contract import DEFAULT_KIND
 from ckpt_conformance.contract.verdicts import (
+    Cause,
     NotApplicable,
     Unknown,
     Violation,
@@ -40,6 +41,9 @@ OWNERS = {
     "extra-state": "CKC-RTRP-006",
     "unused": "CKC-RTRP-010",
     "large": "CKC-RTRP-001",
+    "bits": "CKC-RTRP-004",
+    "values": "CKC-COMP-012",
+    "normal": "CKC-COMP-006",
     "empty": "CKC-RTRP-011",
     "scalar": "CKC-RTRP-012",
     "transformer": "CKC-RSUM-010",
@@ -101,6 +105,8 @@ def arrive(
     try:
         return _arrive(subject, kind)
     except Unknown as doubt:
+        if doubt.cause is not Cause.CONTROL:  # the harness or the machine, not the manager
+            raise
         if owner:
             raise Violation(doubt.detail, evidence={"kind": kind}) from doubt
         raise control_failed(doubt, OWNERS.get(kind) or plain_trouble(subject)) from doubt
@@ -145,7 +151,7 @@ def _arrive(subject: Subject, kind: str) -> tuple[Leaves, Leaves]:
         raise NotApplicable(f"the adapter takes no job of kind {kind}: {subject.tell(result)}")
     step, state = oracle.arrival(result)
     if step != SAVES[-1]:
-        raise Unknown(f"a job of kind {kind} does not come back: {subject.tell(result)}")
+        raise control_failed(f"a job of kind {kind} does not come back: {subject.tell(result)}")
     return golden.at[step], state
 
 

@@ -15,6 +15,7 @@ from ckpt_conformance.contract.verdicts import (
     NotApplicable,
     Outcome,
     Remarks,
+    Unknown,
     Violation,
     control_failed,
 )
@@ -32,6 +33,7 @@ from ckpt_conformance.harness.messages import (
     StepsResult,
     whole,
 )
+from ckpt_conformance.processes import lifecycle
 from ckpt_conformance.subject import oracle
 from ckpt_conformance.workload import devices
 
@@ -240,6 +242,8 @@ class Subject:
         for result in results:
             if result.error and result.error.is_a(OptionNotImplementedError):
                 raise NotApplicable(f"the adapter does not implement {result.error.message}")
+            if result.exit_kind is ExitKind.CRASHED and result.code == lifecycle.FAILED:
+                raise Unknown(f"a child failed outside of every operation: {self.tell(result)}")
         return results
 
     def send_rank_group(self, program: Program) -> list[ProcessResult]:

@@ -46,7 +46,9 @@ class Job:
         )
         self.scaler, self.ema, self.loader = parts.scaler, parts.ema, parts.loader
         self.extra, self.gradients, self.accumulate = parts.extra, parts.gradients, parts.accumulate
-        self.rng = RngState()
+        self.rng, self._is_normal = RngState(), parts.is_normal
+        if self._is_normal:  # so that one is held back after each even number of steps
+            RngState.draw(normal=True)
         self.on_loss: Callable[[Job], None] | None = None
         self.on_record: Callable[[StepRecord], None] | None = None
         self._iterator: Iterator[Batch] | None = None
@@ -80,7 +82,8 @@ class Job:
         if self.on_loss:
             self.on_loss(self)
         ids, features, classes = batch
-        self._batch, self._draws = tuple(cast("list[int]", ids.tolist())), RngState.draw()
+        self._batch = tuple(cast("list[int]", ids.tolist()))
+        self._draws = RngState.draw(normal=self._is_normal)
         noise = sum(float.fromhex(draw) for draw in self._draws) * 0.01
         return models.cross_entropy(self.model(features + noise, classes), classes)
 

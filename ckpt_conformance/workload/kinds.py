@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.workload import models
 from ckpt_conformance.workload.loader import FEATURES, ShuffledLoader
-from ckpt_conformance.workload.state import Ema, Extra, Gradients, MasterSgd, Rex
+from ckpt_conformance.workload.state import Ema, Extra, Gradients, MasterSgd, Rex, Unusual
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -38,6 +38,8 @@ class Kind:
     workers: int = 0
     accumulate: int = 1
     packing: int = 1  # samples in one row of a batch
+    own: Callable[[int, Collection[str]], Extra] = Extra  # the user's own dict, from the seed
+    is_normal: bool = False  # generators hold back the second of two normal draws at each save
     shows: str = ""  # what only this kind shows
 
 
@@ -69,6 +71,11 @@ KINDS: dict[str, Kind] = {
     "extra-state": Kind(
         models.ExtraState, shows="a module that gives a dict by get_extra_state, as fp8 recipes do"
     ),
+    "values": Kind(
+        own=Unusual, shows="integers beyond 53 bits, NaN bits, -0.0, dotted keys, foreign names"
+    ),
+    "bits": Kind(models.WithBits, shows="tensors with NaN bits, -0.0, subnormal numbers"),
+    "normal": Kind(is_normal=True, shows="generators that hold back a normal draw at the save"),
     "large": Kind(models.WithLarge, shows="a tensor of 64 MiB: larger than chunks and buffers"),
     "huge": Kind(models.WithHuge, shows="a tensor of more than 4 GiB; at the full budget"),
     "many": Kind(models.WithMany, shows="66,000 tensors; at the full budget"),
@@ -124,6 +131,7 @@ class Parts:
     extra: Extra
     gradients: Gradients | None
     accumulate: int  # micro-batches of one optimizer step
+    is_normal: bool
 
 
 def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> Parts:
@@ -148,9 +156,10 @@ def build(name: str, seed: int, variant: str, without: Collection[str] = ()) -> 
         scaler,
         Ema(model),
         loader,
-        Extra(seed),
+        kind.own(seed, without),
         gradients,
         kind.accumulate,
+        kind.is_normal,
     )
 
 

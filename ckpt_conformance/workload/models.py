@@ -117,6 +117,22 @@ class WithUnused(Plain):
             self.lazy = nn.Parameter(torch.randn(4))
 
 
+class WithBits(Plain):
+    """Beside what `Plain` has, numbers that arithmetic or text would not give back bit for bit."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Draw every other tensor, and the bits of the NaNs, from the generator."""
+        super().__init__(without)
+        payload = torch.randint(1, 1 << 16, (4,))
+        quiet32, quiet64 = torch.tensor(0x7FC0 << 16), torch.tensor(0x7FF8 << 48)
+        self.register_buffer("nan32", (quiet32 | payload).to(torch.int32).view(torch.float32))
+        self.register_buffer("nan64", (quiet64 | payload).view(torch.float64))
+        self.register_buffer("signed", torch.tensor([-0.0, 0.0, float("inf"), float("-inf")]))
+        self.register_buffer("tiny", payload.to(torch.int32).view(torch.float32))  # subnormal
+        self.register_buffer("thirds", payload.double() / 3)
+        self.register_buffer("wide", payload * 2 + 2**53 + 1)
+
+
 class WithLarge(Plain):
     """Beside what `Plain` has, a buffer that is larger than what programs read or write at once.
 

@@ -101,13 +101,19 @@ class RngState:
             torch.cuda.manual_seed_all(seed)
 
     @staticmethod
-    def draw() -> tuple[str, ...]:
-        """Draw once from each generator; return each draw as `float.hex`."""
+    def draw(*, normal: bool = False) -> tuple[str, ...]:
+        """Draw once from each generator; return each draw as `float.hex`.
+
+        `normal` also draws from the two that make normal numbers in pairs, and hold one back.
+        """
         drawn = [
             random.random().hex(),  # noqa: S311  a draw to compare, no secret
             float(np.random.random()).hex(),  # noqa: NPY002  the global one
             float(torch.rand(())).hex(),
         ]
+        if normal:
+            drawn.append(random.gauss(0.0, 1.0).hex())
+            drawn.append(float(np.random.standard_normal()).hex())  # noqa: NPY002  the global one
         if torch.cuda.is_available():
             drawn.append(float(torch.rand((), device="cuda")).hex())
         return tuple(drawn)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+import struct
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 import torch
 from torch import nn, optim
 
+from ckpt_conformance.contract import Feature
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 StateDict = dict[str, Any]
 """What `state_dict` gives, as torch's own classes declare it. Its values are of any type."""
@@ -43,6 +46,7 @@ class ExtraState(TypedDict):
     by_id: dict[int, str | float]
     note: str
     flag: None
+    unusual: NotRequired[dict[str, Any]]  # of `Unusual`
 
 
 class GradientsState(TypedDict):
@@ -85,8 +89,9 @@ class Extra:
     byte where this one has it, and a mixture of the two parses.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, without: Collection[str] = ()) -> None:
         """Differ by seed, so that a value that is not restored shows."""
+        del without
         self.value: ExtraState = {
             "tokens": seed,
             "phase": {"index": 0, "history": [], "span": (0, seed)},
@@ -110,6 +115,44 @@ class Extra:
     def load_state_dict(self, state_dict: ExtraState) -> None:
         """Take a copy."""
         self.value = cast("ExtraState", copy.deepcopy(dict(state_dict)))
+
+
+class Unusual(Extra):
+    """Beside the usual, values and names that a careless format rounds, merges or renames."""
+
+    def __init__(self, seed: int, without: Collection[str] = ()) -> None:
+        """Differ by seed, so that a value that is not restored shows."""
+        super().__init__(seed, without)
+        # These three have one name, whatever joins the names of a tree by dots.
+        dotted = {"a.b": {"c": seed}, "a": {"b.c": seed + 1, "b": {"c": seed + 2}}}
+        self.value["unusual"] = {
+            "beyond 53 bits": 2**53 + 1 + 2 * seed,
+            "true": True,
+            "one": 1,
+            "double": 1 / 3 + seed,
+            "pair": (seed, (2.0, "x")),
+            "empty": [(), [], {}],
+            "not a number": quiet_nan(seed),
+            "minus zero": -0.0,
+            "smallest": 5e-324,
+            "names": names_of_everywhere(seed),
+            **({} if Feature.DOTTED in without else dotted),
+        }
+
+
+def quiet_nan(payload: int) -> float:
+    """Return a float64 NaN with some bits of its own; they are no signal."""
+    bits = struct.pack("<Q", 0x7FF8 << 48 | (payload & 0xFFFF) | 1)
+    return float(struct.unpack("<d", bits)[0])
+
+
+def names_of_everywhere(seed: int) -> dict[str, str]:
+    """Return names as people of some countries write them, as keys and as values."""
+    from faker import Faker
+
+    fake = Faker(["ja_JP", "ar_SA", "de_DE", "hi_IN", "el_GR"])
+    fake.seed_instance(seed)
+    return {f"{fake.name()} {number}": fake.company() for number in range(5)}
 
 
 class Gradients:

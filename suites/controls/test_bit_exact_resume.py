@@ -114,6 +114,19 @@ def test_every_dtype_and_layout_comes_back(subject: Subject) -> None:
     )
 
 
+@check("CKC-RTRP-004")
+def test_every_bit_pattern_comes_back(subject: Subject) -> None:
+    """Tensors with NaNs, signed zeros, subnormal numbers and wide integers arrive bit for bit.
+
+    Why: a detour over another dtype, or over text, rounds them or gives every NaN the same bits,
+    and a comparison by value does not see it (K04, J04).
+    How: a model with float32, float64 and int64 buffers of such values.
+    """
+    resumption.arrive(subject, "bits", owner=True)
+    message = "a tensor of unusual bits is not what was saved"
+    resumption.identity(subject, "model", message, kind="bits")
+
+
 @check("CKC-RTRP-005")
 def test_tied_parameters_are_still_tied(subject: Subject) -> None:
     """Parameters that shared storage before the save share it after the load.

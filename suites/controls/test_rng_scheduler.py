@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
+from ckpt_conformance.contract import DEFAULT_KIND, Feature
 from ckpt_conformance.contract.verdicts import Violation
 from ckpt_conformance.harness.messages import ExitKind
-from ckpt_conformance.subject import controls, oracle, resumption
+from ckpt_conformance.subject import controls, features, oracle, resumption
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED, SAVES
 from ckpt_conformance.suites.controls.test_bit_exact_resume import OPTIMIZER_CAST
@@ -205,12 +206,13 @@ def test_the_scheduler_comes_back(subject: Subject) -> None:
     resumption.identity(subject, "scheduler", "the scheduler is not what was saved")
 
 
-def _generator(subject: Subject, name: str) -> None:
+def _generator(subject: Subject, name: str, kind: str = DEFAULT_KIND) -> None:
     resumption.identity(
         subject,
         "rng",
         f"the {name.partition('_')[0]} generator is not where it was",
         lambda path: path.startswith(name),
+        kind,
     )
 
 
@@ -234,6 +236,28 @@ def test_the_numpy_generator_comes_back(subject: Subject) -> None:
     How: compare its whole state, which differs by seed.
     """
     _generator(subject, "numpy")
+
+
+@check("CKC-COMP-006")
+def test_a_normal_draw_that_python_holds_back_comes_back(subject: Subject) -> None:
+    """The second of two normal draws, which `random` holds back, is there after the resume.
+
+    Why: normal numbers are made in pairs; who saves the words of the generator alone loses the one
+    that is held back, and all that follows is off by one (E05).
+    How: save between two calls of `random.gauss`; compare the whole state.
+    """
+    resumption.arrive(subject, "normal", owner=True)
+    _generator(subject, "python", "normal")
+
+
+@check("CKC-COMP-007")
+def test_a_normal_draw_that_numpy_holds_back_comes_back(subject: Subject) -> None:
+    """The second of two normal draws, which NumPy holds back, is there after the resume.
+
+    Why: as with `random`: `get_state()[1:3]` is not the whole state (E05).
+    How: save between two calls of `numpy.random.standard_normal`; compare the whole state.
+    """
+    _generator(subject, "numpy", "normal")
 
 
 @check("CKC-COMP-008")
@@ -288,6 +312,21 @@ def test_extra_comes_back_with_its_types(subject: Subject) -> None:
     How: a nested dict with integer keys, a tuple, infinity, None and text beyond ASCII.
     """
     resumption.identity(subject, "extra", "the extra dict is not what was saved")
+
+
+@check("CKC-COMP-012")
+def test_unusual_values_come_back(subject: Subject) -> None:
+    """Values that a careless format rounds, and names that it joins or renames, come back.
+
+    Why: JSON makes an integer beyond 53 bits a float in many readers, and knows no NaN; a tree that
+    is flattened with dots cannot tell `a.b` from `a` with a `b` (K017, M024).
+    How: a dict with both, -0.0, the smallest float, empty containers and names of five countries.
+    Where the adapter declares that it cannot hold dotted keys, they must be refused in words.
+    """
+    features.refusal(subject, Feature.DOTTED, "values")
+    features.arrive(subject, "values")
+    message = "an unusual value of the extra dict is not what was saved"
+    resumption.identity(subject, "extra", message, kind="values")
 
 
 @check("CKC-COMP-013")
