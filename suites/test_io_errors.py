@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
@@ -29,6 +30,7 @@ from ckpt_conformance.subject import by_name, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import JOB_SEED, Slot
+from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -282,11 +284,12 @@ def test_a_failed_save_destroys_nothing_and_is_never_served_half(subject: Subjec
     """
     legal = subject.legal(subject.golden())
     cases = left_behind(subject, SaveKind.NEW, "a new step")
-    judge_each(subject, cases, Rule(legal, WHOLE, (OLDER,)))
+    rule = Rule(legal, WHOLE, (OLDER,))
+    undisturbed.judged(subject, partial(judge_each, subject, cases, rule))
     if injected_save.overwrites(subject):
         cases = left_behind(subject, SaveKind.SAME, "the same step")
-        new = injected_save.overwritten(subject)
-        judge_each(subject, cases, Rule(legal, WHOLE, (OLDER, NEWEST), new))
+        rule = Rule(legal, WHOLE, (OLDER, NEWEST), injected_save.overwritten(subject))
+        undisturbed.judged(subject, partial(judge_each, subject, cases, rule))
 
 
 def left_behind(subject: Subject, kind: SaveKind, what: str) -> NamedCases:
@@ -313,7 +316,8 @@ def test_the_save_after_a_failed_one_succeeds(subject: Subject) -> None:
         for hit in subject.sample(tried, 2)
     ]
     legal = subject.legal(subject.golden())
-    judge_each(subject, cases, Rule(legal, {Outcome.NEW}, (OLDER, NEWEST), or_named=True))
+    rule = Rule(legal, {Outcome.NEW}, (OLDER, NEWEST), or_named=True)
+    undisturbed.judged(subject, partial(judge_each, subject, cases, rule))
 
 
 @check("CKC-IOER-004")

@@ -18,7 +18,6 @@ from ckpt_conformance.harness.messages import (
     ProbeResult,
     ReadLeaves,
     Run,
-    RunResult,
     Save,
     SaveResult,
     whole,
@@ -30,7 +29,7 @@ from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
 from ckpt_conformance.suites.controls import test_sigkill_truncation as kills
-from ckpt_conformance.suites.controls import test_smoke as smoke
+from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,56 +43,7 @@ ARRIVE = Run(resume=True, stop_after=0)
 SLACK = 256 << 10  # bytes; the storage behind the view is 4 MiB
 
 
-def _probe(name: str, **args: object) -> Probe:
-    return Probe(probe=f"ckpt_conformance.subject.observing:{name}", args=args)
-
-
-def _ended(subject: Subject, result: ProcessResult, what: str) -> ProcessResult:
-    if not result.went_well:
-        reason = f"{what} does not end well: {subject.tell(result)}"
-        raise controls.blame(subject, reason, smoke.test_a_new_process_loads_what_was_saved)
-    return result
-
-
 # -- a save changes nothing of the run -----------------------------------------------------------
-
-
-def _difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, object]:
-    """Name what differs between a run without saves and one with them."""
-    evidence: dict[str, object] = {}
-    without, with_saves = plain.of(RunResult), saved.of(RunResult)
-    pairs = zip(without.records, with_saves.records, strict=False)
-    first = next((record.step for record, other in pairs if record != other), None)
-    if first is not None:
-        evidence["first step that differs"] = first
-    left, right = without.final or {}, with_saves.final or {}
-    if left != right:
-        parts = {part.partition(".")[0] for part in left}
-        evidence["with saves != without"] = oracle.differences(right, left, parts)
-    before: Mapping[str, object] = plain.of(ProbeResult).value
-    after: Mapping[str, object] = saved.of(ProbeResult).value
-    changed = [key for key, value in before.items() if after.get(key) != value]
-    return evidence | ({"around": changed} if changed else {})
-
-
-@check("CKC-SIDE-001")
-def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
-    """Saving changes nothing of the run: records, modes, gradients, optimizers, generators.
-
-    Why: a getter that steps the optimizer, a draw from the global generator or a model left in
-    evaluation mode makes every run that saves another run than one that does not (G02).
-    How: train the same job with and without saves, the first save inside an accumulation; compare
-    each step's record, every component at the end, and what surrounds them.
-    """
-    kind = "accumulate" if "gradients" in subject.holds else DEFAULT_KIND
-    around = _probe("surroundings")
-    plain = subject.run(7, (), kind=kind, final=True, then=[around])
-    _ended(subject, plain, "a run without saves")
-    saved = subject.run(7, (1, 4), kind=kind, final=True, then=[around])
-    _ended(subject, saved, "a run with saves")
-    evidence = _difference(plain, saved)
-    if evidence:
-        raise Violation("a run that saves is not the run that does not", evidence=evidence)
 
 
 @check("CKC-SIDE-009")
@@ -104,13 +54,15 @@ def test_a_save_before_the_first_step_changes_nothing(subject: Subject) -> None:
     step counters are at 1 before the first real step, which then differs (G02).
     How: train the same job with and without a save at step 0; compare as above.
     """
-    around = _probe("surroundings")
+    around = undisturbed.probe("surroundings")
     run = Run(until=2, final=True)
-    plain = _ended(subject, subject.execute(run, around), "a run without saves")
+    plain = undisturbed.ended(subject, subject.execute(run, around), "a run without saves")
     saved = subject.execute(Save(step=0, go_on=True), run, around)
     if refusal := saved.of(SaveResult).error:
         raise NotApplicable(f"it refuses to save step 0: {refusal.message}")
-    evidence = _difference(plain, _ended(subject, saved, "a run with a save at step 0"))
+    evidence = undisturbed.difference(
+        plain, undisturbed.ended(subject, saved, "a run with a save at step 0")
+    )
     if evidence:
         raise Violation("a save at step 0 changes the first training steps", evidence=evidence)
 
@@ -125,7 +77,7 @@ def test_a_changed_job_is_saved_as_it_is(subject: Subject) -> None:
     """
     for how in subject.sample(["added", "removed", "resized"], quick=2):
         subject.reset()
-        change = _probe("change_entry", how=how)
+        change = undisturbed.probe("change_entry", how=how)
         runs = [Run(until=step, save_at=(step,)) for step in (2, 3)]
         result = subject.execute(runs[0], change, runs[1], ReadLeaves(), Close())
         wanted = _model_of(result)
@@ -188,7 +140,7 @@ def _changed_by_a_resume(subject: Subject) -> list[str]:
     """Resume and train on without a save; return the names that were changed by that."""
     before = fingerprint(subject.root)
     result = subject.run(6, resume=True, seed=OTHER_SEED, then=[Close()])
-    _ended(subject, result, "a resume without faults")
+    undisturbed.ended(subject, result, "a resume without faults")
     return _changed(before, fingerprint(subject.root))
 
 
@@ -204,7 +156,7 @@ def test_loading_leaves_the_parameters_of_a_live_job_as_saved(subject: Subject) 
     load: list[AnyOp] = [Load(), ReadLeaves()]
     then: list[AnyOp] = [ReadLeaves(), Perturb(), *load, Fresh(seed=OTHER_SEED), *load]
     process_result = subject.run(3, (3,), then=then)
-    _ended(subject, process_result, "a load without faults")
+    undisturbed.ended(subject, process_result, "a load without faults")
     states = [(result.leaves or {})["model"] for result in process_result.all_of(LeavesResult)]
     places = ("the live job", "a new job of the process that saved")
     for where, state in zip(places, states[1:], strict=True):
@@ -245,7 +197,7 @@ def test_an_acknowledged_step_stays_as_it_was_saved(subject: Subject) -> None:
     state = subject.loaded(golden, 2)
     trees.clear(subject.root)
     result = subject.run(5, (2,), snapshots=str(_folder(subject)), then=[Close()])
-    _ended(subject, result, "a run with one save")
+    undisturbed.ended(subject, result, "a run with one save")
     resumed = subject.resume()
     if not _gives(subject, resumed, state):
         changed = _differing(_folder(subject) / "2", subject.root)
@@ -314,8 +266,8 @@ def test_files_are_as_large_as_the_state(subject: Subject) -> None:
     """
     golden = subject.golden()
     plain = _size(golden.snapshot(2))
-    result = subject.execute(_probe("add_view"), Run(until=2, save_at=(2,)), Close())
-    _ended(subject, result, "a save of a view")
+    result = subject.execute(undisturbed.probe("add_view"), Run(until=2, save_at=(2,)), Close())
+    undisturbed.ended(subject, result, "a save of a view")
     hidden: int = result.of(ProbeResult).value
     grown = _size(subject.root) - plain
     if grown > SLACK:
@@ -340,9 +292,9 @@ def test_nothing_is_written_elsewhere(subject: Subject) -> None:
     """
     folder = subject.scratch / "elsewhere"
     folder.mkdir()
-    move = _probe("move_in", folder=str(folder))
+    move = undisturbed.probe("move_in", folder=str(folder))
     result = subject.execute(move, Run(until=2, save_at=(2,)), Close())
-    _ended(subject, result, "a save from another working directory")
+    undisturbed.ended(subject, result, "a save from another working directory")
     resumed = subject.execute(move, ARRIVE, Close(), seed=OTHER_SEED)
     left = [path.relative_to(folder).as_posix() for path in folder.glob("*/**/*")]
     left += [path.name for path in subject.root.parent.iterdir() if path != subject.root]
@@ -363,7 +315,7 @@ def test_two_managers_in_one_process_do_not_mix(subject: Subject) -> None:
     """
     other = subject.scratch / "other"
     other.mkdir()
-    result = subject.execute(_probe("two_managers", other=str(other), kind="conv"))
+    result = subject.execute(undisturbed.probe("two_managers", other=str(other), kind="conv"))
     states: dict[str, Leaves] | None = result.of(ProbeResult).value
     if states is None:
         _control_of_two(subject)

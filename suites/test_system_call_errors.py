@@ -13,6 +13,7 @@ from ckpt_conformance.fault_injectors.advancing import HARMLESS
 from ckpt_conformance.subject import by_name, controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
+from ckpt_conformance.suites.controls import test_undisturbed_run as undisturbed
 
 if TYPE_CHECKING:
     from ckpt_conformance.fault_injectors.injected_calls import Trial
@@ -56,7 +57,8 @@ def test_an_error_of_any_system_call_destroys_nothing(subject: Subject) -> None:
     was truncated or removed (M018, M019, A14, O03).
     How: as CKC-IOER-001, with interrupted calls and short writes; resume from what is left.
     """
-    injected_calls.require(subject, ("save",), partial(not_whole, subject), is_stood_in_for=True)
+    judge = partial(injected_calls.require, subject, ("save",), partial(not_whole, subject))
+    undisturbed.judged(subject, partial(judge, is_stood_in_for=True))
 
 
 @check("CKC-IOER-003")
@@ -76,7 +78,7 @@ def test_the_save_after_an_error_of_any_system_call_succeeds(subject: Subject) -
     for what in injected_calls.require(
         subject, injected_calls.SAVES, is_wrong, is_stood_in_for=True
     ):
-        _require_loads(subject, what)
+        undisturbed.judged(subject, partial(_require_loads, subject, what))
 
 
 def _require_loads(subject: Subject, what: str) -> None:

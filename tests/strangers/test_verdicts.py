@@ -88,6 +88,7 @@ ADAPTERS = (
     *(f"staged:{name}" for name in STAGED),
     *(f"large:{name}" for name in ("head", "body", "narrow", "few")),
     "by_times:make",
+    "drawing:make",
     "parallel:make",
     *(f"skipping:{name}" for name in ("declared", "undeclared", "one_too_few")),
 )
@@ -521,3 +522,11 @@ def test_who_counts_in_few_bits_is_seen_at_the_full_budget(
     wrong = [one for one in found["CKC-RTRP-001"] if one.verdict is Verdict.VIOLATION]
     assert [one.check.partition("::")[2] for one in wrong] == [BEYOND]
     assert f"kind {kind}" in wrong[0].reason
+
+
+def test_a_draw_in_every_save_is_no_matter_of_an_error(strangers: Server) -> None:
+    found = verdicts("drawing:make", strangers, "CKC-SIDE-001", "CKC-IOER-002", "CKC-IOER-003")
+    assert {one.verdict for one in found["CKC-SIDE-001"]} == {Verdict.VIOLATION}
+    rest = [one for id_ in ("CKC-IOER-002", "CKC-IOER-003") for one in found[id_]]
+    assert {one.verdict for one in rest} <= {Verdict.PASS, Verdict.UNKNOWN}
+    assert {one.see for one in rest if one.verdict is Verdict.UNKNOWN} == {"CKC-SIDE-001"}

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpt_conformance.crash.model.states import BEFORE, ZEROS, Content, Extent
 from ckpt_conformance.trace.operations import (
@@ -288,6 +288,14 @@ class History:
             if operation.kind is Kind.RENAME:
                 self.renames[operation.object].append(operation)
         self._sort_names(recording)
+        self.names_of: dict[int, set[Name]] = defaultdict(set)  # all that an object ever had
+        self.names_in: dict[int, list[Name]] = defaultdict(list)  # by directory
+        for name, events in self.names.items():
+            self.names_in[name[0]].append(name)
+            for _, held in events:
+                self.names_of[held].add(name)
+        self.logs: dict[tuple[int, int], Any] = {}  # kept by `legality_log`, by moment and point
+        self._above: dict[tuple[int, int], frozenset[int]] = {}
         self._sort_data()
         self.durable_from = {
             op.index: self._durable_from(op) for of_file in self.data.values() for op in of_file
@@ -449,6 +457,23 @@ class History:
         return write is sync or (begins <= last and first <= ends)
 
     # ---- names ----
+
+    def above(self, number: int, count: int) -> frozenset[int]:
+        """Return the directories over an object after the first `count` operations."""
+        if (number, count) not in self._above:
+            self._above[number, count] = self._find_above(number, count)
+        return self._above[number, count]
+
+    def _find_above(self, number: int, count: int) -> frozenset[int]:
+        above: set[int] = set()
+        todo = [number]
+        while todo:
+            below = todo.pop()
+            names = self.names_of[below]
+            parents = {name[0] for name in names if self.value(name, count) == below}
+            todo.extend(parents - above - {ROOT})
+            above |= parents
+        return frozenset(above)
 
     def value(self, name: Name, count: int) -> int:
         """Return the object that a name held after the first `count` operations; 0: none."""
@@ -616,129 +641,6 @@ class JournalledFile:
             and self.history.durable_from[op.index] > self.point
             and any(op.precedes(rename) for rename in self.flushes)
         ]
-
-
-# ---- logs: a transaction, and over it what was logged since then ---------------------------------
-
-
-def logged(recording: Recording, state: State) -> str:
-    """Judge a state; empty if it is legal."""
-    history, point = History.of(recording), state.point
-    whole = [sync for sync in history.committing(point) if sync.kind is Kind.SYNC]
-    floor = max((1 + _latest_before(history, sync) for sync in whole), default=0)
-    reason = ""
-    for moment in moments(history, floor, point, log=True):
-        log = Log(history, moment, point)
-        wrong = history.wrong_names(state, log.values)
-        fits = not wrong
-        for number, content in state.contents.items() if fits else ():
-            wrong = history.wrong_content(number, content, log.limits(number))
-            if wrong:
-                break
-        if not wrong:
-            return ""
-        reason = wrong if fits or not reason else reason
-    return f"{reason} (the transaction of operation {floor} must be there)"
-
-
-def _latest_before(history: History, sync: Operation) -> int:
-    before = (op.index for op in history.operations[: sync.index] if op.precedes(sync))
-    return max(before, default=-1)
-
-
-class Log:
-    """The fsyncs after one moment, newest first."""
-
-    def __init__(self, history: History, moment: int, point: int) -> None:
-        """Find them."""
-        self.history, self.moment, self.point = history, moment, point
-        self.loose = history.not_returned(point)
-        self.returned = {sync.index for sync in history.committing(point)}
-        self.syncs = {  # also those that may not have returned: they may have done their work
-            op.index: op
-            for op in history.operations[moment:point]
-            if not op.error and (op.kind in SYNCING or op.sync)
-        }
-
-    def values(self, name: Name) -> set[int]:
-        """Return the objects that a name may hold."""
-        possible: set[int] = set()
-        events = {index for index, _ in self.history.names.get(name, ())}
-        for index in reversed(range(self.moment, self.point)):
-            if self._follows(index):
-                operation = self.history.operations[index]
-                held = self.history.value(name, index + 1)
-                if index in events or held in self._above(operation.object, index + 1):
-                    possible.add(held)
-                if operation.kind is Kind.RENAME and operation.replaced and index in events:
-                    # The log forgets the old file, and never had the new one (seen).
-                    possible.add(0)
-            sync = self.syncs.get(index)
-            if sync is None:
-                continue
-            held = self.history.value(name, index)
-            possible.add(held)
-            if index in self.returned and self._must(name, held, sync):
-                return possible
-        return possible | self.history.values(name, self.moment, lambda index: index in self.loose)
-
-    def _follows(self, index: int) -> bool:
-        """Whether an operation may have gone into the log: it moved what was logged before."""
-        operation = self.history.operations[index]
-        return operation.kind not in {Kind.CREATE, Kind.MKDIR, Kind.SYMLINK} and any(
-            sync.index < index
-            and (
-                {operation.object, operation.replaced, operation.parent, operation.new_parent}
-                & {sync.object, *self._above(sync.object, sync.index), *self._entries(sync)}
-            )
-            for sync in self.syncs.values()
-        )
-
-    def _entries(self, sync: Operation) -> set[int]:
-        """Return the objects that a directory held when it was synced."""
-        names = [name for name in self.history.names if name[0] == sync.object]
-        return {self.history.value(name, sync.index) for name in names}
-
-    def _must(self, name: Name, held: int, sync: Operation) -> bool:
-        """Whether an fsync logs this name for certain."""
-        earlier = self.history.value(name, self.moment)
-        if name[0] == sync.object or sync.object in {held, earlier} or sync.kind is Kind.SYNC:
-            return True
-        return held != 0 and held in self._above(sync.object, sync.index)
-
-    def _above(self, number: int, count: int) -> set[int]:
-        """Return the directories over an object after the first `count` operations."""
-        above: set[int] = set()
-        todo = [number]
-        while todo:
-            below = todo.pop()
-            parents = {
-                name[0] for name in self.history.names if self.history.value(name, count) == below
-            }
-            todo.extend(parents - above - {ROOT})
-            above |= parents
-        return above
-
-    def limits(self, number: int) -> Limits:
-        """Return the limits of one file."""
-        syncs = [
-            op.index
-            for op in self.history.operations[: self.point]
-            if op.object == number and (op.kind in SYNCING or op.sync)
-        ]
-        until = max([self.moment, *(index + 1 for index in syncs)])
-
-        def status(operation: Operation) -> str:
-            if operation.index >= self.point:
-                return NOT
-            if self.history.durable_from[operation.index] <= self.point:
-                return MUST
-            if operation.kind is Kind.WRITE:
-                return MAY if operation.index < until else NOT
-            unsure = self.loose | self.history.idle
-            return MUST if operation.index < self.moment and operation.index not in unsure else MAY
-
-        return Limits(status, prefix=False, stale=self.history.stale(number, self.point))
 
 
 # ---- a kill, and POSIX ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ckpt_conformance.crash.model import (
     btrfs,
     kill,
     legality,
+    legality_log,
     legality_ranks,
     node_loss,
     posix,
@@ -72,7 +73,7 @@ _ALL = (
     PersistenceModel(node_loss.RULES, node_loss.NodeLossWalk, legality_ranks.node_lost),
     PersistenceModel(EXT4, Walk, partial(legality.journalled, replace_flushes=True)),
     PersistenceModel(XFS, Walk, legality.journalled),
-    PersistenceModel(btrfs.RULES, btrfs.BtrfsWalk, legality.logged),
+    PersistenceModel(btrfs.RULES, btrfs.BtrfsWalk, legality_log.logged),
     PersistenceModel(posix.RULES, posix.PosixWalk, legality.unordered),
 )
 MODELS: dict[str, Model] = {model.name: model for model in _ALL}

@@ -1,0 +1,83 @@
+"""A run that saves is the run that does not: else what it serves later is no matter of a fault."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_conformance.contract import DEFAULT_KIND
+from ckpt_conformance.contract.verdicts import Violation
+from ckpt_conformance.harness.messages import Probe, ProbeResult, RunResult
+from ckpt_conformance.subject import controls, oracle
+from ckpt_conformance.subject.checks import check
+from ckpt_conformance.suites.controls import test_smoke as smoke
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ckpt_conformance.harness.client import ProcessResult
+    from ckpt_conformance.subject.subject import Subject
+
+
+def probe(name: str, **args: object) -> Probe:
+    """Make the probe of one of the functions of `subject.observing`."""
+    return Probe(probe=f"ckpt_conformance.subject.observing:{name}", args=args)
+
+
+def ended(subject: Subject, result: ProcessResult, what: str) -> ProcessResult:
+    """Return a result; raises Unknown, as a failed control, where it did not end well."""
+    if not result.went_well:
+        reason = f"{what} does not end well: {subject.tell(result)}"
+        raise controls.blame(subject, reason, smoke.test_a_new_process_loads_what_was_saved)
+    return result
+
+
+def difference(plain: ProcessResult, saved: ProcessResult) -> dict[str, object]:
+    """Name what differs between a run without saves and one with them."""
+    evidence: dict[str, object] = {}
+    without, with_saves = plain.of(RunResult), saved.of(RunResult)
+    pairs = zip(without.records, with_saves.records, strict=False)
+    first = next((record.step for record, other in pairs if record != other), None)
+    if first is not None:
+        evidence["first step that differs"] = first
+    left, right = without.final or {}, with_saves.final or {}
+    if left != right:
+        parts = {part.partition(".")[0] for part in left}
+        evidence["with saves != without"] = oracle.differences(right, left, parts)
+    before: Mapping[str, object] = plain.of(ProbeResult).value
+    after: Mapping[str, object] = saved.of(ProbeResult).value
+    changed = [key for key, value in before.items() if after.get(key) != value]
+    return evidence | ({"around": changed} if changed else {})
+
+
+@check("CKC-SIDE-001")
+def test_a_run_with_saves_is_the_run_without(subject: Subject) -> None:
+    """Saving changes nothing of the run: records, modes, gradients, optimizers, generators.
+
+    Why: a getter that steps the optimizer, a draw from the global generator or a model left in
+    evaluation mode makes every run that saves another run than one that does not (G02).
+    How: train the same job with and without saves, the first save inside an accumulation; compare
+    each step's record, every component at the end, and what surrounds them.
+    """
+    kind = "accumulate" if "gradients" in subject.holds else DEFAULT_KIND
+    around = probe("surroundings")
+    plain = subject.run(7, (), kind=kind, final=True, then=[around])
+    ended(subject, plain, "a run without saves")
+    saved = subject.run(7, (1, 4), kind=kind, final=True, then=[around])
+    ended(subject, saved, "a run with saves")
+    evidence = difference(plain, saved)
+    if evidence:
+        raise Violation("a run that saves is not the run that does not", evidence=evidence)
+
+
+def judged(subject: Subject, judge: Callable[[], object]) -> None:
+    """Judge what comes after a fault; raises Unknown where saves alone make other states.
+
+    Only if another state is served than was saved: a run whose saves draw from a generator is
+    another one after each further save, also without a fault.
+    """
+    try:
+        judge()
+    except Violation as violation:
+        if violation.evidence.get("differs"):
+            controls.require(test_a_run_with_saves_is_the_run_without, subject)
+        raise
