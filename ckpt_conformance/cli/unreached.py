@@ -22,7 +22,7 @@ from ckpt_conformance.report.certificate import plain
 from ckpt_conformance.work.cache import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ckpt_conformance.plugin.depends import Inputs
     from ckpt_conformance.plugin.options import SessionOptions
@@ -64,7 +64,9 @@ class Recorder:
         for one in map(candidate, items):
             if one is not None:
                 pairs[CheckItem.of(one.unbroken, one.item.check)].append(one)
-        recorded = self._recorded(pairs)
+        known = self._known(pairs)
+        missing = [base for base in pairs if base not in known and len(pairs[base]) >= ENOUGH]
+        recorded = known | self._record(missing)
         return {
             one.item.id: replace(CheckOutcome.from_message(known.outcome), adapter=one.item.adapter)
             for base, known in recorded.items()
@@ -72,12 +74,17 @@ class Recorder:
             if known.outcome["verdict"] in SURE and not one.overridden & known.entered
         }
 
-    def _recorded(self, pairs: dict[CheckItem, list[Candidate]]) -> dict[CheckItem, Recorded]:
-        known = {base: kept for base in pairs if (kept := self._kept(base)) is not None}
-        missing = [base for base in pairs if base not in known and len(pairs[base]) >= ENOUGH]
-        return known | (self._record(missing) if missing else {})
+    def recorded(self, bases: Sequence[CheckItem]) -> dict[CheckItem, Recorded]:
+        """Return what checks find out about unbroken managers, and what they enter of these."""
+        known = self._known(bases)
+        return known | self._record([base for base in bases if base not in known])
+
+    def _known(self, bases: Iterable[CheckItem]) -> dict[CheckItem, Recorded]:
+        return {base: kept for base in bases if (kept := self._kept(base)) is not None}
 
     def _record(self, bases: Sequence[CheckItem]) -> dict[CheckItem, Recorded]:
+        if not bases:
+            return {}
         asked = replace(
             self.options,
             adapters=tuple(dict.fromkeys(base.adapter for base in bases)),

@@ -50,10 +50,10 @@ class FunctionTable:
         lazy: set[str] = set()
         for folder in spec.submodule_search_locations:
             for path in sorted(Path(folder).rglob("*.py")):
-                reader = _Reader(_module_name(package, path.relative_to(folder)))
-                reader.visit(ast.parse(path.read_bytes()))
-                names += reader.functions
-                lazy |= {name for name, node in reader.functions.items() if _is_lazy(node)}
+                module = _module_name(package, path.relative_to(folder))
+                functions = functions_in(module, ast.parse(path.read_bytes()))
+                names += functions
+                lazy |= {name for name, node in functions.items() if _is_lazy(node)}
         return cls(tuple(names), frozenset(lazy))
 
 
@@ -74,6 +74,13 @@ class Marks:
         """Name the functions that were entered since the file was cleared."""
         marks = self.path.read_bytes()
         return frozenset(name for name, mark in zip(self.table.names, marks, strict=True) if mark)
+
+
+def functions_in(module: str, tree: ast.Module) -> dict[str, Function]:
+    """Return the functions of a module's text by name, as `FunctionTable` names them."""
+    reader = _Reader(module)
+    reader.visit(tree)
+    return reader.functions
 
 
 def install(path: Path, package: str) -> None:
@@ -166,9 +173,7 @@ class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path), path)
-        reader = _Reader(fullname)
-        reader.visit(tree)
-        for name, node in reader.functions.items():
+        for name, node in functions_in(fullname, tree).items():
             _mark(node, self.finder.numbers[name])
         return compile(tree, path, "exec", dont_inherit=True)
 

@@ -1,0 +1,163 @@
+"""Which check is asked next about a generated mutant, until one of them kills it.
+
+MUSTs come before SHOULDs, so that who is killed by a SHOULD is killed by no MUST. Within these the
+likeliest comes first: chance by cost. The chance of a check is how often it has killed mutants of
+the same module, and of all; its cost is what it took when what it enters was recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import structs
+
+from ckpt_conformance.contract.catalogue import level_of, load_catalogue
+from ckpt_conformance.contract.verdicts import Verdict
+from ckpt_conformance.mutants import TRAINER
+from ckpt_conformance.plugin.trials import Trial
+from ckpt_conformance.report.generated import Fate, Judged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+
+    from ckpt_conformance.cli.unreached import Recorded
+    from ckpt_conformance.contract.verdicts import CheckOutcome
+    from ckpt_conformance.mutants.generated import Mutant
+    from ckpt_conformance.plugin.plan import CheckItem
+    from ckpt_conformance.plugin.trials import Trials
+
+KILLS = {Verdict.VIOLATION: Fate.MUST, Verdict.NOT_MET: Fate.SHOULD}
+LEAST = 0.02  # seconds: a child
+DOUBT, WEIGHT = 8, 4  # kills and tries that are supposed before any was seen
+LEVELS = ("MUST", "SHOULD")
+REASON = 300  # characters that are kept of one
+
+
+class Pair(NamedTuple):
+    """A check on a base, which enters functions of the reference manager."""
+
+    base: str
+    check: str
+    invariant: str
+    level: str
+    cost: float  # seconds
+
+
+@dataclass
+class Order:
+    """What has killed so far."""
+
+    tries: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    def note(self, module: str, check: str, *, killed: bool) -> None:
+        """Take into account what a check did to a mutant of a module."""
+        for where in (module, ""):  # of that module, and of all
+            self.tries[where, check] += 1
+            self.kills[where, check] += killed
+
+    def chance(self, module: str, check: str) -> float:
+        """Estimate how likely a check kills a mutant of a module that it enters."""
+        overall = (self.kills["", check] + 1) / (self.tries["", check] + DOUBT)
+        known = self.kills[module, check] + WEIGHT * overall
+        return known / (self.tries[module, check] + WEIGHT)
+
+    def likeliest(self, module: str, pairs: Collection[Pair], hint: str = "") -> Pair:
+        """Choose the check that is asked next; `hint` is one that has killed the mutant before."""
+        return max(
+            pairs,
+            key=lambda one: (one.check == hint, self.chance(module, one.check) / one.cost, one),
+        )
+
+
+class Reach:
+    """Which checks enter which function of the reference manager."""
+
+    def __init__(
+        self, recorded: Mapping[CheckItem, Recorded], bases: Mapping[str, str]
+    ) -> None:
+        """Read what was recorded; `bases` are by the name of the unbroken adapter.
+
+        What is no PASS of the unbroken manager says nothing of a changed one.
+        """
+        self._pairs: dict[str, list[Pair]] = {}
+        for item, found in recorded.items():
+            if found.outcome["verdict"] == Verdict.PASS:
+                pair = _pair(item, found, bases[item.adapter])
+                for function in found.entered:
+                    self._pairs.setdefault(function, []).append(pair)
+
+    def of(self, mutant: Mutant) -> list[Pair]:
+        """Return what enters the function of a mutant; the trainer is asked about itself only."""
+        pairs = self._pairs.get(mutant.function, [])
+        is_of_trainer = mutant.module == "trainer"
+        return [pair for pair in pairs if is_of_trainer or pair.base != TRAINER]
+
+
+def _pair(item: CheckItem, found: Recorded, base: str) -> Pair:
+    invariant = load_catalogue().invariants[item.check.invariant]
+    cost = max(LEAST, float(found.outcome["seconds"]))
+    return Pair(base, item.check.key, invariant.id, level_of(invariant, None), cost)
+
+
+@dataclass
+class Search:
+    """Asks about mutants, one by one, until each is killed or nothing is left to ask."""
+
+    reach: Reach
+    keep: Callable[[Judged], None]
+    require_server: Callable[[], None]  # raises where the server has ended
+    hints: Mapping[str, str] = field(default_factory=dict[str, str])  # mutant -> check
+    order: Order = field(default_factory=Order)
+
+    def trials(self, mutants: Iterable[Mutant]) -> Trials:
+        """Yield one trial after the other; each is answered with its outcome."""
+        for mutant in mutants:
+            begun = time.monotonic()
+            judged = yield from self._judge(mutant)
+            seconds = round(time.monotonic() - begun, 3)
+            self.keep(structs.replace(judged, seconds=seconds))
+
+    def _judge(self, mutant: Mutant) -> Generator[Trial, CheckOutcome, Judged]:
+        tried, unknown = 0, list[str]()
+        pairs = self.reach.of(mutant)
+        for level in LEVELS:
+            waiting = {pair for pair in pairs if pair.level == level}
+            while waiting:
+                hint = self.hints.get(mutant.name, "")
+                pair = self.order.likeliest(mutant.module, waiting, hint)
+                waiting.remove(pair)
+                adapter = mutant.adapter(pair.base)
+                outcome = yield Trial(mutant.name, adapter, pair.base, pair.check)
+                tried += 1
+                fate = KILLS.get(outcome.verdict)
+                self.order.note(mutant.module, pair.check, killed=fate is not None)
+                if fate is not None:
+                    return _killed(mutant, fate, pair, outcome, tried)
+                if outcome.verdict is Verdict.UNKNOWN:
+                    self.require_server()
+                    unknown.append(f"{pair.base} {pair.check}")
+        return Judged(
+            mutant=mutant.name, fate=_left(tried, unknown), tried=tried, unknown=sorted(unknown)
+        )
+
+
+def _killed(mutant: Mutant, fate: Fate, pair: Pair, outcome: CheckOutcome, tried: int) -> Judged:
+    return Judged(
+        mutant=mutant.name,
+        fate=fate,
+        check=pair.check,
+        invariant=pair.invariant,
+        base=pair.base,
+        reason=outcome.reason[:REASON],
+        tried=tried,
+    )
+
+
+def _left(tried: int, unknown: Collection[str]) -> Fate:
+    if not tried:
+        return Fate.UNENTERED
+    return Fate.UNKNOWN if unknown else Fate.SURVIVED

@@ -1,0 +1,177 @@
+"""What came of generated mutants: the table, and what is known of those that survived."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from enum import StrEnum
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct, field
+
+from ckpt_conformance import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckpt_conformance.mutants.generated import Mutant
+
+SCHEMA = "ckpt-conformance/generated-mutants/v1"
+PLACE = "ckpt_conformance.mutants.generated"
+FILE = "survivors.toml"
+MOST_BY_READING = 0.1  # of all that are judged: equivalent, and nothing but a reader says so
+MOST_CHECKS = 10  # that a table names, of those that kill
+
+
+class Fate(StrEnum):
+    """What came of one mutant, as a table says it."""
+
+    MUST = "killed by a MUST"
+    SHOULD = "killed by a SHOULD alone"
+    SURVIVED = "survived"
+    UNKNOWN = "UNKNOWN only"
+    UNENTERED = "entered by no check"
+    SENSELESS = "made no sense"
+
+
+LEFT = (Fate.SURVIVED, Fate.UNKNOWN, Fate.UNENTERED)  # somebody has to say why
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """What came of one mutant: the check that killed it, or how many could not."""
+
+    mutant: str
+    fate: Fate
+    check: str = ""  # the one that killed it, with its invariant, on which base, and its words
+    invariant: str = ""
+    base: str = ""
+    reason: str = ""
+    tried: int = 0  # checks that ran
+    unknown: list[str] = field(default_factory=list[str])  # checks
+    seconds: float = 0.0
+
+
+class Class(StrEnum):
+    """Why a mutant may survive."""
+
+    EQUIVALENT = "equivalent"  # no job can tell it from the reference
+    OUTSIDE = "outside"  # of the contract: a sentence of the documentation says so
+    MISSING = "missing"  # a check is missing
+
+
+class Survivor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a reader found out about a mutant that survived."""
+
+    mutant: str
+    kind: Class
+    why: str  # the proof, the sentence, or the check that is missing
+    by: str = "reading"  # or `running`: what it stands on
+    confirmed: bool = False  # by a second reader
+
+
+def survivors() -> dict[str, Survivor]:
+    """Read what is known of mutants that survived; raises msgspec.ValidationError if it is wrong.
+
+    Raises ValueError for a mutant that is there twice.
+    """
+    text = (resources.files(PLACE) / FILE).read_text(encoding="utf-8")
+    known = msgspec.convert(tomllib.loads(text).get("survivor", []), list[Survivor])
+    found = {one.mutant: one for one in known}
+    if len(found) < len(known):
+        raise ValueError(f"{FILE} names a mutant twice")
+    return found
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A mutant that is left, and what is known of it; empty fields where nobody has said."""
+
+    mutant: str
+    fate: Fate
+    line: int
+    before: str
+    after: str
+    kind: str = ""
+    why: str = ""
+    unknown: list[str] = field(default_factory=list[str])
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """All that the command prints."""
+
+    schema: str = SCHEMA
+    suite: dict[str, str] = field(default_factory=lambda: {"version": __version__})
+    generated: int  # of all modules
+    ranks: bool  # whether those of the modules of several ranks were asked for, or the others
+    apart: int  # those of the other modules
+    judged: int
+    seconds: float
+    checks: int
+    fates: dict[str, int]
+    operators: dict[str, dict[str, int]]  # operator -> fate -> number
+    modules: dict[str, dict[str, int]]
+    killers: dict[str, int]  # check -> number
+    left: list[Row]
+    undone: int = 0
+    interrupted: bool = False
+
+    @property
+    def unread(self) -> list[Row]:
+        """What is left, and nobody has said why."""
+        return [row for row in self.left if not row.kind]
+
+
+def table_of(
+    judged: Iterable[Judged],
+    mutants: Mapping[str, Mutant],
+    *,
+    ranks: bool = False,
+    undone: int = 0,
+    interrupted: bool = False,
+) -> Table:
+    """Count what came of mutants, and name those that are left."""
+    every = sorted(judged, key=lambda one: one.mutant)
+    known = survivors()
+    killers = Counter(one.check for one in every if one.check)
+    return Table(
+        generated=len(mutants),
+        ranks=ranks,
+        apart=sum(one.spans_ranks is not ranks for one in mutants.values()),
+        judged=len(every),
+        seconds=sum(one.seconds for one in every),
+        checks=sum(one.tried for one in every),
+        fates=_counts(one.fate for one in every),
+        operators=_by(((mutants[one.mutant].operator, one.fate) for one in every)),
+        modules=_by(((mutants[one.mutant].module, one.fate) for one in every)),
+        killers=dict(killers.most_common(MOST_CHECKS)),
+        left=[_row(one, mutants[one.mutant], known) for one in every if one.fate in LEFT],
+        undone=undone,
+        interrupted=interrupted,
+    )
+
+
+def _counts(fates: Iterable[Fate]) -> dict[str, int]:
+    counts = Counter(fates)
+    return {str(fate): counts[fate] for fate in Fate if counts[fate]}
+
+
+def _by(pairs: Iterable[tuple[str, Fate]]) -> dict[str, dict[str, int]]:
+    groups: dict[str, list[Fate]] = {}
+    for name, fate in pairs:
+        groups.setdefault(name, []).append(fate)
+    return {name: _counts(groups[name]) for name in sorted(groups)}
+
+
+def _row(judged: Judged, mutant: Mutant, known: Mapping[str, Survivor]) -> Row:
+    said = known.get(judged.mutant)
+    return Row(
+        mutant=mutant.name,
+        fate=judged.fate,
+        line=mutant.line,
+        before=mutant.before,
+        after=mutant.after,
+        kind=str(said.kind) if said else "",
+        why=said.why if said else "",
+        unknown=judged.unknown,
+    )
