@@ -2,7 +2,8 @@
 
 MUSTs come before SHOULDs, so that who is killed by a SHOULD is killed by no MUST. Within these the
 likeliest comes first: chance by cost. The chance of a check is how often it has killed mutants of
-the same module, and of all; its cost is what it took when what it enters was recorded.
+the same module, and of all; its cost is what it has taken here, and before it has run what checks
+of its suite take.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 KILLS = {Verdict.VIOLATION: Fate.MUST, Verdict.NOT_MET: Fate.SHOULD}
 LEAST = 0.02  # seconds: a child
 DOUBT, WEIGHT = 8, 4  # kills and tries that are supposed before any was seen
+OF_TRAINER = "trainer"  # the module about which the trainer is asked, and no other
 LEVELS = ("MUST", "SHOULD")
 REASON = 300  # characters that are kept of one
 
@@ -43,21 +45,27 @@ class Pair(NamedTuple):
     check: str
     invariant: str
     level: str
-    cost: float  # seconds
+    cost: float  # seconds that a check of its suite takes
 
 
 @dataclass
 class Order:
-    """What has killed so far."""
+    """What has killed so far, and how long checks took."""
 
     tries: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     kills: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # by check, of all
 
-    def note(self, module: str, check: str, *, killed: bool) -> None:
+    def note(self, module: str, check: str, seconds: float, *, killed: bool) -> None:
         """Take into account what a check did to a mutant of a module."""
         for where in (module, ""):  # of that module, and of all
             self.tries[where, check] += 1
             self.kills[where, check] += killed
+        self.seconds[check] = self.seconds.get(check, 0.0) + max(LEAST, seconds)
+
+    def cost(self, pair: Pair) -> float:
+        """Estimate the seconds that a check takes."""
+        return (pair.cost + self.seconds.get(pair.check, 0.0)) / (1 + self.tries["", pair.check])
 
     def chance(self, module: str, check: str) -> float:
         """Estimate how likely a check kills a mutant of a module that it enters."""
@@ -69,16 +77,18 @@ class Order:
         """Choose the check that is asked next; `hint` is one that has killed the mutant before."""
         return max(
             pairs,
-            key=lambda one: (one.check == hint, self.chance(module, one.check) / one.cost, one),
+            key=lambda one: (
+                one.check == hint,
+                self.chance(module, one.check) / self.cost(one),
+                one,
+            ),
         )
 
 
 class Reach:
     """Which checks enter which function of the reference manager."""
 
-    def __init__(
-        self, recorded: Mapping[CheckItem, Recorded], bases: Mapping[str, str]
-    ) -> None:
+    def __init__(self, recorded: Mapping[CheckItem, Recorded], bases: Mapping[str, str]) -> None:
         """Read what was recorded; `bases` are by the name of the unbroken adapter.
 
         What is no PASS of the unbroken manager says nothing of a changed one.
@@ -86,21 +96,21 @@ class Reach:
         self._pairs: dict[str, list[Pair]] = {}
         for item, found in recorded.items():
             if found.outcome["verdict"] == Verdict.PASS:
-                pair = _pair(item, found, bases[item.adapter])
+                pair = _pair(item, bases[item.adapter])
                 for function in found.entered:
                     self._pairs.setdefault(function, []).append(pair)
 
     def of(self, mutant: Mutant) -> list[Pair]:
         """Return what enters the function of a mutant; the trainer is asked about itself only."""
         pairs = self._pairs.get(mutant.function, [])
-        is_of_trainer = mutant.module == "trainer"
+        is_of_trainer = mutant.module == OF_TRAINER
         return [pair for pair in pairs if is_of_trainer or pair.base != TRAINER]
 
 
-def _pair(item: CheckItem, found: Recorded, base: str) -> Pair:
+def _pair(item: CheckItem, base: str) -> Pair:
     invariant = load_catalogue().invariants[item.check.invariant]
-    cost = max(LEAST, float(found.outcome["seconds"]))
-    return Pair(base, item.check.key, invariant.id, level_of(invariant, None), cost)
+    level = level_of(invariant, None)
+    return Pair(base, item.check.key, invariant.id, level, max(LEAST, item.cost))
 
 
 @dataclass
@@ -134,7 +144,8 @@ class Search:
                 outcome = yield Trial(mutant.name, adapter, pair.base, pair.check)
                 tried += 1
                 fate = KILLS.get(outcome.verdict)
-                self.order.note(mutant.module, pair.check, killed=fate is not None)
+                killed = fate is not None
+                self.order.note(mutant.module, pair.check, outcome.seconds, killed=killed)
                 if fate is not None:
                     return _killed(mutant, fate, pair, outcome, tried)
                 if outcome.verdict is Verdict.UNKNOWN:

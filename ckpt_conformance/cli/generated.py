@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from ckpt_conformance.cli import parts
-from ckpt_conformance.cli.first_kills import Reach, Search
+from ckpt_conformance.cli.first_kills import OF_TRAINER, Reach, Search
 from ckpt_conformance.cli.sessions import Progress, Work
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cli.unreached import Recorder
@@ -35,11 +35,10 @@ from ckpt_conformance.work.items import Item, Plan
 from ckpt_conformance.work.lines import Line, Results, Writer, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.cli.unreached import Recorded
     from ckpt_conformance.mutants.generated import Mutant
-    from ckpt_conformance.plugin.depends import Inputs
     from ckpt_conformance.plugin.options import SessionOptions
     from ckpt_conformance.plugin.plan import CheckItem
     from ckpt_conformance.work.cache import KeyParts
@@ -71,7 +70,10 @@ class Request:
     def to_plain(self) -> dict[str, Any]:
         """Turn it into what a file of results says of it."""
         return {
-            "only": list(self.only), "sample": self.sample, "seed": self.seed, "ranks": self.ranks
+            "only": list(self.only),
+            "sample": self.sample,
+            "seed": self.seed,
+            "ranks": self.ranks,
         }
 
     def mutants(self) -> list[Mutant]:
@@ -89,18 +91,20 @@ class Request:
         names = random.Random(self.seed).sample([one.name for one in chosen], self.sample)  # noqa: S311  no secret
         return [one for one in chosen if one.name in set(names)]
 
-    @property
-    def bases(self) -> Mapping[str, str]:
-        """The unbroken managers by the name of the base."""
-        return ON_RANKS if self.ranks else UNBROKEN
+    def bases(self, mutants: Sequence[Mutant]) -> Mapping[str, str]:
+        """Return the unbroken managers that judge mutants, by the name of the base."""
+        if self.ranks:
+            return ON_RANKS
+        asks_trainer = any(one.module == OF_TRAINER for one in mutants)
+        return {name: UNBROKEN[name] for name in UNBROKEN if asks_trainer or name != TRAINER}
 
-    def options(self, deadline: float = DEADLINE) -> SessionOptions:
-        """Ask for the checks that judge them, on the bases."""
+    def options(self, adapters: Iterable[str]) -> SessionOptions:
+        """Ask for the checks that judge them, on some adapters."""
         from ckpt_conformance.plugin.options import SessionOptions
 
         profiles = (PROFILE_OF_RANKS,) if self.ranks else ()
         return SessionOptions(
-            adapters=tuple(self.bases), profiles=profiles, seed=self.seed, deadline=deadline
+            adapters=tuple(adapters), profiles=profiles, seed=self.seed, deadline=DEADLINE
         )
 
 
@@ -133,7 +137,8 @@ class Run:
         self.whole = plan_of(whole)
         chosen = {item.id for item in self.whole.shard(self.work.shard).items}
         self.mutants = [one for one in whole if one.name in chosen]
-        self.options = self.request.options()
+        self.bases = self.request.bases(self.mutants)
+        self.options = self.request.options(self.bases)
         scratch = environment.filesystem_type(Path(tempfile.gettempdir()))
         self.inputs = depends.inputs(self.options, scratch) if self.work.cache else None
 
@@ -157,10 +162,10 @@ class Run:
         from ckpt_conformance.plugin.session import scratch_folder
         from ckpt_conformance.plugin.trials import run_trials
 
-        reach = Reach(self._recorded(), {name: base for base, name in self.request.bases.items()})
-        same = (f"{GENERATED}{generated.SAME}@{base}" for base in self.request.bases)
+        reach = Reach(self._recorded(), {name: base for base, name in self.bases.items()})
+        same = (f"{GENERATED}{generated.SAME}@{base}" for base in self.bases)
         self.progress.begin(COMMAND, "starting")
-        with Server((*self.request.bases, *same)) as server, scratch_folder() as scratch:
+        with Server((*self.bases, *same)) as server, scratch_folder() as scratch:
             asked = replace(self.options, server=server.socket, scratch=scratch)
             search = Search(reach, self._keep, lambda: Client(server.socket).close(), self.hints)
             for at in range(0, len(left), IN_A_SESSION):
@@ -170,10 +175,13 @@ class Run:
         """Return what the checks enter of the unbroken managers."""
         from ckpt_conformance.plugin.plan import plan_of as checks_of
 
-        options = replace(self.options, adapters=tuple(self.request.bases.values()))
-        self.progress.begin("which functions each check enters", "recording")
-        recorder = Recorder(options, self.work.cache, self.inputs, self.progress)
-        return recorder.recorded(checks_of(options).items)
+        found: dict[CheckItem, Recorded] = {}
+        for name in self.bases.values():  # one by one: what is recorded is kept
+            self.progress.begin(f"which functions each check enters of {name}", "recording")
+            options = self.request.options([name])
+            recorder = Recorder(options, self.work.cache, self.inputs, self.progress)
+            found |= recorder.recorded(checks_of(options).items)
+        return found
 
     def _keep(self, judged: Judged) -> None:
         self._write(judged, "run")
@@ -207,7 +215,7 @@ class Run:
         inputs = self.inputs
         if inputs is None:
             raise TypeError("without a cache nothing is looked up")
-        checks = checks_of(replace(self.options, adapters=("reference",))).items
+        checks = checks_of(self.request.options(["reference"])).items
         suites = {item.check.module for item in checks}
         modules = inputs.modules_of("reference", *suites, GENERATORS)
         return inputs.of_other(

@@ -101,9 +101,7 @@ def mutants(  # noqa: PLR0913  one parameter for each option
         if only_list:
             generated.say_names(asked)
             raise typer.Exit
-        raise typer.Exit(
-            generated.command(asked, work_of(shard, results, cache), as_json=as_json)
-        )
+        raise typer.Exit(generated.command(asked, work_of(shard, results, cache), as_json=as_json))
     refuse_without({"--sample": sample, "--ranks": ranks, "--list": only_list})
     where = Where(on, Tls(tls_ca, tls_cert, tls_key), jobs)
     # On a cluster all pairs run: to record here what is entered would take longer.

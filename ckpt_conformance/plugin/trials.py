@@ -39,7 +39,7 @@ class Loop:
     """A pytest plugin whose test loop asks which trial comes next, and tells what came of it."""
 
     trials: Trials
-    outcome: CheckOutcome | None = None  # of the trial that runs
+    outcomes: list[CheckOutcome] = field(default_factory=list[CheckOutcome])  # of this trial
     of: str = ""
     adapters: set[str] = field(default_factory=set[str])  # of the same
 
@@ -77,7 +77,7 @@ class Loop:
 
     def _run(self, item: pytest.Item, trial: Trial) -> CheckOutcome:
         """Run a check that was collected for a base on the adapter of a trial."""
-        self.outcome = None
+        self.outcomes.clear()
         params: dict[str, object] = item.callspec.params  # type: ignore[attr-defined]
         params[PARAMETER] = trial.adapter
         item.user_properties.clear()
@@ -85,7 +85,9 @@ class Loop:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=item.session)
         finally:
             params[PARAMETER] = trial.base
-        return self.outcome or CheckOutcome(
+        if self.outcomes:
+            return self.outcomes[0]
+        return CheckOutcome(
             *(trial.adapter, invariant_of(item) or "", trial.check, Verdict.UNKNOWN),
             reason="the check left no outcome",
             cause=Cause.HARNESS,
@@ -95,7 +97,7 @@ class Loop:
         """Take the outcome from the report that carries it."""
         outcome = outcome_of(report) if is_telling(report) else None
         if outcome is not None:
-            self.outcome = replace(outcome, seconds=report.duration)
+            self.outcomes.append(replace(outcome, seconds=report.duration))
 
 
 def _place_of(item: pytest.Item) -> tuple[str, str]:

@@ -79,9 +79,7 @@ def mutants_of(function: str) -> Iterator[tuple[Mutant, operators.Edit]]:
         digest = hashlib.blake2b(repr((*key, seen[key])).encode()).hexdigest()[:DIGITS]
         seen[key] += 1
         name = f"{module}.{qualified}:{edit.operator}:{digest}"
-        mutant = Mutant(
-            name, module, function, edit.operator, edit.line, edit.before, edit.after
-        )
+        mutant = Mutant(name, module, function, edit.operator, edit.line, edit.before, edit.after)
         yield mutant, edit
 
 

@@ -117,7 +117,7 @@ def seen(function: Function) -> Iterator[ast.AST]:
     """Yield the nodes of a function that may be changed, in order; itself first, as a block."""
     yield function
     for statement in body_of(function):
-        yield from _seen(statement)
+        yield from _seen(statement, frozenset())
 
 
 def body_of(function: Function) -> Block:
@@ -126,17 +126,17 @@ def body_of(function: Function) -> Block:
     return function.body[int(has_docstring) :]
 
 
-def _seen(node: ast.AST) -> Iterator[ast.AST]:
-    if is_logging(node):
+def _seen(node: ast.AST, passed_over: frozenset[int]) -> Iterator[ast.AST]:
+    if is_logging(node) or id(node) in passed_over:
         return
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         yield from seen(node)
         return
     yield node
-    texts = set(_texts_in(node)) if _makes_an_error(node) else set[int]()
+    if _makes_an_error(node):
+        passed_over |= set(_texts_in(node))
     for child in _children(node):
-        if id(child) not in texts:
-            yield from _seen(child)
+        yield from _seen(child, passed_over)
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
@@ -201,7 +201,8 @@ def blocks(node: ast.AST) -> Iterator[Block]:
 def _instead(operator: str, node: ast.AST, *others: ast.AST) -> Edit:
     """Put others in the place of a node."""
     for one in others:
-        ast.copy_location(one, node)
+        if not hasattr(one, "lineno"):  # a new one: what was there stays as it is
+            ast.copy_location(one, node)
     after = "; ".join(map(_text, others))
     return Edit(operator, getattr(node, "lineno", 0), _text(node), after, {id(node): others})
 

@@ -107,7 +107,7 @@ def signature(code: types.CodeType) -> tuple[object, ...]:
 def target(function: str) -> types.FunctionType:
     """Return the function that a name stands for, below what is wrapped around it.
 
-    Raises LookupError where there is none.
+    Raises TypeError for what is no function of Python's.
     """
     module, _, qualified = function.partition(":")
     value: Attribute = importlib.import_module(module)
@@ -119,7 +119,7 @@ def target(function: str) -> types.FunctionType:
         value = value.fget
     value = inspect.unwrap(value)
     if not isinstance(value, types.FunctionType):
-        raise LookupError(f"{function} is a {type(value).__name__}")
+        raise TypeError(f"{function} is a {type(value).__name__}")
     return value
 
 
