@@ -2,8 +2,8 @@
 
 MUSTs come before SHOULDs, so that who is killed by a SHOULD is killed by no MUST. Within these the
 likeliest comes first: chance by cost. The chance of a check is how often it has killed mutants of
-the same module, and of all; its cost is what it has taken here, and before it has run what checks
-of its suite take.
+the same module, and of all; its cost is what it has taken here, and before that what it took when
+it was recorded which statements each check runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from msgspec import structs
 
 from ckpt_conformance.contract.catalogue import level_of, load_catalogue
 from ckpt_conformance.contract.verdicts import Verdict
+from ckpt_conformance.harness.reach import lines_of
 from ckpt_conformance.mutants import TRAINER
 from ckpt_conformance.plugin.trials import Trial
 from ckpt_conformance.report.generated import Fate, Judged
@@ -39,13 +40,13 @@ REASON = 300  # characters that are kept of one
 
 
 class Pair(NamedTuple):
-    """A check on a base, which enters functions of the reference manager."""
+    """A check on a base, which runs statements of the reference manager."""
 
     base: str
     check: str
     invariant: str
     level: str
-    cost: float  # seconds that a check of its suite takes
+    cost: float  # seconds that it took when it was recorded
 
 
 @dataclass
@@ -86,31 +87,37 @@ class Order:
 
 
 class Reach:
-    """Which checks enter which function of the reference manager."""
+    """Which checks run which statement of the reference manager."""
 
     def __init__(self, recorded: Mapping[CheckItem, Recorded], bases: Mapping[str, str]) -> None:
         """Read what was recorded; `bases` are by the name of the unbroken adapter.
 
         What is no PASS of the unbroken manager says nothing of a changed one.
         """
-        self._pairs: dict[str, list[Pair]] = {}
+        self._pairs: dict[tuple[str, int], list[Pair]] = {}
         for item, found in recorded.items():
             if found.outcome["verdict"] == Verdict.PASS:
-                pair = _pair(item, bases[item.adapter])
-                for function in found.entered:
-                    self._pairs.setdefault(function, []).append(pair)
+                pair = _pair(item, found, bases[item.adapter])
+                for place in lines_of(found.entered):
+                    self._pairs.setdefault(place, []).append(pair)
 
-    def of(self, mutant: Mutant) -> list[Pair]:
-        """Return what enters the function of a mutant; the trainer is asked about itself only."""
-        pairs = self._pairs.get(mutant.function, [])
+    def of(self, mutant: Mutant, *, whole: bool = False) -> list[Pair]:
+        """Return what runs the statement of a mutant; the trainer is asked about itself only.
+
+        A check that runs it on several bases is asked on the first of them, unless on the `whole`.
+        """
+        pairs = self._pairs.get((mutant.function, mutant.line), [])
         is_of_trainer = mutant.module == OF_TRAINER
-        return [pair for pair in pairs if is_of_trainer or pair.base != TRAINER]
+        asked = [pair for pair in pairs if is_of_trainer or pair.base != TRAINER]
+        first = {pair.check: pair for pair in reversed(asked)}
+        return asked if whole else list(first.values())
 
 
-def _pair(item: CheckItem, base: str) -> Pair:
+def _pair(item: CheckItem, found: Recorded, base: str) -> Pair:
     invariant = load_catalogue().invariants[item.check.invariant]
     level = level_of(invariant, None)
-    return Pair(base, item.check.key, invariant.id, level, max(LEAST, item.cost))
+    cost = max(LEAST, float(found.outcome["seconds"]))
+    return Pair(base, item.check.key, invariant.id, level, cost)
 
 
 @dataclass
@@ -119,21 +126,22 @@ class Search:
 
     reach: Reach
     keep: Callable[[Judged], None]
-    require_server: Callable[[], None]  # raises where the server has ended
+    cpu: Callable[[], float]  # core-seconds so far; raises ServerError where the server has ended
+    whole: bool = False  # ask on every base
     hints: Mapping[str, str] = field(default_factory=dict[str, str])  # mutant -> check
     order: Order = field(default_factory=Order)
 
     def trials(self, mutants: Iterable[Mutant]) -> Trials:
         """Yield one trial after the other; each is answered with its outcome."""
         for mutant in mutants:
-            begun = time.monotonic()
+            begun, cpu = time.monotonic(), self.cpu()
             judged = yield from self._judge(mutant)
-            seconds = round(time.monotonic() - begun, 3)
-            self.keep(structs.replace(judged, seconds=seconds))
+            seconds, cpu = time.monotonic() - begun, self.cpu() - cpu
+            self.keep(structs.replace(judged, seconds=round(seconds, 2), cpu=round(cpu, 2)))
 
     def _judge(self, mutant: Mutant) -> Generator[Trial, CheckOutcome, Judged]:
         tried, unknown = 0, list[str]()
-        pairs = self.reach.of(mutant)
+        pairs = self.reach.of(mutant, whole=self.whole)
         for level in LEVELS:
             waiting = {pair for pair in pairs if pair.level == level}
             while waiting:
@@ -149,7 +157,7 @@ class Search:
                 if fate is not None:
                     return _killed(mutant, fate, pair, outcome, tried)
                 if outcome.verdict is Verdict.UNKNOWN:
-                    self.require_server()
+                    self.cpu()  # that of a server which has ended says nothing
                     unknown.append(f"{pair.base} {pair.check}")
         return Judged(
             mutant=mutant.name, fate=_left(tried, unknown), tried=tried, unknown=sorted(unknown)

@@ -9,10 +9,12 @@ import contextlib
 import fnmatch
 import functools
 import json
+import os
 import random
 import tempfile
+import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cli.unreached import Recorder
 from ckpt_conformance.contract.registry import GENERATED
 from ckpt_conformance.contract.requests import RequestError
+from ckpt_conformance.harness.client import ServerError
 from ckpt_conformance.mutants import TRAINER, generated
 from ckpt_conformance.report import environment, files, terminal
 from ckpt_conformance.report.generated import Fate, Judged, table_of
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_conformance.cli.unreached import Recorded
+    from ckpt_conformance.harness.client import Server
     from ckpt_conformance.mutants.generated import Mutant
     from ckpt_conformance.plugin.options import SessionOptions
     from ckpt_conformance.plugin.plan import CheckItem
@@ -66,15 +70,11 @@ class Request:
     sample: int | None = None
     seed: int = 0
     ranks: bool = False  # those of modules of several ranks, and no others
+    whole: bool = False  # ask each check on every base that runs what is changed
 
     def to_plain(self) -> dict[str, Any]:
         """Turn it into what a file of results says of it."""
-        return {
-            "only": list(self.only),
-            "sample": self.sample,
-            "seed": self.seed,
-            "ranks": self.ranks,
-        }
+        return asdict(self) | {"only": list(self.only)}
 
     def mutants(self) -> list[Mutant]:
         """Return the mutants, in their order; raises RequestError for a pattern without any."""
@@ -137,8 +137,7 @@ class Run:
         self.whole = plan_of(whole)
         chosen = {item.id for item in self.whole.shard(self.work.shard).items}
         self.mutants = [one for one in whole if one.name in chosen]
-        self.bases = self.request.bases(self.mutants)
-        self.options = self.request.options(self.bases)
+        self.options = self.request.options(["reference"])
         scratch = environment.filesystem_type(Path(tempfile.gettempdir()))
         self.inputs = depends.inputs(self.options, scratch) if self.work.cache else None
 
@@ -154,32 +153,39 @@ class Run:
             )
         )
         left = [one for one in self.mutants if not self._is_known(one)]
-        if left:
-            self._judge(left)
+        for is_of_trainer in (False, True):  # what asks on one base more comes last
+            some = [one for one in left if (one.module == OF_TRAINER) is is_of_trainer]
+            if some:
+                self._judge(some, self.request.bases(some))
 
-    def _judge(self, left: Sequence[Mutant]) -> None:
-        from ckpt_conformance.harness.client import Client, Server
+    def _judge(self, left: Sequence[Mutant], bases: Mapping[str, str]) -> None:
+        from ckpt_conformance.harness.client import Server
         from ckpt_conformance.plugin.session import scratch_folder
         from ckpt_conformance.plugin.trials import run_trials
 
-        reach = Reach(self._recorded(), {name: base for base, name in self.bases.items()})
-        same = (f"{GENERATED}{generated.SAME}@{base}" for base in self.bases)
+        reach = Reach(self._recorded(bases.values()), {name: base for base, name in bases.items()})
+        same = (f"{GENERATED}{generated.SAME}@{base}" for base in bases)
         self.progress.begin(COMMAND, "starting")
-        with Server((*self.bases, *same)) as server, scratch_folder() as scratch:
-            asked = replace(self.options, server=server.socket, scratch=scratch)
-            search = Search(reach, self._keep, lambda: Client(server.socket).close(), self.hints)
+        with Server((*bases, *same)) as server, scratch_folder() as scratch:
+            options = self.request.options(bases)
+            asked = replace(options, server=server.socket, scratch=scratch)
+            search = Search(
+                *(reach, self._keep, lambda: cpu_of(server)), self.request.whole, self.hints
+            )
             for at in range(0, len(left), IN_A_SESSION):
                 run_trials(search.trials(left[at : at + IN_A_SESSION]), asked)
 
-    def _recorded(self) -> dict[CheckItem, Recorded]:
-        """Return what the checks enter of the unbroken managers."""
+    def _recorded(self, adapters: Iterable[str]) -> dict[CheckItem, Recorded]:
+        """Return what the checks run of the unbroken managers."""
         from ckpt_conformance.plugin.plan import plan_of as checks_of
 
         found: dict[CheckItem, Recorded] = {}
-        for name in self.bases.values():  # one by one: what is recorded is kept
-            self.progress.begin(f"which functions each check enters of {name}", "recording")
+        for name in adapters:  # one by one: what is recorded is kept
+            self.progress.begin(f"which statements of {name} each check runs", "recording")
             options = self.request.options([name])
-            recorder = Recorder(options, self.work.cache, self.inputs, self.progress)
+            recorder = Recorder(
+                options, self.work.cache, self.inputs, self.progress, statements=True
+            )
             found |= recorder.recorded(checks_of(options).items)
         return found
 
@@ -225,6 +231,7 @@ class Run:
                 "all sources": inputs.tree.digest(modules),
                 "seed": self.options.seed,
                 "deadline": self.options.deadline,
+                "whole": self.request.whole,
             },
         )
 
@@ -234,6 +241,18 @@ class Run:
         self.done += 1
         self.killed += judged.fate in (Fate.MUST, Fate.SHOULD)
         self.progress.update(self.done, len(self.mutants), f"{self.killed} killed")
+
+
+def cpu_of(server: Server) -> float:
+    """Return the core-seconds of this process, of a server, and of its children so far.
+
+    Raises ServerError where the server has ended.
+    """
+    if server.process.poll() is not None:
+        raise ServerError("the fork server went away")
+    text = Path(f"/proc/{server.process.pid}/stat").read_text(encoding="utf-8")
+    ticks = sum(map(int, text.rpartition(")")[2].split()[11:15]))  # its own, and of the reaped
+    return ticks / os.sysconf("SC_CLK_TCK") + time.process_time()
 
 
 def _hint(mutant: str) -> KeyParts:

@@ -84,7 +84,12 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     results: ResultLines = None,
     cache: CacheFolder = None,
     is_whole: Annotated[
-        bool, typer.Option("--whole", help="Run checks that enter nothing of a change, too.")
+        bool,
+        typer.Option(
+            "--whole",
+            help="Run checks that enter nothing of a change, too; with --generated, each check on "
+            "every base that runs what is changed.",
+        ),
     ] = False,
     on: OnCluster = None,
     tls_ca: TlsAuthority = None,
@@ -96,8 +101,8 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.plugin.options import SessionOptions
 
     if is_generated:
-        refuse({"--jobs": jobs, "--on": on, "--whole": is_whole, "--budget": budget != "quick"})
-        asked = generated.Request(tuple(only or ()), sample, seed, ranks)
+        refuse({"--jobs": jobs, "--on": on, "--budget": budget != "quick"})
+        asked = generated.Request(tuple(only or ()), sample, seed, ranks, is_whole)
         if only_list:
             generated.say_names(asked)
             raise typer.Exit

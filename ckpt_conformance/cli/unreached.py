@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from ckpt_conformance.contract.registry import MUTANT
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
+from ckpt_conformance.harness.reach import grouped
 from ckpt_conformance.mutants import all_mutants, overrides
 from ckpt_conformance.plugin.plan import CheckItem, selection
 from ckpt_conformance.plugin.session import record_reach
@@ -34,7 +35,10 @@ SURE = {Verdict.PASS, Verdict.NOT_APPLICABLE}  # of the unbroken manager: nothin
 
 
 class Recorded(Struct, frozen=True):
-    """What a check found out about an unbroken manager, and which functions it entered."""
+    """What a check found out about an unbroken manager, and which functions it entered.
+
+    With statements: these by their lines, as `reach.grouped` writes them.
+    """
 
     outcome: dict[str, Any]
     entered: frozenset[str]
@@ -57,6 +61,7 @@ class Recorder:
     cache: Cache | None
     inputs: Inputs | None  # with a cache
     on_progress: Callable[[int, int, CheckOutcome | None], None]
+    statements: bool = False  # whether it is recorded which of them are run, too
 
     def outcomes(self, items: Sequence[CheckItem]) -> dict[str, CheckOutcome]:
         """Return by item the outcome of each pair that need not run."""
@@ -90,6 +95,7 @@ class Recorder:
             adapters=tuple(dict.fromkeys(base.adapter for base in bases)),
             selection=selection(bases),
             reach=overrides.REFERENCE,
+            statements=self.statements,
             on_progress=self.on_progress,
         )
         by_id = {base.id: base for base in bases}
@@ -98,7 +104,7 @@ class Recorder:
             outcome = reached.outcome
             message = outcome.to_message() | {"evidence": plain(outcome.evidence)}
             base = by_id[f"{outcome.adapter} {outcome.check}"]
-            found[base] = Recorded(message, reached.entered)
+            found[base] = Recorded(message, grouped(reached.entered))
             self._keep(base, found[base])
         return found
 
@@ -113,7 +119,8 @@ class Recorder:
             self.cache.put(self._inputs(base, self.inputs), msgspec.json.encode(recorded))
 
     def _inputs(self, base: CheckItem, inputs: Inputs) -> dict[str, Any]:
-        return inputs.of(base) | {"reach": overrides.REFERENCE}
+        more = {"statements": True} if self.statements else {}
+        return inputs.of(base) | {"reach": overrides.REFERENCE} | more
 
 
 def candidate(item: CheckItem) -> Candidate | None:

@@ -114,7 +114,9 @@ class State:
         """Start the server; raises pytest.UsageError if no adapter or not the device is there."""
         from ckpt_conformance.harness.client import Server
 
-        self.server = server = Server(self.options.adapters, reach=self.options.reach)
+        self.server = server = Server(
+            self.options.adapters, reach=self.options.reach, statements=self.options.statements
+        )
         if server.refused.keys() >= set(self.options.adapters):  # else these alone are UNKNOWN
             reasons = (refusal.about(name) for name, refusal in server.refused.items())
             raise pytest.UsageError("; ".join(reasons))

@@ -32,7 +32,7 @@ class Fate(StrEnum):
     SHOULD = "killed by a SHOULD alone"
     SURVIVED = "survived"
     UNKNOWN = "UNKNOWN only"
-    UNENTERED = "entered by no check"
+    UNENTERED = "run by no check"
     SENSELESS = "made no sense"
 
 
@@ -50,7 +50,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     reason: str = ""
     tried: int = 0  # checks that ran
     unknown: list[str] = field(default_factory=list[str])  # checks
-    seconds: float = 0.0
+    seconds: float = 0.0  # that passed
+    cpu: float = 0.0  # core-seconds, those of the children with them
 
 
 class Class(StrEnum):
@@ -107,6 +108,7 @@ class Table(Struct, frozen=True, kw_only=True):
     apart: int  # those of the other modules
     judged: int
     seconds: float
+    cpu: float  # core-seconds
     checks: int
     fates: dict[str, int]
     operators: dict[str, dict[str, int]]  # operator -> fate -> number
@@ -140,6 +142,7 @@ def table_of(
         apart=sum(one.spans_ranks is not ranks for one in mutants.values()),
         judged=len(every),
         seconds=sum(one.seconds for one in every),
+        cpu=sum(one.cpu for one in every),
         checks=sum(one.tried for one in every),
         fates=_counts(one.fate for one in every),
         operators=_by((mutants[one.mutant].operator, one.fate) for one in every),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Edit:
     """
 
     operator: str
-    line: int  # of the module's file
+    line: int  # of the module's file, in which the statement begins that it changes
     before: str
     after: str
     replaced: Mapping[int, tuple[ast.AST, ...]]  # by the identity of a node
@@ -82,9 +82,25 @@ class Edit:
 
 def edits(function: Function) -> Iterator[Edit]:
     """Yield every change of a function, in the order of its text."""
+    lines = _statements_of(function)
     for node in seen(function):
         for operator in OPERATORS:
-            yield from operator(node)
+            for edit in operator(node):
+                yield replace(edit, line=lines[next(iter(edit.replaced))])
+
+
+def _statements_of(function: Function) -> dict[int, int]:
+    """Map what stands in a function to the line of the statement that it belongs to."""
+    lines: dict[int, int] = {}
+
+    def note(node: ast.AST, line: int) -> None:
+        here = node.lineno if isinstance(node, ast.stmt) else line
+        lines[id(node)] = here
+        for child in ast.iter_child_nodes(node):
+            note(child, here)
+
+    note(function, function.lineno)
+    return lines
 
 
 def edited(function: Function, edit: Edit | None) -> Function:
