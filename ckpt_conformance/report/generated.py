@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from enum import StrEnum
-from importlib import resources
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct, field
 
 from ckpt_conformance import __version__
+from ckpt_conformance.report import survivors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckpt_conformance.mutants.generated import Mutant
+    from ckpt_conformance.report.survivors import Survivor
 
 SCHEMA = "ckpt-conformance/generated-mutants/v1"
-PLACE = "ckpt_conformance.mutants.generated"
-FILE = "survivors.toml"
-MOST_BY_READING = 0.1  # of all that are judged: equivalent, and nothing but a reader says so
 MOST_CHECKS = 10  # that a table names, of those that kill
 
 
@@ -52,37 +48,6 @@ class Judged(Struct, frozen=True, kw_only=True):
     unknown: list[str] = field(default_factory=list[str])  # checks
     seconds: float = 0.0  # that passed
     cpu: float = 0.0  # core-seconds, those of the children with them
-
-
-class Class(StrEnum):
-    """Why a mutant may survive."""
-
-    EQUIVALENT = "equivalent"  # no job can tell it from the reference
-    OUTSIDE = "outside"  # of the contract: a sentence of the documentation says so
-    MISSING = "missing"  # a check is missing
-
-
-class Survivor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a reader found out about a mutant that survived."""
-
-    mutant: str
-    kind: Class
-    why: str  # the proof, the sentence, or the check that is missing
-    by: str = "reading"  # or `running`: what it stands on
-    confirmed: bool = False  # by a second reader
-
-
-def survivors() -> dict[str, Survivor]:
-    """Read what is known of mutants that survived; raises msgspec.ValidationError if it is wrong.
-
-    Raises ValueError for a mutant that is there twice.
-    """
-    text = (resources.files(PLACE) / FILE).read_text(encoding="utf-8")
-    known = msgspec.convert(tomllib.loads(text).get("survivor", []), list[Survivor])
-    found = {one.mutant: one for one in known}
-    if len(found) < len(known):
-        raise ValueError(f"{FILE} names a mutant twice")
-    return found
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -134,7 +99,7 @@ def table_of(
 ) -> Table:
     """Count what came of mutants, and name those that are left."""
     every = sorted(judged, key=lambda one: one.mutant)
-    known = survivors()
+    known = survivors.by_name()
     killers = Counter(one.check for one in every if one.check)
     return Table(
         generated=len(mutants),
