@@ -30,9 +30,10 @@ from ckpt_conformance.contract.registry import GENERATED
 from ckpt_conformance.contract.requests import RequestError
 from ckpt_conformance.harness.client import ServerError
 from ckpt_conformance.mutants import TRAINER, generated
-from ckpt_conformance.report import environment, files, terminal
+from ckpt_conformance.report import environment, files, survivors, terminal
 from ckpt_conformance.report.generated import Fate, Judged, table_of
 from ckpt_conformance.report.result import encode
+from ckpt_conformance.report.survivors import Class
 from ckpt_conformance.work.cache import key_of
 from ckpt_conformance.work.items import Item, Plan
 from ckpt_conformance.work.lines import Line, Results, Writer, gather
@@ -128,6 +129,7 @@ class Run:
     done: int = 0
     killed: int = 0
     hints: dict[str, str] = field(default_factory=dict[str, str])
+    passed_over: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         """Plan; read what results depend on, where they are kept."""
@@ -152,11 +154,26 @@ class Run:
                 items=[one.name for one in self.mutants],
             )
         )
-        left = [one for one in self.mutants if not self._is_known(one)]
+        self._pass_over()
+        left = [one for one in self.mutants if one.name not in self.passed_over]
+        left = [one for one in left if not self._is_known(one)]
         for is_of_trainer in (False, True):  # what asks on one base more comes last
             some = [one for one in left if (one.module == OF_TRAINER) is is_of_trainer]
             if some:
                 self._judge(some, self.request.bases(some))
+
+    def _pass_over(self) -> None:
+        """Write the fate of what need not be asked about: equivalent, or nothing that runs."""
+        known = {} if self.request.whole else survivors.by_name()
+        for one in self.mutants:
+            said = known.get(one.name)
+            if said and said.kind is Class.EQUIVALENT and said.confirmed:
+                self._write(Judged(mutant=one.name, fate=Fate.EQUIVALENT), "cache")
+            elif not compiles(one.name):
+                self._write(Judged(mutant=one.name, fate=Fate.SENSELESS), "run")
+            else:
+                continue
+            self.passed_over.add(one.name)
 
     def _judge(self, left: Sequence[Mutant], bases: Mapping[str, str]) -> None:
         from ckpt_conformance.harness.client import Server
@@ -241,6 +258,15 @@ class Run:
         self.done += 1
         self.killed += judged.fate in (Fate.MUST, Fate.SHOULD)
         self.progress.update(self.done, len(self.mutants), f"{self.killed} killed")
+
+
+def compiles(name: str) -> bool:
+    """Return whether the changed text of a mutant is Python at all."""
+    try:
+        compile(generated.changed_text(name), name, "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def cpu_of(server: Server) -> float:

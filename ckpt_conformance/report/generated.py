@@ -29,7 +29,8 @@ class Fate(StrEnum):
     SURVIVED = "survived"
     UNKNOWN = "UNKNOWN only"
     UNENTERED = "run by no check"
-    SENSELESS = "made no sense"
+    EQUIVALENT = "known as equivalent"  # two readers have said so: it is not asked about again
+    SENSELESS = "made no sense"  # it does not compile, or has no place
 
 
 LEFT = (Fate.SURVIVED, Fate.UNKNOWN, Fate.UNENTERED)  # somebody has to say why
