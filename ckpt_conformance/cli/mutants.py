@@ -47,35 +47,48 @@ if TYPE_CHECKING:
 CONTROLS = ("reference", "reference-dcp", "reference-trainer")
 
 
+Generated = Annotated[
+    bool,
+    typer.Option(
+        "--generated", help="Every small change of the reference manager, to its first kill."
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID", help="This mutant and its base only; with --generated a pattern of names."
+    ),
+]
+Sample = Annotated[
+    int | None,
+    typer.Option(parser=whole(1, 10**6), metavar="N", help="With --generated: so many, by --seed."),
+]
+OfRanks = Annotated[
+    bool,
+    typer.Option(
+        "--ranks", help="With --generated: of the modules of several ranks; takes far longer."
+    ),
+]
+NamesOnly = Annotated[
+    bool, typer.Option("--list", help="With --generated: print names and changes alone.")
+]
+Whole = Annotated[
+    bool,
+    typer.Option(
+        "--whole",
+        help="Run checks that enter nothing of a change, too; with --generated, each check on "
+        "every base that runs what is changed.",
+    ),
+]
+
+
 def mutants(  # noqa: PLR0913  one parameter for each option
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID", help="This mutant and its base only; with --generated a pattern of names."
-        ),
-    ] = None,
+    only: Only = None,
     *,
-    is_generated: Annotated[
-        bool,
-        typer.Option(
-            "--generated", help="Every small change of the reference manager, to its first kill."
-        ),
-    ] = False,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole(1, 10**6), metavar="N", help="With --generated: so many, by --seed."
-        ),
-    ] = None,
-    ranks: Annotated[
-        bool,
-        typer.Option(
-            "--ranks", help="With --generated: of the modules of several ranks; takes far longer."
-        ),
-    ] = False,
-    only_list: Annotated[
-        bool, typer.Option("--list", help="With --generated: print names and changes alone.")
-    ] = False,
+    is_generated: Generated = False,
+    sample: Sample = None,
+    ranks: OfRanks = False,
+    only_list: NamesOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     jobs: Jobs = None,
     budget: Spending = Budget.QUICK,
@@ -83,14 +96,7 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     shard: Part = "1/1",
     results: ResultLines = None,
     cache: CacheFolder = None,
-    is_whole: Annotated[
-        bool,
-        typer.Option(
-            "--whole",
-            help="Run checks that enter nothing of a change, too; with --generated, each check on "
-            "every base that runs what is changed.",
-        ),
-    ] = False,
+    is_whole: Whole = False,
     on: OnCluster = None,
     tls_ca: TlsAuthority = None,
     tls_cert: TlsCertificate = None,

@@ -71,7 +71,7 @@ class Recorder:
                 pairs[CheckItem.of(one.unbroken, one.item.check)].append(one)
         known = self._known(pairs)
         missing = [base for base in pairs if base not in known and len(pairs[base]) >= ENOUGH]
-        recorded = known | self._record(missing)
+        recorded = known | (self._record(missing) if missing else {})
         return {
             one.item.id: replace(CheckOutcome.from_message(known.outcome), adapter=one.item.adapter)
             for base, known in recorded.items()
@@ -82,14 +82,13 @@ class Recorder:
     def recorded(self, bases: Sequence[CheckItem]) -> dict[CheckItem, Recorded]:
         """Return what checks find out about unbroken managers, and what they enter of these."""
         known = self._known(bases)
-        return known | self._record([base for base in bases if base not in known])
+        missing = [base for base in bases if base not in known]
+        return known | (self._record(missing) if missing else {})
 
     def _known(self, bases: Iterable[CheckItem]) -> dict[CheckItem, Recorded]:
         return {base: kept for base in bases if (kept := self._kept(base)) is not None}
 
     def _record(self, bases: Sequence[CheckItem]) -> dict[CheckItem, Recorded]:
-        if not bases:
-            return {}
         asked = replace(
             self.options,
             adapters=tuple(dict.fromkeys(base.adapter for base in bases)),

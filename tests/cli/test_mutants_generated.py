@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from ckpt_conformance.cli import first_kills, generated, main
-from ckpt_conformance.cli.first_kills import Order, Pair, Reach, Search
+from ckpt_conformance.cli import generated, main
+from ckpt_conformance.cli.generated import first_kills
+from ckpt_conformance.cli.generated.first_kills import Order, Pair, Reach, Search
 from ckpt_conformance.cli.sessions import Work
 from ckpt_conformance.cli.unreached import Recorded
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 SMOKE = "test_smoke::test_a_new_process_loads_what_was_saved"
 MUSTS = ("CKC-SMOK-001", "CKC-ATOM-001")
+UNBROKEN = "mutant:unbroken-reference"
 SHOULDS = ("CKC-CORR-001",)
 ONLY = "layout.model_name:*"  # a few mutants of one line
 ALL = Shard()
@@ -42,13 +44,21 @@ def chosen(pattern: str = ONLY) -> list[Mutant]:
 
 def checks(*ids: str) -> list[CheckItem]:
     request = generated.Request()
-    options = replace(request.options(["mutant:unbroken-reference"]), only=ids)
+    options = replace(request.options([UNBROKEN]), only=ids)
     return list(plan_of(options).items)
 
 
-def reach_of(items: Sequence[CheckItem], functions: frozenset[str], verdict: str = "PASS") -> Reach:
-    recorded = {item: Recorded({"verdict": verdict}, functions) for item in items}
-    return Reach(recorded, {"mutant:unbroken-reference": "reference"})
+def reach_of(
+    items: Sequence[CheckItem],
+    mutant: Mutant,
+    verdict: str = "PASS",
+    base: str = "reference",
+    line: int = 0,
+) -> Reach:
+    """Say that checks run a statement: the one that a mutant changes, or that of another line."""
+    outcome = {"verdict": verdict, "seconds": 0.1}
+    run = frozenset({f"{mutant.function}#1,{line or mutant.line}"})
+    return Reach({item: Recorded(outcome, run) for item in items}, {UNBROKEN: base})
 
 
 def judge(
@@ -60,7 +70,7 @@ def judge(
     """Judge one mutant by what a table says instead of by children."""
     kept: list[Judged] = []
     asked: list[Trial] = []
-    trials = Search(reach, kept.append, lambda: None, hints or {}).trials([mutant])
+    trials = Search(reach, kept.append, lambda: 0.0, hints=hints or {}).trials([mutant])
     trial = next(trials, None)
     while trial is not None:
         asked.append(trial)
@@ -79,7 +89,7 @@ def mutant() -> Mutant:
 
 @pytest.fixture(scope="module")
 def entering(mutant: Mutant) -> Reach:
-    return reach_of(checks(*MUSTS, *SHOULDS), frozenset({mutant.function}))
+    return reach_of(checks(*MUSTS, *SHOULDS), mutant)
 
 
 def test_the_first_violation_is_the_last_check(mutant: Mutant, entering: Reach) -> None:
@@ -117,14 +127,11 @@ def test_what_no_check_kills_is_left(
     assert bool(judged.unknown) is (fate is Fate.UNKNOWN)
 
 
-@pytest.mark.parametrize(("verdict", "is_entered"), [("PASS", False), ("NOT_MET", True)])
-def test_what_no_sound_check_enters_is_not_asked_about(
-    mutant: Mutant,
-    verdict: str,
-    is_entered: bool,  # noqa: FBT001
+@pytest.mark.parametrize(("verdict", "line"), [("PASS", 2), ("NOT_MET", 0), ("UNKNOWN", 0)])
+def test_what_no_sound_check_runs_is_not_asked_about(
+    mutant: Mutant, verdict: str, line: int
 ) -> None:
-    functions = frozenset({mutant.function} if is_entered else set[str]())
-    reach = reach_of(checks(*MUSTS), functions, verdict)
+    reach = reach_of(checks(*MUSTS), mutant, verdict, line=line)
     judged, asked = judge(mutant, reach, lambda _: Verdict.VIOLATION)
     assert (judged.fate, asked) == (Fate.UNENTERED, [])
 
@@ -138,12 +145,21 @@ def test_the_check_that_has_killed_before_is_asked_first(mutant: Mutant, enterin
 
 def test_the_trainer_is_asked_about_its_own_module_alone(mutant: Mutant) -> None:
     items = checks("CKC-SMOK-001")
-    recorded = {item: Recorded({"verdict": "PASS"}, frozenset({mutant.function})) for item in items}
-    reach = Reach(recorded, {"mutant:unbroken-reference": "reference-trainer"})
-    assert reach.of(mutant) == []
+    assert not reach_of(items, mutant, base="reference-trainer").of(mutant)
     own = chosen("trainer.Trainer.schedule:*")[0]
-    recorded = {item: Recorded({"verdict": "PASS"}, frozenset({own.function})) for item in items}
-    assert Reach(recorded, {"mutant:unbroken-reference": "reference-trainer"}).of(own)
+    assert reach_of(items, own, base="reference-trainer").of(own)
+
+
+def test_a_check_is_asked_on_the_first_base_alone(mutant: Mutant) -> None:
+    (item,) = checks("CKC-SMOK-001")
+    other = CheckItem.of("mutant:unbroken-reference-dcp", item.check)
+    found = Recorded(
+        {"verdict": "PASS", "seconds": 0.1}, frozenset({f"{mutant.function}#{mutant.line}"})
+    )
+    bases = {UNBROKEN: "reference", other.adapter: "reference-dcp"}
+    reach = Reach({item: found, other: found}, bases)
+    assert [pair.base for pair in reach.of(mutant)] == ["reference"]
+    assert [pair.base for pair in reach.of(mutant, whole=True)] == ["reference", "reference-dcp"]
 
 
 def test_what_kills_often_and_takes_little_comes_first() -> None:

@@ -22,7 +22,7 @@ import msgspec
 import typer
 
 from ckpt_conformance.cli import parts
-from ckpt_conformance.cli.first_kills import OF_TRAINER, Reach, Search
+from ckpt_conformance.cli.generated.first_kills import OF_TRAINER, Reach, Search
 from ckpt_conformance.cli.sessions import Progress, Work
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.cli.unreached import Recorder
