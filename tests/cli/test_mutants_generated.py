@@ -58,7 +58,7 @@ def reach_of(
     """Say that checks run a statement: the one that a mutant changes, or that of another line."""
     outcome = {"verdict": verdict, "seconds": 0.1}
     run = frozenset({f"{mutant.function}#1,{line or mutant.line}"})
-    return Reach({item: Recorded(outcome, run) for item in items}, {UNBROKEN: base})
+    return Reach({item: Recorded(outcome, run) for item in items}, {base: UNBROKEN})
 
 
 def judge(
@@ -156,14 +156,16 @@ def test_a_check_is_asked_on_the_first_base_alone(mutant: Mutant) -> None:
     found = Recorded(
         {"verdict": "PASS", "seconds": 0.1}, frozenset({f"{mutant.function}#{mutant.line}"})
     )
-    bases = {UNBROKEN: "reference", other.adapter: "reference-dcp"}
+    bases = {"reference": UNBROKEN, "reference-dcp": other.adapter}
     reach = Reach({item: found, other: found}, bases)
     assert [pair.base for pair in reach.of(mutant)] == ["reference"]
     assert [pair.base for pair in reach.of(mutant, whole=True)] == ["reference", "reference-dcp"]
 
 
 def test_what_kills_often_and_takes_little_comes_first() -> None:
-    pairs = [Pair("reference", name, "", "MUST", 1.0) for name in ("cheap", "dear", "idle")]
+    pairs = [
+        Pair("reference", UNBROKEN, name, "", "MUST", 1.0) for name in ("cheap", "dear", "idle")
+    ]
     order = Order()
     for _ in range(20):
         order.note("saving", "cheap", 0.1, killed=True)

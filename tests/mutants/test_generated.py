@@ -216,6 +216,8 @@ def test_an_adapter_declares_what_its_base_does() -> None:
         ("reference", "mutant:unbroken-reference"),
         ("reference-dcp", "mutant:unbroken-reference-dcp"),
         ("reference-trainer", "reference-trainer"),
+        ("reference+ranks", "reference"),
+        ("reference-dcp+ranks", "reference-dcp"),
     ):
         made, plain = registry.get(f"generated:{name}@{base}"), registry.get(unbroken)
         assert (made.capabilities, made.shape) == (plain.capabilities, plain.shape)

@@ -59,7 +59,7 @@ UNBROKEN = {
     "reference-dcp": "mutant:unbroken-reference-dcp",
     TRAINER: TRAINER,
 }
-ON_RANKS = {"reference": "reference", "reference-dcp": "reference-dcp"}
+ON_RANKS = {f"{name}{generated.WITH_RANKS}": name for name in UNBROKEN if name != TRAINER}
 PROFILE_OF_RANKS = "distributed"
 
 
@@ -70,7 +70,7 @@ class Request:
     only: tuple[str, ...] = ()  # patterns of names, as a shell has them
     sample: int | None = None
     seed: int = 0
-    ranks: bool = False  # those of modules of several ranks, and no others
+    ranks: bool = False  # by jobs of several ranks; by default those of their modules alone
     whole: bool = False  # ask each check on every base that runs what is changed
 
     def to_plain(self) -> dict[str, Any]:
@@ -79,7 +79,9 @@ class Request:
 
     def mutants(self) -> list[Mutant]:
         """Return the mutants, in their order; raises RequestError for a pattern without any."""
-        every = [one for one in generated.all_generated().values() if one.spans_ranks is self.ranks]
+        of_all = self.ranks and self.only  # who names some means these, of whatever module
+        made = generated.all_generated().values()
+        every = [one for one in made if of_all or one.spans_ranks is self.ranks]
         for pattern in self.only:
             if not any(fnmatch.fnmatchcase(one.name, pattern) for one in every):
                 raise RequestError(
@@ -157,6 +159,7 @@ class Run:
         self._pass_over()
         left = [one for one in self.mutants if one.name not in self.passed_over]
         left = [one for one in left if not self._is_known(one)]
+        random.Random(self.request.seed).shuffle(left)  # noqa: S311  so a part of a run is a sample
         for is_of_trainer in (False, True):  # what asks on one base more comes last
             some = [one for one in left if (one.module == OF_TRAINER) is is_of_trainer]
             if some:
@@ -180,11 +183,11 @@ class Run:
         from ckpt_conformance.plugin.session import scratch_folder
         from ckpt_conformance.plugin.trials import run_trials
 
-        reach = Reach(self._recorded(bases.values()), {name: base for base, name in bases.items()})
+        reach = Reach(self._recorded(bases.values()), bases)
         same = (f"{GENERATED}{generated.SAME}@{base}" for base in bases)
         self.progress.begin(COMMAND, "starting")
-        with Server((*bases, *same)) as server, scratch_folder() as scratch:
-            options = self.request.options(bases)
+        with Server((*bases.values(), *same)) as server, scratch_folder() as scratch:
+            options = self.request.options(bases.values())
             asked = replace(options, server=server.socket, scratch=scratch)
             search = Search(
                 *(reach, self._keep, lambda: cpu_of(server)), self.request.whole, self.hints

@@ -43,6 +43,7 @@ class Pair(NamedTuple):
     """A check on a base, which runs statements of the reference manager."""
 
     base: str
+    unbroken: str  # the adapter that is the base without any change
     check: str
     invariant: str
     level: str
@@ -90,14 +91,15 @@ class Reach:
     """Which checks run which statement of the reference manager."""
 
     def __init__(self, recorded: Mapping[CheckItem, Recorded], bases: Mapping[str, str]) -> None:
-        """Read what was recorded; `bases` are by the name of the unbroken adapter.
+        """Read what was recorded; `bases` has the unbroken adapter of each base.
 
         What is no PASS of the unbroken manager says nothing of a changed one.
         """
         self._pairs: dict[tuple[str, int], list[Pair]] = {}
+        named = {adapter: base for base, adapter in bases.items()}
         for item, found in recorded.items():
             if found.outcome["verdict"] == Verdict.PASS:
-                pair = _pair(item, found, bases[item.adapter])
+                pair = _pair(item, found, named[item.adapter])
                 for place in lines_of(found.entered):
                     self._pairs.setdefault(place, []).append(pair)
 
@@ -117,7 +119,7 @@ def _pair(item: CheckItem, found: Recorded, base: str) -> Pair:
     invariant = load_catalogue().invariants[item.check.invariant]
     level = level_of(invariant, None)
     cost = max(LEAST, float(found.outcome["seconds"]))
-    return Pair(base, item.check.key, invariant.id, level, cost)
+    return Pair(base, item.adapter, item.check.key, invariant.id, level, cost)
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Search:
                 pair = self.order.likeliest(mutant.module, waiting, hint)
                 waiting.remove(pair)
                 adapter = mutant.adapter(pair.base)
-                outcome = yield Trial(mutant.name, adapter, pair.base, pair.check)
+                outcome = yield Trial(mutant.name, adapter, pair.unbroken, pair.check)
                 tried += 1
                 fate = KILLS.get(outcome.verdict)
                 killed = fate is not None

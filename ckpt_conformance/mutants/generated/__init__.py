@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from ckpt_conformance.harness.reach import Function
 
 SAME = "same"  # the name of a mutant that has each function compiled anew, and nothing changed
-BASES = ("reference", "reference-dcp", "reference-trainer")
+WITH_RANKS = "+ranks"  # the end of a base's name that declares several ranks, too
+BASES = (
+    *("reference", "reference-dcp", "reference-trainer"),
+    *(f"reference{WITH_RANKS}", f"reference-dcp{WITH_RANKS}"),
+)
 RANKS = ("ranks", "ranks_loading", "ranks_saving", "ranks_state")  # modules of several ranks
 DIGITS = 6
 
@@ -150,8 +154,9 @@ def adapter(named: str) -> Any:  # noqa: ANN401  an Adapter
     name, _, base = named.partition("@")
     if base not in BASES:
         raise AdapterError(f"adapter '{GENERATED}{named}' cannot be made: no base {base!r}")
-    spans_ranks = name != SAME and find(name)[0].spans_ranks
-    return adapters.make(name, base, f"{GENERATED}{named}", spans_ranks=spans_ranks)
+    if name != SAME:
+        find(name)
+    return adapters.make(name, base, f"{GENERATED}{named}")
 
 
 def place_of(named: str) -> str:

@@ -46,11 +46,11 @@ class ChangedTrainer(ReferenceTrainer):
         return super().open(root, options)
 
 
-def make(change: str, base: str, name: str, *, spans_ranks: bool) -> Any:  # noqa: ANN401  an Adapter
-    """Make the adapter of a base with a change; without ranks unless it spans them."""
+def make(change: str, base: str, name: str) -> Any:  # noqa: ANN401  an Adapter
+    """Make the adapter of a base with a change; without ranks unless the base is named so."""
     if base == TRAINER:
         return ChangedTrainer(**vars(make_trainer(name)), change=change)
-    made = ChangedReference(
-        **vars(reference.make(name, use_dcp=base == "reference-dcp")), change=change
-    )
-    return made if spans_ranks else replace(made, capabilities=made.capabilities - OF_RANKS)
+    plain = base.removesuffix(generated.WITH_RANKS)
+    whole = reference.make(name, use_dcp=plain == "reference-dcp")
+    made = ChangedReference(**vars(whole), change=change)
+    return made if base != plain else replace(made, capabilities=made.capabilities - OF_RANKS)
