@@ -7,7 +7,7 @@ another adapter, whose facts are those of a base. So thousands of adapters cost 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import pytest
 
@@ -66,7 +66,8 @@ class Loop:
             self.of = trial.of
         if trial.adapter not in self.adapters:
             self.adapters.add(trial.adapter)
-            factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001  what the fixture returns
+            held = cast("Any", session.config)._tmp_path_factory  # noqa: SLF001  as its fixture does
+            factory = cast("pytest.TempPathFactory", held)
             facts = state.subject(trial.base, factory).info
             state.known[trial.adapter] = replace(facts, name=trial.adapter)
 

@@ -315,7 +315,7 @@ def test_what_is_compiled_anew_is_kept_and_what_is_wrong_is_killed(server: Serve
 
 @pytest.mark.slow
 def test_the_reference_compiled_anew_passes_the_smoke_checks(server: Server) -> None:
-    ids = [f"CKC-SMOK-00{number}" for number in range(1, 6)]
+    ids = [f"CKC-SMOK-00{number}" for number in range(1, 5)]
     assert verdicts(server, [mutants.SAME], *ids) == {mutants.SAME: {Verdict.PASS}}
 
 

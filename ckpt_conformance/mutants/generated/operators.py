@@ -17,7 +17,7 @@ import ast
 import copy
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -113,12 +113,12 @@ def _copy(node: NodeT, replaced: Mapping[int, tuple[ast.AST, ...]]) -> NodeT:
     fields: dict[str, object] = {}
     for name, value in ast.iter_fields(node):
         if isinstance(value, list):
-            items = (replaced.get(id(one), (one,)) for one in value)
-            flat = itertools.chain.from_iterable(items)
-            fields[name] = [_copied(one, replaced) for one in flat]
+            items = cast("list[object]", value)
+            every = (one for item in items for one in replaced.get(id(item), (item,)))
+            fields[name] = [_copied(one, replaced) for one in every]
         else:
-            (one,) = replaced.get(id(value), (value,))
-            fields[name] = _copied(one, replaced)
+            (only,) = replaced.get(id(value), (value,))
+            fields[name] = _copied(only, replaced)
     return ast.copy_location(type(node)(**fields), node)
 
 
@@ -160,7 +160,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
     for name, value in ast.iter_fields(node):
         if name in {"annotation", "format_spec", "args"} and not isinstance(node, ast.Call):
             continue  # the arguments of a lambda have defaults, which are made once
-        for child in value if isinstance(value, list) else [value]:
+        for child in cast("list[object]", value) if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_type(node, child):
                 yield child
 
@@ -250,6 +250,8 @@ def drop_call(node: ast.AST) -> Iterator[Edit]:
     match node:
         case ast.Expr(value=ast.Call()):
             yield _instead("drop-call", node, ast.Pass())
+        case _:
+            return
 
 
 def drop_statement(node: ast.AST) -> Iterator[Edit]:

@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +103,13 @@ def signature(code: types.CodeType) -> tuple[object, ...]:
     return (code.co_name, code.co_code, constants, names, code.co_exceptiontable, code.co_flags)
 
 
+def _unbound(value: Attribute) -> Attribute:
+    """Return the function of what a class holds: of a method, or of a property."""
+    if isinstance(value, staticmethod | classmethod):
+        return cast("Attribute", value).__func__
+    return value.fget if isinstance(value, property) else value
+
+
 @functools.cache
 def target(function: str) -> types.FunctionType:
     """Return the function that a name stands for, below what is wrapped around it.
@@ -112,15 +119,11 @@ def target(function: str) -> types.FunctionType:
     module, _, qualified = function.partition(":")
     value: Attribute = importlib.import_module(module)
     for part in qualified.split("."):
-        value = vars(value)[part]
-    if isinstance(value, staticmethod | classmethod):
-        value = value.__func__
-    elif isinstance(value, property):
-        value = value.fget
-    value = inspect.unwrap(value)
-    if not isinstance(value, types.FunctionType):
-        raise TypeError(f"{function} is a {type(value).__name__}")
-    return value
+        value = cast("Attribute", vars(value)[part])
+    found = inspect.unwrap(_unbound(value))
+    if not isinstance(found, types.FunctionType):
+        raise TypeError(f"{function} is a {type(found).__name__}")
+    return found
 
 
 def put(function: str, node: Function) -> None:
