@@ -107,7 +107,7 @@ def mutants(  # noqa: PLR0913  one parameter for each option
     from ckpt_conformance.plugin.options import SessionOptions
 
     if is_generated:
-        refuse({"--jobs": jobs, "--on": on, "--budget": budget != "quick"})
+        refuse({"--jobs": jobs, "--on": on, "--budget": str(budget) != "quick"})
         asked = generated.Request(tuple(only or ()), sample, seed, ranks, is_whole)
         if only_list:
             generated.say_names(asked)

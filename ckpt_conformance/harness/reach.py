@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
     import types
@@ -246,7 +246,7 @@ def _mark_statements(function: Function, numbers: dict[int, int]) -> None:
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list):
-                setattr(node, name, _marked(block, numbers))
+                setattr(node, name, _marked(cast("list[ast.stmt]", block), numbers))
 
 
 def _marked(block: list[ast.stmt], numbers: dict[int, int]) -> list[ast.stmt]:
