@@ -160,7 +160,7 @@ types: $(VENV)/.stamp-dev ## mypy and pyright, both strict
 	$(BIN)/mypy
 	PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 $(BIN)/pyright
 
-docs: $(VENV)/.stamp-use ## docs/invariants.md, incidents.md, requirements.md, torch-versions.md
+docs: $(VENV)/.stamp-use ## docs/invariants.md, incidents.md, requirements.md, torch-versions.md, generated-mutants.md
 	$(BIN)/python -m ckpt_conformance.report.docs
 
 durations: $(VENV)/.stamp-use ## how long each suite takes, from a full run: workers begin with the longest

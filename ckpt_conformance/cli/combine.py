@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpt_conformance.cli import certify, explorations, fsck, fsck_results, mutants
+from ckpt_conformance.cli import certify, explorations, fsck, fsck_results, generated, mutants
 from ckpt_conformance.cli.sessions import session_of
 from ckpt_conformance.cli.stopping import INTERRUPTED
 from ckpt_conformance.contract.requests import RequestError
@@ -41,6 +41,8 @@ def combine(
     whole = lines.combine([lines.read(path) for path in results])
     if whole.header.command == explorations.COMMAND:
         status = explorations.combine(whole, results, out)
+    elif whole.header.command == generated.COMMAND:
+        status = generated.deliver(whole, as_json=as_json)
     else:
         status = _of_session(whole, results, out, as_json=as_json)
     stopped = whole.stopped if whole.undone else ()  # who was stopped after the last item lost none

@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from ckpt_conformance.plugin.plan import CheckItem
     from ckpt_conformance.work.items import Plan
 
-NOT_ASKED = ("server", "out", "selection", "reach")  # of options: no choice of the user's
+NOT_ASKED = (
+    "server",
+    "out",
+    "selection",
+    "reach",
+    "statements",
+)  # of options: no choice of the user's
 
 
 class Progress(cli_progress.Progress):

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from ckpt_conformance.contract.registry import MUTANT
 from ckpt_conformance.contract.verdicts import CheckOutcome, Verdict
+from ckpt_conformance.harness.reach import grouped
 from ckpt_conformance.mutants import all_mutants, overrides
 from ckpt_conformance.plugin.plan import CheckItem, selection
 from ckpt_conformance.plugin.session import record_reach
@@ -22,7 +23,7 @@ from ckpt_conformance.report.certificate import plain
 from ckpt_conformance.work.cache import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ckpt_conformance.plugin.depends import Inputs
     from ckpt_conformance.plugin.options import SessionOptions
@@ -34,7 +35,10 @@ SURE = {Verdict.PASS, Verdict.NOT_APPLICABLE}  # of the unbroken manager: nothin
 
 
 class Recorded(Struct, frozen=True):
-    """What a check found out about an unbroken manager, and which functions it entered."""
+    """What a check found out about an unbroken manager, and which functions it entered.
+
+    With statements: these by their lines, as `reach.grouped` writes them.
+    """
 
     outcome: dict[str, Any]
     entered: frozenset[str]
@@ -57,6 +61,7 @@ class Recorder:
     cache: Cache | None
     inputs: Inputs | None  # with a cache
     on_progress: Callable[[int, int, CheckOutcome | None], None]
+    statements: bool = False  # whether it is recorded which of them are run, too
 
     def outcomes(self, items: Sequence[CheckItem]) -> dict[str, CheckOutcome]:
         """Return by item the outcome of each pair that need not run."""
@@ -64,7 +69,9 @@ class Recorder:
         for one in map(candidate, items):
             if one is not None:
                 pairs[CheckItem.of(one.unbroken, one.item.check)].append(one)
-        recorded = self._recorded(pairs)
+        known = self._known(pairs)
+        missing = [base for base in pairs if base not in known and len(pairs[base]) >= ENOUGH]
+        recorded = known | (self._record(missing) if missing else {})
         return {
             one.item.id: replace(CheckOutcome.from_message(known.outcome), adapter=one.item.adapter)
             for base, known in recorded.items()
@@ -72,10 +79,14 @@ class Recorder:
             if known.outcome["verdict"] in SURE and not one.overridden & known.entered
         }
 
-    def _recorded(self, pairs: dict[CheckItem, list[Candidate]]) -> dict[CheckItem, Recorded]:
-        known = {base: kept for base in pairs if (kept := self._kept(base)) is not None}
-        missing = [base for base in pairs if base not in known and len(pairs[base]) >= ENOUGH]
+    def recorded(self, bases: Sequence[CheckItem]) -> dict[CheckItem, Recorded]:
+        """Return what checks find out about unbroken managers, and what they enter of these."""
+        known = self._known(bases)
+        missing = [base for base in bases if base not in known]
         return known | (self._record(missing) if missing else {})
+
+    def _known(self, bases: Iterable[CheckItem]) -> dict[CheckItem, Recorded]:
+        return {base: kept for base in bases if (kept := self._kept(base)) is not None}
 
     def _record(self, bases: Sequence[CheckItem]) -> dict[CheckItem, Recorded]:
         asked = replace(
@@ -83,6 +94,7 @@ class Recorder:
             adapters=tuple(dict.fromkeys(base.adapter for base in bases)),
             selection=selection(bases),
             reach=overrides.REFERENCE,
+            statements=self.statements,
             on_progress=self.on_progress,
         )
         by_id = {base.id: base for base in bases}
@@ -91,7 +103,7 @@ class Recorder:
             outcome = reached.outcome
             message = outcome.to_message() | {"evidence": plain(outcome.evidence)}
             base = by_id[f"{outcome.adapter} {outcome.check}"]
-            found[base] = Recorded(message, reached.entered)
+            found[base] = Recorded(message, grouped(reached.entered))
             self._keep(base, found[base])
         return found
 
@@ -106,7 +118,8 @@ class Recorder:
             self.cache.put(self._inputs(base, self.inputs), msgspec.json.encode(recorded))
 
     def _inputs(self, base: CheckItem, inputs: Inputs) -> dict[str, Any]:
-        return inputs.of(base) | {"reach": overrides.REFERENCE}
+        more = {"statements": True} if self.statements else {}
+        return inputs.of(base) | {"reach": overrides.REFERENCE} | more
 
 
 def candidate(item: CheckItem) -> Candidate | None:

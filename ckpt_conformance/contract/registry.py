@@ -21,6 +21,7 @@ from ckpt_conformance.contract.requests import nearest
 GROUP = "ckpt_conformance.adapters"
 PACKAGE = __name__.partition(".")[0]
 MUTANT = "mutant:"
+GENERATED = "generated:"  # a mutant that nobody wrote: `generated:NAME@BASE`
 
 # name -> (module below ckpt_conformance.adapters, attribute): an adapter, or what makes one.
 BUNDLED: dict[str, tuple[str, str]] = {
@@ -118,6 +119,8 @@ def get(name: str) -> Any:  # noqa: ANN401  an Adapter; checked by `_check`
     """
     if name.startswith(MUTANT):
         return _check(name, _mutants().adapter(name.removeprefix(MUTANT)))
+    if name.startswith(GENERATED):
+        return _check(name, _generated().adapter(name.removeprefix(GENERATED)))
     module, _, attribute = place_of(name).partition(":")
     return _check(name, _load(name, module, attribute))
 
@@ -129,6 +132,8 @@ def place_of(name: str) -> str:
     """
     if name.startswith(MUTANT):
         return str(_mutants().place_of(name.removeprefix(MUTANT)))
+    if name.startswith(GENERATED):
+        return str(_generated().place_of(name.removeprefix(GENERATED)))
     if name in BUNDLED:
         module, attribute = BUNDLED[name]
         return f"{PACKAGE}.adapters.{module}:{attribute}"
@@ -143,9 +148,13 @@ def _mutants() -> Any:  # noqa: ANN401  a package that stands above this one
     return importlib.import_module(f"{PACKAGE}.mutants")
 
 
+def _generated() -> Any:  # noqa: ANN401  the same
+    return importlib.import_module(f"{PACKAGE}.mutants.generated")
+
+
 def check_name(name: str) -> None:
     """Raise AdapterError for a plain name that is not known; imports nothing."""
-    if name.startswith("mutant:"):
+    if name.startswith((MUTANT, GENERATED)):
         return  # its own package says which there are
     module, colon, attribute = name.partition(":")
     if colon and not all(map(_is_dotted, (module, attribute))):

@@ -161,16 +161,22 @@ def _require_pidfd() -> None:
 class Server:
     """A running fork server; a context manager."""
 
-    def __init__(self, adapters: tuple[str, ...] = (), *, reach: str = "") -> None:
+    def __init__(
+        self, adapters: tuple[str, ...] = (), *, reach: str = "", statements: bool = False
+    ) -> None:
         """Start it and wait until it is ready; raises ServerError with its reason.
 
-        `reach` is a package: which of its functions are entered is then seen in `marks`. Raises
-        RequestError where the machine's policy keeps a process from waiting for another one.
+        `reach` is a package: which of its functions are entered is then seen in `marks`, and with
+        `statements` which of their statements are run. Raises RequestError where the machine's
+        policy keeps a process from waiting for another one.
         """
         _require_pidfd()
         self._scratch = Scratch("server")
         self.folder = self._scratch.path
-        self.marks = Marks(self.folder / "marks", FunctionTable.of(reach)) if reach else None
+        self.marks = None
+        if reach:
+            table = FunctionTable.of(reach, statements=statements)
+            self.marks = Marks(self.folder / "marks", table)
         self.socket = str(self.folder / "s")
         self.log = (self.folder / "log").open("w+")
         self.process = self._start(adapters, reach)
@@ -195,6 +201,7 @@ class Server:
         command = [
             *lifecycle.interpreter(*server, self.socket, *adapters),
             *(["--reach", str(self.folder / "marks"), reach] if reach else []),
+            *(["--statements"] if self.marks and self.marks.table.statements else []),
         ]
         temporary = self.folder / "tmp"  # what a killed child leaves in TMPDIR goes with the server
         temporary.mkdir()

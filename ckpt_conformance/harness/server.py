@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("socket")
     parser.add_argument("adapters", nargs="*")
     parser.add_argument("--reach", nargs=2, metavar=("FILE", "PACKAGE"))
+    parser.add_argument("--statements", action="store_true")
     arguments = parser.parse_args()
     try:
         _serve(arguments)
@@ -224,7 +225,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         orphans.adopt()
         if arguments.reach:
             file, package = arguments.reach
-            reach.install(Path(file), package)
+            reach.install(Path(file), package, statements=arguments.statements)
         preloaded = preload(arguments.adapters, os.pidfd_open(arguments.owner))
         server = Server(arguments.socket, preloaded)
     except Exception as error:  # noqa: BLE001  the client prints it

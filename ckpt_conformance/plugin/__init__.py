@@ -6,6 +6,7 @@ The suites themselves import none either; children are forked by the server (see
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from ckpt_conformance.contract.catalogue import Invariant
+    from ckpt_conformance.contract.registry import AdapterInfo
     from ckpt_conformance.harness.client import Server
     from ckpt_conformance.subject.subject import Subject
 
@@ -32,6 +34,7 @@ NO_ADAPTER = (
 )
 SHARED = "ckpt_server"  # the key of a worker's input: the socket of the session's server
 PROPERTY = "ckpt"  # the user property under which an outcome travels, also through xdist
+PARAMETER = "subject"  # the fixture, and what a check is parametrized with: an adapter's name
 ENTERED = "ckpt-entered"  # and that of the functions that the check entered, where it is asked for
 
 
@@ -97,6 +100,7 @@ class State:
         self.shared: str | None = getattr(config, "workerinput", {}).get(SHARED)
         self.server: Server | None = None
         self.subjects: dict[str, Subject] = {}
+        self.known: dict[str, AdapterInfo] = {}  # facts of adapters that need not be asked for
 
     def socket(self) -> str:
         """Name the server's socket; the first one to ask starts it."""
@@ -110,7 +114,9 @@ class State:
         """Start the server; raises pytest.UsageError if no adapter or not the device is there."""
         from ckpt_conformance.harness.client import Server
 
-        self.server = server = Server(self.options.adapters, reach=self.options.reach)
+        self.server = server = Server(
+            self.options.adapters, reach=self.options.reach, statements=self.options.statements
+        )
         if server.refused.keys() >= set(self.options.adapters):  # else these alone are UNKNOWN
             reasons = (refusal.about(name) for name, refusal in server.refused.items())
             raise pytest.UsageError("; ".join(reasons))
@@ -136,8 +142,9 @@ class State:
             from ckpt_conformance.subject.subject import Subject
 
             client = Client(self.socket())
+            known = self.known.get(name)
             self.subjects[name] = Subject(
-                facts.read(client, name, factory.mktemp("facts")),
+                known or facts.read(client, name, factory.mktemp("facts")),
                 client,
                 factory.mktemp("subject"),
                 seed=self.options.seed,
@@ -148,6 +155,14 @@ class State:
                 pretends=self.options.pretends,
             )
         return self.subjects[name]
+
+    def release(self, name: str) -> None:
+        """Let go of one subject, and remove what it has left on the disk."""
+        subject = self.subjects.pop(name, None)
+        if subject is not None:
+            subject.client.close()
+            shutil.rmtree(subject.folder, ignore_errors=True)
+        self.known.pop(name, None)
 
     def forget(self) -> None:
         """Let go of all subjects and what they remember, and of what was entered."""
@@ -188,13 +203,13 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerCon
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every check on every adapter."""
-    if "subject" in metafunc.fixturenames and metafunc.definition.get_closest_marker(MARKER):
+    if PARAMETER in metafunc.fixturenames and metafunc.definition.get_closest_marker(MARKER):
         options = options_of(metafunc.config)
         adapters = options.adapters
         if options.selection is not None:
             adapters = options.selection.get(key_of(metafunc.function), ())
         # None named: one placeholder, so that the checks are there and can be deselected.
-        metafunc.parametrize("subject", adapters or [""], indirect=True, scope="function")
+        metafunc.parametrize(PARAMETER, adapters or [""], indirect=True, scope="function")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -252,7 +267,7 @@ def _selected(item: pytest.Item, known: Mapping[str, Invariant], options: CheckO
 def adapter_of(item: pytest.Item) -> str:
     """Name the adapter that a check runs on; empty for a test of the user's own."""
     callspec = getattr(item, "callspec", None)
-    return str(callspec.params.get("subject", "")) if callspec else ""
+    return str(callspec.params.get(PARAMETER, "")) if callspec else ""
 
 
 @pytest.fixture

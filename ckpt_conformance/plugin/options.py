@@ -41,6 +41,7 @@ class CheckOptions:
     pretends: bool = False  # another release is pretended instead: for managers broken on purpose
     # A package: which of its functions each check enters is noted in the check's report.
     reach: str = ""
+    statements: bool = False  # and which of their statements
 
     def to_plain(self) -> dict[str, Any]:
         """Turn them into values that xdist sends to a worker, where `options_of` reads them."""

@@ -82,7 +82,7 @@ class Collector:
         self.outcomes.append(replace(outcome, seconds=report.duration))
         entered = entered_by(report)
         if entered is not None:
-            self.reached.append(Reached(outcome, entered))
+            self.reached.append(Reached(self.outcomes[-1], entered))
         if self.options.on_progress:
             self.options.on_progress(len(self.outcomes), self.total, self.outcomes[-1])
 

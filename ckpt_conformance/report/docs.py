@@ -1,4 +1,4 @@
-"""Documents made from data and code, by `make docs`: invariants, incidents, requirements, torch."""
+"""Documents made from data and code, by `make docs`: invariants, incidents, torch, and more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckpt_conformance.contract.catalogue import FAMILIES, PROFILES, load_catalogue
 from ckpt_conformance.contract.references import load_incidents, load_requirements
 from ckpt_conformance.mutants import all_mutants
-from ckpt_conformance.report import torch_versions
+from ckpt_conformance.report import survivors, torch_versions
 from ckpt_conformance.report.citations import checked_by, cited_by
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def documents(root: Path) -> Mapping[str, str]:
         "invariants.md": invariants(catalogue),
         "incidents.md": incidents(catalogue, {**code, **tests}),
         "requirements.md": requirements(catalogue, _evidence(catalogue, root, tests), code),
+        survivors.PAGE: survivors.page(survivors.known()),
         torch_versions.PAGE: torch_versions.page(*torch_versions.load(root / "docs")),
     }
 

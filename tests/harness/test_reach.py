@@ -71,14 +71,16 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> reach.FunctionTabl
     return reach.FunctionTable.of("pkg")
 
 
-def run(folder: Path, marks: reach.Marks, code: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, marks: reach.Marks, code: str, *, statements: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run code in a process that marks what it enters of `pkg`."""
     begin = f"""
         import os, signal, sys, threading
         from pathlib import Path
         sys.path.insert(0, {str(folder)!r})
         from ckpt_conformance.harness import reach
-        reach.install(Path({str(marks.path)!r}), "pkg")
+        reach.install(Path({str(marks.path)!r}), "pkg", statements={statements})
     """
     text = textwrap.dedent(begin) + textwrap.dedent(code)
     return subprocess.run(
@@ -113,6 +115,57 @@ def test_what_is_entered_is_marked(
     done = run(tmp_path, marks, code)
     assert done.returncode in (0, -9), done.stderr
     assert marks.entered() == {f"pkg.work:{name}" for name in entered}
+
+
+STATEMENTS = '''
+    def branches(x):
+        """Words."""
+        if x:
+            yes = 1
+        else:
+            no = 1
+        try:
+            for one in x:
+                one / 0
+        except ZeroDivisionError:
+            caught = 1
+        finally:
+            last = 1
+
+        def inner():
+            never = 1
+        return inner
+'''
+
+
+@pytest.mark.parametrize(
+    ("argument", "lines"),
+    [("[]", {4, 7, 8, 9, 14, 16, 18}), ("[1]", {4, 5, 8, 9, 10, 12, 14, 16, 18})],
+)
+def test_statements_that_are_run_are_marked(
+    argument: str, lines: set[int], table: reach.FunctionTable, tmp_path: Path
+) -> None:
+    del table  # the package
+    (tmp_path / "pkg" / "work.py").write_text(textwrap.dedent(STATEMENTS))
+    known = reach.FunctionTable.of("pkg", statements=True)
+    assert "pkg.work:branches#4" in known.names
+    marks = reach.Marks(tmp_path / "marks", known)
+    code = f"import pkg.work as w; w.branches({argument}); sys.exit(w.branches.__doc__ != 'Words.')"
+    done = run(tmp_path, marks, code, statements=True)
+    assert done.returncode == 0, done.stderr
+    entered = marks.entered()
+    assert entered == {
+        "pkg.work:branches",
+        *(reach.place("pkg.work:branches", line) for line in lines),
+    }
+    groups = reach.grouped(entered)
+    assert len(groups) == 1
+    assert set(reach.lines_of(groups)) == {("pkg.work:branches", line) for line in lines}
+
+
+def test_functions_alone_are_grouped_as_they_are() -> None:
+    assert reach.grouped({"a:f", "a:g"}) == {"a:f", "a:g"}
+    assert not list(reach.lines_of({"a:f"}))
 
 
 def test_marks_are_cleared_in_place(table: reach.FunctionTable, tmp_path: Path) -> None:

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-NAMES = ("incidents.md", "invariants.md", "requirements.md", "torch-versions.md")
+NAMES = (
+    "generated-mutants.md",
+    "incidents.md",
+    "invariants.md",
+    "requirements.md",
+    "torch-versions.md",
+)
 
 
 @pytest.fixture(scope="module")
