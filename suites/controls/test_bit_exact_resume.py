@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ckpt_conformance import fault_injectors
-from ckpt_conformance.contract import DEFAULT_KIND, Feature
+from ckpt_conformance.contract import DEFAULT_KIND, Feature, trees
 from ckpt_conformance.contract.verdicts import NotApplicable, Unknown, Violation
 from ckpt_conformance.harness.messages import (
     Close,
@@ -346,11 +346,19 @@ def test_a_live_job_that_rolls_back_goes_on_as_if_unbroken(subject: Subject) -> 
 
     Why: in a live job the optimizer has state, the iterator is under way and objects are shared: a
     load that was only tried on fresh ones leaves part of them as they are (H01, G03).
-    How: save at 4, train to 6, load, train on, all in one child.
+    How: save at 4, train to 6, load, train on, all in one child. Then save before the first step,
+    where optimizers have no state yet, and load that into the job that has trained; who refuses to
+    save or to load that has nothing to clear.
     """
     resumption.needs_mid_epoch(subject)
     result = subject.run(6, (NEWEST,), then=[Load(), Train(n=4)])
     _follow_ops(subject, result, "a job that rolled back leaves the unbroken run")
+    trees.clear(subject.root)
+    begun = (Save(step=0), Train(n=3), Load(), Train(n=resumption.AFTER))
+    result = subject.execute(*begun)
+    if result.exit_kind is ExitKind.ENDED and result.error:
+        return
+    _follow_ops(subject, result, "a job that went back to its beginning leaves the unbroken run")
 
 
 @check("CKC-RSUM-009")
