@@ -240,8 +240,7 @@ def test_a_load_leaves_what_surrounds_it(subject: Subject) -> None:
     golden = subject.golden()
     subject.materialize(golden)
     around = _probe("around_a_load")
-    ready: list[AnyOp] = [Load(), Fresh(seed=OTHER_SEED), _probe("handle_signals")]
-    result = subject.execute(*ready, around, Load(), around, seed=OTHER_SEED)
+    result = subject.execute(_probe("get_ready"), around, Load(), around, seed=OTHER_SEED)
     _ended(subject, result, "a load without faults")
     before: Mapping[str, object] = result.of(ProbeResult, 1).value
     after: Mapping[str, object] = result.of(ProbeResult, 2).value
@@ -257,17 +256,16 @@ def test_saves_and_loads_leak_no_descriptor(subject: Subject) -> None:
 
     Why: a process may have some thousand files open; a job that leaks one in each save ends after
     days, in whatever opens the next one (O09).
-    How: save and load twice, count the open descriptors; save six times more, count; load six times
-    more, count. Garbage is collected before; one more for each time is a leak.
+    How: save twice, count the open descriptors, save six times more, count; do the same with loads.
+    Garbage is collected before; one more for each time is a leak.
     """
-    count, load = _probe("descriptors"), Load()
+    count = _probe("descriptors")
     saves: list[AnyOp] = [Save(step=step) for step in range(1, LEAKS + 3)]
-    result = subject.execute(
-        *(*saves[:2], load, load, count, *saves[2:], count, *[load] * LEAKS, count)
-    )
-    _ended(subject, result, "one save after the other, then one load after the other")
-    counts = [Counter(result.of(ProbeResult, at).value) for at in range(3)]
-    for what, before, after in zip(("saves", "loads"), counts, counts[1:], strict=False):
+    loads: list[AnyOp] = [Load()] * (LEAKS + 2)
+    ops = [op for each in (saves, loads) for op in (*each[:2], count, *each[2:], count)]
+    result = _ended(subject, subject.execute(*ops), "one save after the other, then loads")
+    counts = [Counter(result.of(ProbeResult, at).value) for at in range(4)]
+    for what, before, after in (("saves", *counts[:2]), ("loads", *counts[2:])):
         grown = after.total() - before.total()
         if grown >= LEAKS:
             new = dict((after - before).most_common(4))

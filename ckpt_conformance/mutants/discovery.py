@@ -493,7 +493,7 @@ class FallsBackOnce(CheckpointManager):
     "B13-live",
     url="mosaicml/composer#1037",
     change="the root stays as it was given: after a change of directory saves go elsewhere",
-    violates={"CKC-DISC-004"},
+    violates={"CKC-DISC-016"},
 )
 class RootIsRelative(CheckpointManager):
     """Is right until the job changes its working directory."""

@@ -78,8 +78,10 @@ def around_a_load(child: Any) -> dict[str, Any]:  # noqa: ANN401  a Child
     }
 
 
-def handle_signals(_child: Any) -> None:  # noqa: ANN401  a Child
-    """Install a handler of the job's own for SIGTERM, as jobs that are preempted have one."""
+def get_ready(child: Any) -> None:  # noqa: ANN401  a Child
+    """Open the manager, then install a handler of the job's own for SIGTERM, as many jobs do."""
+    child.prepare()
+    child.opened  # noqa: B018  the property opens it
     signal.signal(signal.SIGTERM, _on_signal)
 
 
