@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_conformance import fault_injectors
 from ckpt_conformance.contract import Capability, trees
-from ckpt_conformance.contract.verdicts import Outcome, Unknown, Violation
-from ckpt_conformance.fault_injectors import injected_save, points
+from ckpt_conformance.contract.verdicts import Cause, Outcome, Unknown, Violation
+from ckpt_conformance.fault_injectors import injected_save, points, system_call
 from ckpt_conformance.fault_injectors.injected_calls import why_not
 from ckpt_conformance.fault_injectors.injected_save import NEWEST, OLDER, SaveKind
 from ckpt_conformance.harness.client import is_unsupervised
@@ -24,7 +23,6 @@ from ckpt_conformance.harness.messages import (
     Steps,
     StepsResult,
 )
-from ckpt_conformance.processes import rendezvous
 from ckpt_conformance.subject import controls, oracle
 from ckpt_conformance.subject.batched_recovery import Case, resume_each
 from ckpt_conformance.subject.checks import check
@@ -80,11 +78,12 @@ def test_a_second_process_and_a_save_do_not_disturb_each_other(subject: Subject)
     legal = subject.legal(subject.golden())
     every = injected_save.points_of(subject, SaveKind.NEW)
     if not any(point.fault == points.SYSTEM_CALL for point in every):
-        raise Unknown("this machine can hold no system call")
-    held = [beside(subject, number, point) for number, point in enumerate(chosen(subject, every))]
-    for one in held:
-        answers_are_whole(subject, one, legal)
-        nothing_is_disturbed(subject, one)
+        raise Unknown("this machine can hold no system call", cause=Cause.MACHINE)
+    held: list[Beside] = []
+    for number, point in enumerate(chosen(subject, every)):
+        held.append(beside(subject, number, point))
+        answers_are_whole(subject, held[-1], legal)
+        nothing_is_disturbed(subject, held[-1])
     saves_load(subject, held, legal)
 
 
@@ -106,10 +105,9 @@ def chosen(subject: Subject, every: Sequence[Point]) -> list[Point]:
 def beside(subject: Subject, number: int, point: Point) -> Beside:
     """Hold the save at a point while another process looks; raises Unknown if it was not held."""
     gate = subject.scratch / f"gate-{number}"
-    rendezvous.make(gate)
     trees.clear(subject.root)
-    hold = fault_injectors.spec("system-call", at=point.at, error="hold", gate=str(gate))
-    given: dict[str, Any] = {"faults": (hold,), "fault_step": NEWEST, "go_on": True}
+    held = system_call.hold(point.at, gate)
+    given: dict[str, Any] = {"faults": (held,), "fault_step": NEWEST, "go_on": True}
     save = Run(until=NEWEST, save_at=(OLDER, NEWEST), **given)
     first = subject.program(save, _probe("was_held", gate=str(gate)), Close(), deadline=DEADLINE)
     ops = looks(subject, gate)

@@ -115,7 +115,8 @@ class FaultSupervisor:
         is_asked_for = self.fault.elsewhere or not elsewhere
         is_whole = action.half == 0
         is_counted = self.fault.counts(request.name, reads=reads, is_whole=is_whole)
-        is_alike = not self.fault.alike or trees.pattern(action.path) == self.fault.alike
+        path = elsewhere or action.path
+        is_alike = not self.fault.alike or trees.pattern(path) == self.fault.alike
         if not (self.armed and is_asked_for and is_counted and is_alike):
             return usual
         self.calls += 1
@@ -123,7 +124,7 @@ class FaultSupervisor:
         call = CountedCall(
             call=self.calls,
             what=request.name,
-            path=elsewhere or action.path,
+            path=path,
             size=action.size,
             offset=action.offset,
             reads=reads,
