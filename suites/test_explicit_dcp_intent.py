@@ -412,13 +412,13 @@ def _load_texts(
 ) -> list[_Loaded | None]:
     """Load paths that are given as text, in one child; None for each that is refused.
 
-    The manager is open when the child enters a directory.
+    The manager is open when the child enters a directory, before each load.
     """
-    moves = [Probe(probe="ckpt_conformance.harness.probes:enter", args={"folder": str(enter)})]
-    ops: list[AnyOp] = [Steps(go_on=True), *(moves if enter else [])]
+    move = Probe(probe="ckpt_conformance.harness.probes:enter", args={"folder": str(enter)})
+    ops: list[AnyOp] = [Steps(go_on=True)]
     for text in texts:
         load = Call(method="load_path", args=("$job", text), go_on=True)
-        ops += [Fresh(), load, ReadLeaves()]
+        ops += [Fresh(), *([move] if enter else []), load, ReadLeaves()]
     result = subject.execute(*ops, seed=OTHER_SEED)
     if result.exit_kind is not ExitKind.ENDED:
         raise Violation("a load of a path does not end", evidence=subject.evidence(result))

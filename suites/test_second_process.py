@@ -134,7 +134,7 @@ def looks(subject: Subject, gate: Path) -> list[AnyOp]:
         ops.append(Steps(go_on=True))
     ops.append(Run(resume=True, stop_after=0, go_on=True))
     if Capability.EXPLICIT_STEP in capable and is_manager:
-        ops += [Fresh(), Run(resume=OLDER, stop_after=0, go_on=True)]
+        ops += [Close(go_on=True), Fresh(), Run(resume=OLDER, stop_after=0, go_on=True)]
     return [*ops, Close(go_on=True), _probe("tree"), _probe("let_the_other_go", gate=str(gate))]
 
 

@@ -418,7 +418,13 @@ class FirstPage(CheckpointManager):
     "C14-rollback",
     url="TheLastBen/fast-stable-diffusion#1198",
     change="a load of an older step that was asked for deletes every newer one",
-    violates={"CKC-SIDE-002"},
+    violates={
+        "CKC-DISC-012",
+        "CKC-INTN-001",
+        "CKC-RETN-002",
+        "CKC-SIDE-002",
+        "CKC-SIDE-012",
+    },
 )
 class RollbackDeletes(CheckpointManager):
     """Takes what comes after the step that was asked for as abandoned, before anything is saved."""
@@ -444,6 +450,7 @@ class TwoRulesOfTheLatest(CheckpointManager):
     """Both rules name the same step until a run goes back and saves."""
 
     largest: CheckpointReference | None = None
+    latest: CheckpointReference | None = None
 
     def make_manifest(self, *given: Any, **named: Any) -> Manifest:  # noqa: ANN401
         """Number the saves."""
@@ -454,13 +461,17 @@ class TwoRulesOfTheLatest(CheckpointManager):
     def candidates(self, *given: Any, **named: Any) -> list[CheckpointReference]:  # noqa: ANN401
         """What was saved last comes first."""
         candidates = super().candidates(*given, **named)
-        self.largest = candidates[0] if candidates and is_latest(given, named) else None
-        return sorted(candidates, key=saves_of, reverse=True) if self.largest else candidates
+        self.largest = self.latest = None
+        if not candidates or not is_latest(given, named):
+            return candidates
+        by_saves = sorted(candidates, key=saves_of, reverse=True)
+        self.largest, self.latest = candidates[0], by_saves[0]
+        return by_saves
 
     def open_verified(self, reference: CheckpointReference, allowed: set[str]) -> OpenCheckpoint:
         """Open a checkpoint; the optimizers of the latest are those of the largest step."""
         opened = super().open_verified(reference, allowed)
-        if self.largest is not None and self.largest.step > reference.step:
+        if self.largest is not None and reference == self.latest != self.largest:
             with suppress(CheckpointDamaged, OSError):
                 other = super().open_verified(self.largest, allowed)
                 opened.files |= other.files

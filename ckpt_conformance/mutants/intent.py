@@ -398,7 +398,7 @@ class TemplateOfTheSaves(CheckpointManager):
     "R09-kept",
     url="deepspeedai/DeepSpeed#8499",
     change="the schedulers of the first load are kept by the manager and given with each later one",
-    violates={"CKC-INTN-001"},
+    violates={"CKC-INTN-001", "CKC-RTRP-020"},
 )
 class KeepsTheFirstSchedulers(CheckpointManager):
     """Reads a small file once."""

@@ -295,20 +295,6 @@ class StaysInTheRoot(ChangesSurroundings):
 
 
 @mutant(
-    "G02-eval",
-    url="pytorch/pytorch#140898",
-    change="a load leaves the model in evaluation mode",
-    violates={"CKC-SIDE-010"},
-)
-class LeavesEvaluation(ChangesSurroundings):
-    """Loads as for an evaluation."""
-
-    def change(self, job: Any) -> None:  # noqa: ANN401
-        """Switch."""
-        job.model.eval()
-
-
-@mutant(
     "G02-hook",
     url="pytorch/pytorch#140898",
     change="each load leaves one more hook on the model",
