@@ -39,6 +39,7 @@ from ckpt_conformance.subject.checks import check
 from ckpt_conformance.subject.subject import OTHER_SEED
 from ckpt_conformance.suites.controls import test_bit_exact_resume as bit_exact
 from ckpt_conformance.suites.controls import test_damage as damage
+from ckpt_conformance.suites.controls import test_discovery as discovery
 from ckpt_conformance.suites.controls import test_explicit_step as explicit_step
 from ckpt_conformance.suites.controls import test_smoke as smoke
 
@@ -188,9 +189,11 @@ def test_step_0_is_a_step(subject: Subject) -> None:
     arrived, state = oracle.arrival(result)
     if arrived != 0 or state.get("model") != wanted["model"]:
         controls.require(explicit_step.test_an_explicit_step_is_served_whole, subject)
-        told = f"step {arrived}" if arrived is not None else "nothing"
+        told = {None: "nothing", 0: "another model"}.get(arrived, f"step {arrived}")
         message = f"step 0 was asked for, {told} is served"
-        raise Violation(message, evidence=subject.evidence(result, wanted))
+        evidence = subject.evidence(result, wanted)
+        doubt = bit_exact.model_trouble(subject) if arrived == 0 else None
+        raise doubt if doubt and doubt.see else Violation(message, evidence=evidence)
 
 
 # -- an explicit kind ------------------------------------------------------------------------------
@@ -357,8 +360,9 @@ def test_a_path_that_cannot_be_read_is_not_replaced(subject: Subject) -> None:
     what, about = _damage_newest(subject)
     by_path = _load_paths(subject, [subject.root / name for name in names])
     served = {name: loaded.step for name, loaded in by_path.items() if loaded is not None}
-    if set(served.values()) == {4}:
-        raise controls.blame(subject, f"{what} are served", about)
+    if served and set(served.values()) <= {0, 4}:  # a cold start, or what is damaged
+        cold = damage.test_where_nothing_is_whole_the_load_refuses
+        raise controls.blame(subject, f"{what} are served", about, cold)
     if served:
         message = "a path of step 4 was named and is damaged; another step is served"
         raise Violation(message, evidence={"served": served})
@@ -395,7 +399,9 @@ def test_a_path_means_the_same_however_it_is_written(subject: Subject) -> None:
     ]
     if wrong:
         message = "a path gives another checkpoint when it is written in another way"
-        raise Violation(message, evidence={"wrong": wrong, "paths": [text for _, text in asked]})
+        doubt = controls.blame(subject, message, discovery.test_a_tree_resumes_from_another_place)
+        evidence = {"wrong": wrong, "paths": [text for _, text in asked]}
+        raise doubt if doubt.see else Violation(message, evidence=evidence)
 
 
 def _of_four(golden: Golden) -> set[str]:
