@@ -265,7 +265,7 @@ def test_saves_and_loads_leak_no_descriptor(subject: Subject) -> None:
     ops = [op for each in (saves, loads) for op in (*each[:2], count, *each[2:], count)]
     result = _ended(subject, subject.execute(*ops), "one save after the other, then loads")
     counts = [Counter(result.of(ProbeResult, at).value) for at in range(4)]
-    for what, before, after in (("saves", *counts[:2]), ("loads", *counts[2:])):
+    for what, before, after in (("saves", counts[0], counts[1]), ("loads", counts[2], counts[3])):
         grown = after.total() - before.total()
         if grown >= LEAKS:
             new = dict((after - before).most_common(4))

@@ -159,7 +159,7 @@ class ByName(DirectoryMirror):
     "D07",
     url="NeuracoreAI/neuracore#861",
     change="a step that is saved again during its upload is not uploaded again, files go by name",
-    violates={"CKC-MIRR-003"},
+    violates={"CKC-MIRR-003", "CKC-MIRR-008"},
 )
 class UploadsByName(Mirrors):
     """Lets a save write what is being uploaded."""
